@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raglane._utils.reading import check_file, read_file
+from raglane._utils.files import check_file, read_file
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError

@@ -28,7 +28,7 @@ from raglane.data.formats.integrity import is_sealed, seal
 from raglane.data.formats.ipc import is_converted, with_names
 from raglane.data.formats.labels import labels_in, names_of
 from raglane.data.formats.pieces import lines_of, skipped_lines
-from raglane.data.fragments import Part
+from raglane.data.fragments import Fragment
 from raglane.data.layout import Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
 from raglane.data.locations import expand, is_url
@@ -317,11 +317,11 @@ def test_owners_of() -> None:
     assert repr(owners_of(np.array([2, 9, 3, 4]), 2)) == "array([1, 0, 1, 1])"
 
 
-def test_part() -> None:
+def test_fragment() -> None:
     words = Records(np.array(["a", "b", "a"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
-    part = Part.of(words)
-    assert part.labels is not None
-    assert (part.words, part.values.tolist(), part.labels.tolist()) == (("a", "b"), [0, 1, 0], [0, 1])
+    fragment = Fragment.of(words)
+    assert fragment.labels is not None
+    assert (fragment.words, fragment.values.tolist(), fragment.labels.tolist()) == (("a", "b"), [0, 1, 0], [0, 1])
 
 
 def test_note_empty() -> None:

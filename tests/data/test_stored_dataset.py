@@ -26,7 +26,7 @@ import raglane as rl
 from attacks.small_shards import small_steps
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
-from raglane.data.gathering import KeptParts
+from raglane.data.gathering import Fragments
 from raglane.data.shards import Shards
 from raglane.errors import DataError
 from small_files import WRITERS, asked, same
@@ -242,10 +242,10 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "out")
     first = data.take(np.arange(4, 9)).values
     # The rows of one shard that stand together are that memory, not a copy of it.
-    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._parts._parts.values())
+    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._held.values())
     data.take([0])
     before = mapped_bytes()
-    for kept in data._parts._stores:
+    for kept in data._fragments._stores:
         kept.drop()
     assert mapped_bytes() < before
     assert torch.equal(data.take(np.arange(4, 9)).values, first)
@@ -259,8 +259,8 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
     records = read(tmp_path / "a.parquet", columns)
     rows = np.random.default_rng(2).permutation(len(records))
     np.testing.assert_array_equal(data.take(rows).values, records.select(rows).values)
-    kept: KeptParts = data._parts
-    assert len(kept._parts) < 4
+    kept: Fragments = data._fragments
+    assert len(kept._held) < 4
 
 
 def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import raglane.native
 from faults import child
 from faults.place import ROOT
 
-# What is not source: what was built, and what hides (.git, .venv).
-_LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "runs")
+# What is not source at the top of the repository: what was built, and what hides (.git, .venv).
+_NO_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs")
 _LONGEST = 600
 
 
@@ -30,9 +30,11 @@ class Copy:
     def __init__(self, folder: Path, of: Copy | None = None) -> None:
         self.folder = folder
         if of is not None:
-            shutil.copytree(of.folder, folder, copy_function=os.link, ignore=_LEFT_OUT)
+            shutil.copytree(of.folder, folder, copy_function=os.link)
             return
-        shutil.copytree(ROOT, folder, ignore=_LEFT_OUT)
+        shutil.copytree(
+            ROOT, folder, ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else ()
+        )
         shutil.copy(folder / "tests/faults/redirect.py", folder / "tests/sitecustomize.py")
         places = [Path(place, "lib") for place in raglane.native.__path__]
         for library in [path for place in places for path in sorted(place.glob("libraglane_cpu.*"))][:1]:

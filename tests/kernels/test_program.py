@@ -235,7 +235,7 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
 
 def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps.forget()
+    steps._steps.clear()
     traced: list[Any] = []
 
     def counted(*given: Any) -> Any:
@@ -325,7 +325,7 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
     present = [part is not None for part in layer._weights()[0]]
 
     def call() -> None:
-        steps.forget()
+        steps._steps.clear()
         values, offsets = batch.values, batch.offsets
         with torch.no_grad():
             operators.program("layernorm_gru", present, values, offsets, [state], weights, False, True, False)
@@ -342,4 +342,4 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
     call()  # a warning would be an error
     assert [file.parent.name for file in tmp_path.rglob("*.json")] == ["programs"]
-    steps.forget()
+    steps._steps.clear()

@@ -26,7 +26,7 @@ Step = Callable[[Any, Tensor, Tensor], Tensor]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps.forget()
+    steps._steps.clear()
 
 
 class Cell(nn.Module):
@@ -130,7 +130,7 @@ def test_shapes_made_of_the_number_of_rows_are_followed(step: Step) -> None:
 def test_the_first_call_is_compared_on_its_own_rows() -> None:
     """What no trace sees: a list as long as there are rows."""
     for count, rows in ((7, 5), (70, 56)):
-        steps.forget()
+        steps._steps.clear()
         layer = layer_of(lambda m, x, h: h - m.lin(x) if len([None] * x.shape[0]) > 40 else h + m.lin(x))
         batch = a_batch(count)
         assert int((batch.lengths > 0).sum()) == rows
@@ -180,7 +180,7 @@ def test_a_wrong_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = gradients._RULES["tanh"]
     layer = layer_of(lambda m, x, h: (h + m.lin(x)).tanh())
     for factor in (1.0, 1.01):
-        steps.forget()
+        steps._steps.clear()
 
         def wrong(graph: Any, gradient: Any, *given: Any, by: float = factor) -> Any:
             return right(graph, graph.each("mul", gradient, by), *given)
@@ -189,7 +189,7 @@ def test_a_wrong_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choice = rl.explain(layer, a_batch())
         assert choice.backend == ("program" if factor == 1 else "reference")
         assert ("the gradients of its program differ from those of torch" in choice.reason) == (factor != 1)
-    steps.forget()
+    steps._steps.clear()
 
 
 def test_gradients_of_what_a_module_computed_beforehand_stay_possible() -> None:

@@ -50,7 +50,7 @@ class Leaky(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps.forget()
+    steps._steps.clear()
     return tmp_path / "programs"
 
 
@@ -79,7 +79,7 @@ def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
     torch.manual_seed(0)
     layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
     expected = answers(layer, batch)
-    steps.forget()
+    steps._steps.clear()
     return layer, batch, expected
 
 
@@ -93,12 +93,12 @@ def test_every_cell_of_the_library_comes_back_with_its_bits(folder: Path) -> Non
     ]
     batch = a_batch()
     for layer in cases:
-        steps.forget()
+        steps._steps.clear()
         expected = answers(layer, batch)
         # A regularised cell is traced as the cell inside of it, too, which may be there already.
         assert {part.not_kept for part in compiled()} == {""}, layer
         assert not compiled()[-1].is_read
-        steps.forget()
+        steps._steps.clear()
         assert same(answers(layer, batch), expected)
         assert compiled()
         assert all(part.is_read for part in compiled()), layer
@@ -159,7 +159,7 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
     for content in spoilt:
         assert content != whole
         file.write_bytes(content)
-        steps.forget()
+        steps._steps.clear()
         assert not steps.ready(_step(layer)).is_read
         assert file.read_bytes() == whole
     assert same(answers(layer, batch), expected)
@@ -189,7 +189,7 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
             _spoil(changed, drawn)
         body = json.dumps(changed)
         file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
-        steps.forget()
+        steps._steps.clear()
         is_read = steps.ready(_step(layer)).is_read
         refused += not is_read
         read += is_read
@@ -280,5 +280,5 @@ def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAGLANE_CACHE", str(folder.parent / "file"))
     layer = rl.nn.Recurrent(Leaky, 3, H)
     layer(batch)
-    steps.forget()
+    steps._steps.clear()
     assert "; traced and verified in" in rl.explain(layer, batch).reason

@@ -198,7 +198,9 @@ def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_logger_that_is_not_installed_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raglane.runs.logs._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",)))
+    monkeypatch.setattr(
+        "raglane.runs.progress._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",))
+    )
     data = str(write_steps(tmp_path / "steps.csv"))
     for name in ("tensorboard", "wandb", "mlflow"):
         out = tmp_path / name
@@ -212,9 +214,9 @@ def test_a_logger_that_cannot_begin_is_one_line(
     def made(*_: Any) -> None:
         raise RuntimeError("no key:\nlog in")
 
-    monkeypatch.setattr("raglane.runs.logs._PACKAGES", {"wandb": ("math",)})
-    monkeypatch.setattr("raglane.runs.logs.require", lambda *_: None)
-    monkeypatch.setattr("raglane.runs.logs.LoggingWatcher._made", made)
+    monkeypatch.setattr("raglane.runs.progress._PACKAGES", {"wandb": ("math",)})
+    monkeypatch.setattr("raglane.runs.progress.require", lambda *_: None)
+    monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._made", made)
     command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
     fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which says: no key: log in;")
     assert not (tmp_path / "run").exists()

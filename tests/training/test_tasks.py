@@ -224,7 +224,7 @@ def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
         assert np.shape(row) == (3, 3)
         assert 0 < np.min(row) <= np.max(row) < 1
     wrong = replace_values(test, 2.0)
-    with pytest.raises(DataError, match=r"got 2 in element 0.*0 or 1"):
+    with pytest.raises(DataError, match=r"got numbers between 2 and 2 in the channel 'x?.*0 or 1"):
         evaluate(saved, wrong)
     assert settle(Settings("forecast"), wrong)[0].loss is None
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"

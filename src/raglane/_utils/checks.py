@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from numbers import Complex, Integral, Real
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import (
     ArgumentError,
@@ -38,6 +38,23 @@ _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def as_tensor(data: Any, device: str | None = None) -> Tensor:
+    """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
+
+    A read-only NumPy array is shared too: nothing in Raglane writes into what a caller gave.
+    """
+    if isinstance(data, Tensor):
+        return data
+    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
+        # torch has neither the other byte order nor strides that run backwards.
+        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+    if isinstance(data, np.ndarray) and not data.flags.writeable:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
+            return torch.as_tensor(data, device=device)
+    return torch.as_tensor(data, device=device)
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:

@@ -1,9 +1,12 @@
-"""Files and folders that are written whole or not at all.
+"""Files that a user names, opened only where they are files; and files and folders written whole or not at all.
 
 What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
 happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
 process bears a fixed name, and the next write, or :func:`settle`, removes it or brings it back. Since the name is
 fixed, two processes that write one file take turns.
+
+A FIFO makes whoever opens it wait for a writer, a device may have no end, a socket cannot be opened at all. So a path
+of a user is checked before it is opened; the error is an ``OSError``, which the caller words for what it reads.
 """
 
 from __future__ import annotations
@@ -11,14 +14,21 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from raglane._utils.lock import turn
-from raglane._utils.reading import NotAFileError, check_file
-from raglane.errors import ArgumentError, argument, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote
+
+_OTHERS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def no_formula(entry: Any) -> Any:
@@ -206,3 +216,42 @@ def sync_folder(folder: Path) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+# -- files that a user names -------------------------------------------------------------------------------------------
+
+
+class NotAFileError(OSError):
+    """A path that leads to no file; ``strerror`` says to what it leads."""
+
+
+def as_path(path: Any) -> Path:
+    """A path that a caller gives."""
+    if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
+    return Path(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a regular file, without opening it."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # a zero byte, or half a surrogate pair
+        raise NotAFileError(errno.EINVAL, "a name that no file can have", str(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFileError(errno.ELOOP, "a link that leads back to itself", str(path)) from error
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            raise NotAFileError(errno.ENOENT, "a link to what is not there", str(path)) from error
+        raise
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    for fits, name in _OTHERS:
+        if fits(mode):
+            raise NotAFileError(errno.EINVAL, name, str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file."""
+    check_file(path)
+    return path.read_bytes()

@@ -42,7 +42,6 @@ def compare(
     *,
     output: _Outputs = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Put runs beside each other: what differs in their settings, what they reached, and what it took.
 
@@ -120,7 +119,6 @@ def bench(
     modes: _Modes = "all",
     output: _Output = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Time the recurrent layers against PyTorch's, on packed and on padded batches.
 

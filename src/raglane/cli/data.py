@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,28 +11,14 @@ import typer
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_skipped
 from raglane.cli.options import argument, option
-from raglane.cli.train import check_default
 from raglane.errors import ArgumentError, count_of, message, quote, require
 from raglane.runs.progress import shown
-from raglane.runs.sources import ColumnNames, Source
+from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
     from raglane.data import Conversion
     from raglane.runs.inspection.inspect import Inspection
-
-
-def _as_trained(name: str) -> Any:
-    """The field of this name of the settings of training: its default, its rules and its help."""
-    field = Settings.__dataclass_fields__[name]
-    return dataclasses.field(default=field.default, metadata=field.metadata)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What a reader is asked for besides the columns."""
-
-    task: str = _as_trained("task")
 
 
 _Places = Annotated[
@@ -55,12 +39,11 @@ _Overwrite = Annotated[
 def convert(
     places: _Places,
     *,
-    choices: Annotated[options.Given, _Task],
+    choices: Annotated[options.Given, Settings, "task"],
     columns: options.Columns,
     format: options.Format = None,
     overwrite: _Overwrite = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Convert data to a folder of Arrow files, with what is counted of it beside them.
 
@@ -114,18 +97,8 @@ def _tell_converted(done: Conversion) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The choices of training that matter to a plan."""
-
-    task: str = _as_trained("task")
-    layer: str = _as_trained("layer")
-    hidden: int = _as_trained("hidden")
-    layers: int = _as_trained("layers")
-    bidirectional: bool = _as_trained("bidirectional")
-    layer_norm: bool = _as_trained("layer_norm")
-    embedding: int = _as_trained("embedding")
-
+# The settings of a training that matter to a plan.
+_PLANNED = "task layer hidden layers bidirectional layer_norm embedding"
 
 _Data = Annotated[
     Path | None,
@@ -152,7 +125,7 @@ _Json = Annotated[
 def inspect(
     data: _Data = None,
     *,
-    choices: Annotated[options.Given, _Model],
+    choices: Annotated[options.Given, Settings, _PLANNED],
     columns: options.Columns,
     format: options.Format = None,
     ranks: _Ranks = 1,
@@ -160,7 +133,6 @@ def inspect(
     html: _Html = None,
     json: _Json = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Look at data before a training: its lengths, what padding wastes, what each way to train costs, and the best.
 

@@ -39,7 +39,6 @@ def evaluate(
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
@@ -57,7 +56,7 @@ def evaluate(
     """
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
-    from raglane.training.folder import EVALUATION, at_work
+    from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
     def say(line: str) -> None:
@@ -69,7 +68,7 @@ def evaluate(
     model_folder(run)
     with at_work(run, "run") as is_back:
         if is_back:
-            say(options.IS_BACK)
+            say(IS_BACK)
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
@@ -121,38 +120,29 @@ def report(
 
 
 def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
-    """What goes with the numbers: a matrix, a table, a picture, as files by their names."""
+    """The matrix, the table and the pictures that belong to the numbers, as files by their names."""
     from raglane._utils.table import Table
-    from raglane.report.figures import points_png
+    from raglane.report.figures import confusion_png, confusion_table, points_png
 
     details: dict[str, bytes] = {}
-    measured = evaluation.measured
+    tables: dict[str, tuple[Table, bool]] = {}
+    measured, numbers, labels = evaluation.measured, evaluation.numbers, evaluation.labels
     if evaluation.confusion is not None:
-        details |= _confusion(folder, evaluation, say)
+        matrix = evaluation.confusion.tolist()
+        title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
+        details["confusion.png"] = confusion_png(matrix, labels, title)
+        tables["confusion.txt"] = confusion_table(matrix, labels), len(labels) <= _WIDEST_TABLE
     if measured.table:
-        table = Table.of("Numbers", measured.table).text()
-        details["table.txt"] = (table + "\n").encode()
-        if say is not None and len(measured.table) <= _LONGEST_TABLE:
-            for line in table.splitlines():
+        tables["table.txt"] = Table.of("Numbers", measured.table), len(measured.table) <= _LONGEST_TABLE
+    for name, (table, is_small) in tables.items():
+        text = table.text()
+        details[name] = f"{text}\n".encode()
+        if say is not None and is_small:
+            for line in text.splitlines():
                 say(line)
     if measured.points:
         details["points.png"] = points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
     return details
-
-
-def _confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
-    """The confusion matrix as picture and text."""
-    from raglane.report.figures import confusion_png, confusion_table
-
-    matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
-    table = confusion_table(matrix, evaluation.labels).text()
-    if say is not None and len(evaluation.labels) <= _WIDEST_TABLE:
-        for line in table.splitlines():
-            say(line)
-    numbers = evaluation.numbers
-    title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
-    picture = confusion_png(matrix, evaluation.labels, title)
-    return {"confusion.png": picture, "confusion.txt": (table + "\n").encode()}
 
 
 def _numbers(evaluation: Evaluation) -> str:

@@ -1,7 +1,8 @@
 """The options of the commands, with their help and panels, in one place so that the commands agree.
 
 What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
-``Annotated[Given, Settings]`` is one option for each of them. ``--config`` reads options from a TOML file.
+``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task layer"]`` for
+these. ``--config`` reads options from a TOML file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import ArgumentError, flags, message, nearest, quote
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
@@ -62,12 +63,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     origins: str | None = None
     for parameter in inspect.signature(function).parameters.values():
-        kinds = [kind for kind in getattr(hints[parameter.name], "__metadata__", ()) if is_dataclass(kind)]
-        if kinds:
-            made = [_parameter(kinds[0], name) for name in options(kinds[0])]
-            parts[parameter.name] = [option.name for option in made]
+        described, *some = getattr(hints[parameter.name], "__metadata__", (None,))
+        if is_dataclass(described):
+            names = some[0].split() if some else list(options(described))
+            made = [_parameter(described, name) for name in names]
+            parts[parameter.name] = names
             parameters += made
-            words = {name: option.also for name, option in options(kinds[0]).items()}
+            words = {name: option.also for name, option in options(described).items()}
         elif hints[parameter.name] == Origins:
             origins = parameter.name
             continue
@@ -76,8 +78,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             made, words = [parameter.replace(annotation=hints[parameter.name], kind=kind)], {}
             parameters += made
         known |= {option.name: Key.of(option.annotation, option.name, words.get(option.name)) for option in made}
+    # The trace of an error is shown by the application, whatever the command.
+    parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug))
     if CONFIG in known:
-        for name in (CONFIG, "show_config", "debug"):
+        for name in (CONFIG, "show_config"):
             known.pop(name, None)
         config, ignore = _config(known, ("search",) if "trials" in known else ())
         place = next(place for place, option in enumerate(parameters) if option.name == CONFIG)
@@ -89,7 +93,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
-        values.pop(IGNORE, None)
+        for name in (IGNORE, "debug"):
+            values.pop(name, None)
         sources = {name: origin_of(context, name) for name in known}
         for part, names in parts.items():
             chosen = {name: values.pop(name) for name in names}
@@ -335,7 +340,4 @@ ShowConfig = Annotated[
     ),
 ]
 Quiet = Annotated[bool, option("Print errors only.", RUN, "--quiet", "-q")]
-Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]
-
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+_Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]

@@ -50,7 +50,6 @@ def predict(
     escape_formulas: _EscapeFormulas = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
@@ -157,7 +156,6 @@ def sample(
     seed: _Seed = 0,
     device: options.Device = "auto",
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Draw text from the best model of a run of the task language: one text per line.
 
@@ -206,7 +204,6 @@ def export(
     verify: _Verify = True,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Write the best model of a run as an ONNX file, and what a program must know of it as a JSON beside it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -10,10 +11,10 @@ import typer
 
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
-from raglane.cli.train import check_default, settings_of
+from raglane.cli.train import settings_of
 from raglane.errors import ArgumentError, message
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
-from raglane.runs.sources import ColumnNames, Source
+from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import named_choice
 from raglane.training.settings import left_to_plan
 
@@ -43,7 +44,6 @@ def tune(
     show_config: options.ShowConfig = False,
     origins: options.Origins,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Search for the settings with the lowest validation loss, and keep the best run.
 
@@ -98,10 +98,12 @@ def tune(
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(said, FILE)
         _show(settings, source.columns, others, origins, space, tables)
         return
-    parts, tested = _parts(records, source, settings, validation, test, say)
+    given = [None if path is None else replace(source, path=path) for path in (validation, test)]
+    sources = Sources(source, *given)
+    parts, tested = _parts(sources, records, settings, say)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     seconds = None if minutes is None else 60 * minutes
-    kept, names = _origin(source, validation, test), source.found_in(parts[0])
+    kept, names = asdict(SavedSource.of(*sources)), source.found_in(parts[0])
     _search(Search(folder, settings, space, *parts, kept, names, trials, say, seconds), tested)
 
 
@@ -134,40 +136,22 @@ def _opened(source: Source, settings: Any, is_told: bool, say: Any) -> tuple[Any
     return records, Settings(**{**settings.to_config(), "task": task})
 
 
-def _parts(
-    records: Any, source: Source, settings: Any, validation: Path | None, test: Path | None, say: Any
-) -> tuple[tuple[Any, Any], Any]:
+def _parts(sources: Sources, records: Any, settings: Any, say: Callable[[str], None]) -> tuple[tuple[Any, Any], Any]:
     """The training and the validation part, and the test part, which is only read."""
-    from raglane.runs.sources import DEFAULT_DATA
-    from raglane.runs.steps import divide
+    from raglane.runs.training import read_parts
 
-    def read(path: Path) -> Any:
-        return replace(source, path=path).read(settings.task)
-
-    where = DEFAULT_DATA if source.path is None else str(source.path)
-    given = None if validation is None else read(validation)
-    training, held_out, notes = divide(records, given, settings, where, str(validation))
-    for note in notes:
-        say(note)
+    training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
         raise ArgumentError(message("validation", "no validation part", rule, fix))
-    if test is not None:
-        return (training, held_out), read(test)
-    return (training, held_out), source.read(settings.task, part="test") if source.path is None else None
-
-
-def _origin(source: Source, validation: Path | None, test: Path | None) -> dict[str, Any]:
-    """Where the data comes from, as run.json keeps it."""
-    paths = {"path": source.path, "validation": validation, "test": test}
-    texts = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
-    return {**texts, "format": source.format, "columns": asdict(source.columns)}
+    return (training, held_out), tested
 
 
 def _search(search: Search, tested: Any) -> None:
     """Search, and make a run of the best trial."""
     from raglane.cli.evaluate import report
-    from raglane.runs.steps import close_run
+    from raglane.runs.card import Parts
+    from raglane.runs.training import close_run
     from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import LAST, at_work
@@ -193,7 +177,8 @@ def _search(search: Search, tested: Any) -> None:
     with at_work(place):
         state = load_progress(place / LAST)
         result = TrainingResult(place, TASKS[search.settings.task].terms(tuned.settings)[0], state)
-        close_run(place, tuned.settings, result, search.training, search.validation, tested, search.data)
+        parts = Parts(search.training, search.validation, tested, search.data["path"])
+        close_run(place, tuned.settings, result, parts)
         say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if tested is not None:
             device = pick_device(tuned.settings.device)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_tensor
+from raglane._utils.checks import as_tensor, check_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.checks import check_choice, check_flag
-from raglane._utils.files import check_place, put_folder, settle, whole_file, write_file
+from raglane._utils.files import as_path, check_place, put_folder, settle, whole_file, write_file
 from raglane._utils.lock import locked
-from raglane._utils.reading import as_path
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.integrity import checksums, seal

@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,9 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
 from raglane.data.missing import fill_missing, how_to_fill
-from raglane.data.records import TASKS, Feature, Records, Targets, place_of
+from raglane.data.records import TASKS, Feature
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
-
-if TYPE_CHECKING:
-    from raglane.data.preprocess import Preprocessor
 
 # Places are float32 in a row of numbers, which holds whole numbers up to here.
 _MOST = 2**24
@@ -205,30 +202,31 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
     return {word: place for place, word in enumerate(words)}
 
 
-def fit_targets(records: Records | None, known: Statistics, task: str) -> dict[str, Any]:
+def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
     """What a preprocessor keeps of the targets of the training part, by the names of its attributes."""
     kind = TASKS[task].label
     if kind is None:
         return {}
-    source = "data" if records is None else str(records.source)
-    if kind == "class":
-        words = _counted_labels(known, task) if records is None else _label_words(records, task).tolist()
-        return {"labels": tuple(sort_labels(words))}
-    if records is not None:
-        _targets_for(records, task)
-    elif not (known.labels if kind == "set" else known.targets):
-        raise _nothing_to_learn(source, task)
-    if kind == "set":
+    if kind != "numbers":
+        if not known.labels and kind == "class":
+            raise nothing_to_learn(source, task)
         labels = tuple(sort_labels(known.labels))
+        if kind == "class":
+            return {"labels": labels}
         if not labels:
             rule = "at least one label to learn"
             raise DataError(message(source, "no label anywhere", rule, "check the column of labels"))
         return {"labels": labels, "per_element": known.per_element}
+    if not known.targets:
+        raise nothing_to_learn(source, task)
     if not sum(channel.count for channel in known.targets.values()):
         raise DataError(message(source, "no number to learn", "at least one", "check the data"))
     mean = tuple(channel.mean for channel in known.targets.values())
     std = tuple(channel.deviation for channel in known.targets.values())
-    _refuse_large(source, mean, std)
+    for name, numbers in (("mean", mean), ("deviation", std)):
+        if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
+            got = f"numbers to learn of {name} {list(numbers)}"
+            raise DataError(message(source, got, "mean and deviation fit 32 bits", "give them in another unit"))
     return {
         "per_element": known.per_element,
         "target_names": tuple(known.targets),
@@ -237,107 +235,16 @@ def fit_targets(records: Records | None, known: Statistics, task: str) -> dict[s
     }
 
 
-def _refuse_large(source: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """Raise where numbers are beyond what a network of 32 bits can be scaled to."""
-    largest = float(np.finfo(np.float32).max)
-    for name, numbers in (("mean", mean), ("deviation", std)):
-        fits = all(abs(number) <= largest and (name == "mean" or number > 0) for number in numbers)
-        if not fits:
-            rule = "mean and deviation fit 32 bits"
-            got = f"numbers to learn of {name} {list(numbers)}"
-            raise DataError(message(source, got, rule, "give them in another unit"))
-
-
-def encode_targets(fitted: Preprocessor, records: Records) -> Tensor:
-    """The targets of some records."""
-    kind = TASKS[fitted.task].label
-    if kind == "class":
-        classes: list[str] = _label_words(records, fitted.task).tolist()
-        places = fitted.class_places(classes)
-        _refuse_unknown(fitted, records, classes, places, np.arange(len(classes)))
-        return torch.from_numpy(places)
-    targets = _fitting(fitted, records)
-    if kind == "numbers":
-        scaled = (targets.values - np.array(fitted.target_mean)) / np.array(fitted.target_std)
-        return torch.from_numpy(scaled.astype(np.float32))
-    counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
-    words: list[str] = list(chain.from_iterable(targets.values))
-    places, rows = fitted.class_places(words), np.repeat(np.arange(len(counts)), counts)
-    _refuse_unknown(fitted, records, words, places, rows)
-    result = torch.zeros(len(counts), fitted.class_count)
-    result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
-    return result
-
-
-def _refuse_unknown(
-    fitted: Preprocessor,
-    records: Records,
-    words: list[str],
-    places: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-) -> None:
-    """Raise for the first label that training has not seen; ``rows`` says of which sequence or element it is."""
-    if not (places < 0).any():
-        return
-    first = int((places < 0).argmax())
-    row, step = int(rows[first]), None
-    if fitted.per_element:
-        row, step = place_of(records.offsets, row)
-    place = records.describe_row(row) + ("" if step is None else f", step {step}")
-    fix = "train on data that has this label, or correct it"
-    got = f"the label {quote(words[first])} in {place}"
-    known = f"the labels seen in training are {quote_all(fitted.labels or ())}"
-    raise DataError(message(f"{records.source}", got, known, fix))
-
-
-def _counted_labels(records: Statistics, task: str) -> Iterable[str]:
-    """The labels that were counted."""
-    if not records.labels:
-        fix = f"name their column with {argument('label', of='Columns')}"
-        raise DataError(message("data", "no labels", f"the task {task} needs them", fix))
-    return records.labels
-
-
-def _label_words(records: Records, task: str) -> npt.NDArray[np.object_]:
-    """The labels, one per sequence, or for tagging one per element: ``(B,)`` or ``(N,)`` object."""
-    fix = f"name their column with {argument('label', of='Columns')}"
-    if TASKS[task].per == "element":
-        if records.tags is None:
-            raise DataError(message(f"{records.source}", "no label for each element", "tagging needs them", fix))
-        return records.tags
-    if records.labels is None:
-        raise DataError(message(f"{records.source}", "no labels", "classifying needs one per sequence", fix))
-    return np.array(records.labels, dtype=object)
-
-
-def _targets_for(records: Records, task: str) -> Targets:
-    """The numbers or sets of labels that a task needs."""
-    targets = records.targets
-    if targets is None or targets.is_numbers != (TASKS[task].label == "numbers"):
-        raise _nothing_to_learn(str(records.source), task)
-    return targets
-
-
-def _nothing_to_learn(source: str, task: str) -> DataError:
-    """The error of data that has no targets of a task's kind."""
-    what = "numbers" if TASKS[task].label == "numbers" else "sets of labels"
-    fix = f"name their column with {argument('label', of='Columns')}, and read with {argument('task', task)}"
-    rule = f"the task {task} needs {what}, per sequence or per element"
-    return DataError(message(source, f"no {what} to learn", rule, fix))
-
-
-def _fitting(fitted: Preprocessor, records: Records) -> Targets:
-    """The targets, as many and for the same things as in training."""
-    targets = _targets_for(records, fitted.task)
-    if targets.per_element and not fitted.per_element:
-        got, rule = "targets per element", "the model was trained on one per sequence"
-        raise DataError(message(f"{records.source}", got, rule, "give data of the same form"))
-    if len(targets.names) != len(fitted.target_names):
-        got = f"{len(targets.names)} numbers to learn"
-        rule = f"the model was trained on {len(fitted.target_names)}: {quote_all(fitted.target_names)}"
-        raise DataError(message(f"{records.source}", got, rule, "give data of the same form"))
-    if fitted.per_element and not targets.per_element:
-        # A file in which no sequence has two different labels says so once per sequence.
-        values = np.repeat(targets.values, records.lengths, axis=0)
-        return Targets(values, per_element=True, names=targets.names)
-    return targets
+def nothing_to_learn(source: str, task: str) -> DataError:
+    """The error of data that has no labels or numbers of a task's kind."""
+    wanted = TASKS[task]
+    column = f"name their column with {argument('label', of='Columns')}"
+    if wanted.label == "class":
+        got, rule = "no labels", "classifying needs one per sequence"
+        if wanted.per == "element":
+            got, rule = "no label for each element", "tagging needs them"
+        return DataError(message(source, got, rule, column))
+    got = "numbers" if wanted.label == "numbers" else "sets of labels"
+    rule = f"the task {task} needs {got}, per sequence or per element"
+    fix = f"{column}, and read with {argument('task', task)}"
+    return DataError(message(source, f"no {got} to learn", rule, fix))

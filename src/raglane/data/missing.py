@@ -5,6 +5,8 @@ A feature is missing where it is NaN or infinite.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,21 +34,31 @@ def how_to_fill() -> str:
 
 def refuse_missing(records: Records) -> None:
     """Raise if a feature is missing, naming the first: its row, step and channel."""
-    absent = ~np.isfinite(records.values)
+    refuse_absent(records.values, records.offsets, records.channels, records.where)
+
+
+def refuse_absent(
+    values: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    channels: Sequence[str],
+    where: Callable[[int], tuple[str, str]],
+) -> None:
+    """The same of values; ``where`` gives the source and the words for a row."""
+    absent = ~np.isfinite(values)
     count = int(absent.sum())
     if count == 0:
         return
     element, channel = divmod(int(absent.argmax()), absent.shape[1])
-    row, step = place_of(records.offsets, element)
-    place = f"{records.describe_row(row)}, step {step}, channel {quote(records.channels[channel])}"
+    row, step = place_of(offsets, element)
+    source, sequence = where(row)
     share = f"{count} of {absent.size} features {'is' if count == 1 else 'are'} missing"
-    value = records.values[element, channel]
+    value = values[element, channel]
     if np.isinf(value):
         # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
-    got = f"{value} in {place} ({share})"
+    got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
     fix = f"correct the data, or {how_to_fill()}"
-    raise DataError(message(f"{records.source}", got, "features are finite numbers", fix))
+    raise DataError(message(source, got, "features are finite numbers", fix))
 
 
 def fill_missing(

@@ -404,6 +404,10 @@ class Records:
         """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
+    def where(self, row: int) -> tuple[str, str]:
+        """The source of a sequence, and the sequence in words."""
+        return str(self.source), self.describe_row(row)
+
     def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
         """Some of the sequences, in the order of ``index``.
 
@@ -445,3 +449,14 @@ def note_empty(records: Records) -> str | None:
     if len(empty) == 1:
         return f"{share} is empty ({first}): its class follows from the initial state alone"
     return f"{share} are empty (the first: {first}): their class follows from the initial state alone"
+
+
+def for_task(records: Records, task: str) -> Records:
+    """Records with the labels or numbers that a task learns, and no others."""
+    label, per = TASKS[task].label, TASKS[task].per
+    targets = records.targets
+    if targets is not None and label != ("numbers" if targets.is_numbers else "set"):
+        targets = None
+    labels = records.labels if (label, per) == ("class", "sequence") else None
+    tags = records.tags if (label, per) == ("class", "element") else None
+    return replace(records, labels=labels, tags=tags, targets=targets)

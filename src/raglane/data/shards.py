@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from raglane._utils.files import whole_file
 from raglane.data.formats.base import check_readable
 from raglane.data.formats.integrity import Blocks, damaged, verify_file
 from raglane.data.formats.ipc import CHANNELS, DESCRIPTION, LENGTHS, STATISTICS, described, opened, readable
-from raglane.data.fragments import Part, Store, columns_beside, lists_of
+from raglane.data.fragments import Fragment, Store, fragment_in, values_in
 from raglane.data.layout import Layout, layout_in
 from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
@@ -100,7 +100,9 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         columns[names["label"]] = lists.from_arrays(starts, _words(np.concatenate(tags)))
     elif layout.has_labels:
         columns[names["label"]] = _words([label for records in parts for label in records.labels or ()])
-    columns |= columns_beside(parts, layout, names.get("label", ""), lambda entries: lists.from_arrays(starts, entries))
+    columns |= _columns_beside(
+        parts, layout, names.get("label", ""), lambda entries: lists.from_arrays(starts, entries)
+    )
     if layout.ids != "none":
         columns[names["id"]] = _ids([name for records in parts for name in records.ids or ()], layout)
     fields = [
@@ -108,6 +110,30 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
         for name, column in columns.items()
     ]
     return arrow.record_batch(list(columns.values()), schema=arrow.schema(fields))
+
+
+def _columns_beside(
+    parts: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Arrow columns of what records have beside values and classes."""
+    arrow = require("pyarrow", "data")
+    columns: dict[str, Any] = {}
+    if layout.targets != "none":
+        values = np.concatenate([records.targets.values for records in parts if records.targets is not None])
+        if layout.targets == "sets":
+            starts = offsets_of([len(labels) for labels in values]).astype(np.int32)
+            words = [label for labels in values for label in labels]
+            entries = arrow.ListArray.from_arrays(arrow.array(starts), arrow.array(words, arrow.string()))
+        else:
+            entries = arrow.array(values.ravel())
+            if values.shape[1] > 1:
+                entries = arrow.FixedSizeListArray.from_arrays(entries, values.shape[1])
+        columns[label] = in_lists(entries) if layout.targets_per_element else entries
+    for place, (name, per_sequence, is_numbers) in enumerate(layout.features):
+        values = np.concatenate([records.features[place].values for records in parts])
+        entries = arrow.array(values) if is_numbers else arrow.array(values, arrow.string()).dictionary_encode()
+        columns[name] = entries if per_sequence else in_lists(entries)
+    return columns
 
 
 def _words(words: npt.NDArray[np.object_] | Sequence[str]) -> Any:
@@ -149,15 +175,19 @@ class Shards(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """As the description says."""
+        """The number of sequences of each."""
         return [shard["sequences"] for shard in self.shards]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As they were when they were converted."""
+        """What the labels were when they were converted."""
         return self.layout.label_kinds
 
-    def load(self, number: int) -> Part:
+    def name(self, number: int) -> str:
+        """The file."""
+        return str(self.folder / self.shards[number]["file"])
+
+    def load(self, number: int) -> Fragment:
         """The arrays of a file, without a copy."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
@@ -167,18 +197,8 @@ class Shards(Store):
         blocks.verify_outside(*shard["values"])
         batch = _batch_in(path, mapped)
         with readable(path, "Arrow"):
-            sequences = batch.column(self.names["sequence"])
-            offsets, words = sequences.offsets.to_numpy(), None
-            values = _values_of(sequences, self.layout)
-            if self.layout.is_tokens:
-                words = tuple(sequences.values.dictionary.to_pylist())
-            labels, label_words = None, ()
-            if self.layout.has_labels or self.layout.has_tags:
-                column = batch.column(self.names["label"])
-                column = column.values if self.layout.has_tags else column
-                labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
-            ids = batch.column(self.names["id"]) if "id" in self.names else None
-            beside = lists_of(batch, self.layout, self.names.get("label"))
+            found = fragment_in(batch, self.layout, self.names)
+        offsets, values, labels = found.offsets, found.values, found.labels
         if sum(self.sizes) * 8 <= _COPIED:
             # A row then touches the pages of its values alone: two thirds less to be mapped for it.
             offsets = np.array(offsets)
@@ -187,12 +207,12 @@ class Shards(Store):
         # Else rows would be cut out of other memory.
         if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
             raise damaged(path)
-        part = _ReadPart(offsets, values, words, labels, label_words, self.layout, ids, beside)
+        fragment = _MappedFragment(**{**vars(found), "offsets": offsets, "labels": labels})
         is_large = sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED
-        part.lies_in(path if is_large else None, mapped, blocks)
-        return part
+        fragment.lies_in(path if is_large else None, mapped, blocks)
+        return fragment
 
-    def lengths_of_all(self) -> npt.NDArray[Any]:
+    def lengths(self) -> npt.NDArray[Any]:
         """From the file beside the shards, which is mapped into memory."""
         path = self.folder / LENGTHS
         verify_file(path, self.checksums[LENGTHS])
@@ -214,10 +234,6 @@ class Shards(Store):
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise damaged(path) from error
 
-    def name(self, number: int) -> str:
-        """The file."""
-        return str(self.folder / self.shards[number]["file"])
-
     def drop(self) -> None:
         """The pages stay in the system's cache, so that most are back at once."""
         for mapped in self._mapped.values():
@@ -233,8 +249,8 @@ def _width(values: npt.NDArray[Any]) -> int:
     return int(values.shape[1]) if values.ndim == 2 else 1
 
 
-class _ReadPart(Part):
-    """A part whose values are verified as they are read: where they are mapped, or from the file if it is large."""
+class _MappedFragment(Fragment):
+    """A fragment whose values are verified as they are read: where they are mapped, or from the file if it is large."""
 
     _place: int
     _blocks: Blocks
@@ -289,17 +305,6 @@ def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
         return batch
 
 
-def _values_of(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
-    """The values of the column of sequences: features ``(N, C)``, or the places of tokens ``(N,)``."""
-    if layout.is_tokens:
-        places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
-        return places
-    width = max(len(layout.channels), 1)
-    flat = sequences.values.flatten() if width > 1 else sequences.values
-    values: npt.NDArray[Any] = flat.to_numpy().reshape(-1, width)
-    return values
-
-
 def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
     """The byte of a file at which values begin that lie in it."""
     return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
@@ -308,7 +313,7 @@ def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
 def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
     """The bytes of a file of :func:`~raglane.data.shards.write_shard` that hold its values: the first, and the end."""
     mapped = _map(path)
-    values = _values_of(_batch_in(path, mapped).column(sequence), layout)
+    values = values_in(_batch_in(path, mapped).column(sequence), layout)
     begin = _place_in(mapped, values) if values.size else 0
     return begin, begin + values.nbytes
 

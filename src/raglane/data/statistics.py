@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.records import Columns, Feature, Records, Targets
+from raglane.data.records import Columns, Feature, Records, Skipped, Targets
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -257,6 +258,10 @@ class Counted(ABC):
     """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
 
     columns: Columns
+    # As of records, which have more to tell.
+    source = Path("data")
+    notes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     @abstractmethod
@@ -264,10 +269,17 @@ class Counted(ABC):
         """What is counted of them."""
 
     @abstractmethod
-    def with_preprocessor(self, preprocessor: Any) -> Any:
+    def with_preprocessor(self, preprocessor: Any, require_targets: bool = True) -> Any:
         """The same sequences, as a preprocessor turns them into tensors."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """A short text that differs for other sequences, or another order."""
+
+
+def statistics_of(data: Records | Statistics | Counted) -> Statistics:
+    """The statistics of sequences, which are counted now if they are in memory."""
+    if isinstance(data, Records):
+        return Statistics.of(data)
+    return data if isinstance(data, Statistics) else data.statistics

@@ -23,7 +23,7 @@ from raglane.data.formats.ipc import (
     with_names,
 )
 from raglane.data.formats.table import Chosen, choose, records_of
-from raglane.data.fragments import Part, Store
+from raglane.data.fragments import RecordStore, Store
 from raglane.data.layout import Layout, check_labels
 from raglane.data.locations import expand, is_url, local, open_location
 from raglane.data.records import Columns, Records
@@ -32,33 +32,33 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument
 
 
 @dataclass(frozen=True, eq=False)
-class Memory(Store):
-    """Records that are in memory."""
+class Memory(RecordStore):
+    """Records in memory: one fragment."""
 
-    records: Records
+    held: Records
 
     @property
     def sizes(self) -> list[int]:
-        """One part."""
-        return [len(self.records)]
+        """The number of sequences of each."""
+        return [len(self.held)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As the records have them."""
-        return Layout.of(self.records).label_kinds
-
-    def load(self, number: int) -> Part:  # noqa: ARG002
-        """The records."""
-        return Part.of(self.records)
+        """What the labels are."""
+        return Layout.of(self.held).label_kinds
 
     def name(self, number: int) -> str:  # noqa: ARG002
-        """The file that was read."""
-        return str(self.records.source)
+        """The name in messages."""
+        return str(self.held.source)
+
+    def records(self, number: int) -> Records:  # noqa: ARG002
+        """A fragment as records."""
+        return self.held
 
 
 @dataclass(frozen=True, eq=False)
-class Tables(Store):
-    """Tables of Arrow, cut into runs of rows."""
+class Tables(RecordStore):
+    """Tables of Arrow, cut into runs of rows: for each its file, and the number of its first row there."""
 
     tables: list[tuple[Path, int, Any]]
     chosen: Chosen
@@ -66,33 +66,33 @@ class Tables(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each."""
+        """The number of sequences of each."""
         return [table.num_rows for _, _, table in self.tables]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As the type of the column says."""
+        """What the labels are."""
         schemas = [table.schema for _, _, table in self.tables[:1]]
         return self.chosen.label_kinds(schemas[0], self.columns.task) if schemas else ()
 
-    def load(self, number: int) -> Part:
-        """Records of some rows, taken apart."""
+    def name(self, number: int) -> str:
+        """The name in messages."""
+        path, first, _ = self.tables[number]
+        return f"{path}, rows from {first}"
+
+    def records(self, number: int) -> Records:
+        """A fragment as records."""
         path, first, table = self.tables[number]
         with readable(path, "Arrow"):
             table.validate(full=True)
             records = records_of(path, table.select(self.chosen.names), self.chosen, self.columns, first=first)
-            return Part.of(named(records, table, self.chosen))
+            return named(records, table, self.chosen)
 
-    def lengths(self, number: int) -> npt.NDArray[Any]:
-        """Of the offsets alone, where the column is one of lists."""
+    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+        """The lengths from the offsets, without the values, if the column is one of lists."""
         _, _, table = self.tables[number]
         found = list_lengths(table.column(self.chosen.sequence))
-        return super().lengths(number) if found is None else found
-
-    def name(self, number: int) -> str:
-        """The file and the row."""
-        path, first, _ = self.tables[number]
-        return f"{path}, rows from {first}"
+        return super().lengths_of(number) if found is None else found
 
 
 def list_lengths(column: Any) -> npt.NDArray[Any] | None:
@@ -107,9 +107,11 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Groups(Store):
+class Groups(RecordStore):
     """The row groups of a Parquet file, which are read when they are needed."""
 
+    # Row groups that are read are in memory.
+    is_cheap = False
     location: str
     columns: Columns
     _file: dict[str, Any] = field(default_factory=dict)
@@ -131,40 +133,35 @@ class Groups(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """As the end of the file says."""
+        """The number of sequences of each."""
         metadata = self._open()[0].metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As the type of the column says."""
+        """What the labels are."""
         file, chosen = self._open()
         return chosen.label_kinds(file.schema_arrow, self.columns.task)
 
-    def load(self, number: int) -> Part:
-        """The records of a row group, taken apart."""
+    def records(self, number: int) -> Records:
+        """A fragment as records."""
         file, chosen = self._open()
         path = Path(self.location)
         with readable(path, "Parquet"):
             table = file.read_row_group(number, columns=chosen.names, use_threads=False)
-            return Part.of(records_of(path, table, chosen, self.columns, first=sum(self.sizes[:number])))
+            return records_of(path, table, chosen, self.columns, first=sum(self.sizes[:number]))
 
-    def lengths(self, number: int) -> npt.NDArray[Any]:
-        """Of the column of sequences alone."""
+    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+        """The lengths from the column of sequences, without the others."""
         file, chosen = self._open()
         with readable(Path(self.location), "Parquet"):
             table = file.read_row_group(number, columns=[chosen.sequence], use_threads=False)
             found = list_lengths(table.column(chosen.sequence))
-        return super().lengths(number) if found is None else found
+        return super().lengths_of(number) if found is None else found
 
     def name(self, number: int) -> str:
-        """The file and the group."""
+        """The name in messages."""
         return f"{self.location}, row group {number}"
-
-    @property
-    def is_cheap(self) -> bool:
-        """What is read of Parquet is in memory."""
-        return False
 
     def __getstate__(self) -> dict[str, Any]:
         location = self.location if is_url(self.location) else os.path.abspath(self.location)

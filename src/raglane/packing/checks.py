@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import as_tensor, check_flag
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import DimensionError, KindError, ShapeError, message, quote
 from raglane.packing.layouts import inverse

@@ -20,8 +20,8 @@ from raglane.planner import calibration as calibrations
 from raglane.planner import words
 from raglane.planner.calibration import Calibration
 from raglane.planner.machine import is_busy, load, processors
-from raglane.planner.model import Profile, Way, as_layer, thread_counts, ways_of
-from raglane.planner.rows import Epoch, Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
+from raglane.planner.model import Way, as_layer, thread_counts, ways_of
+from raglane.planner.rows import Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
 from raglane.plot.picture import Picture
 from raglane.schedules.costs import lengths_of
 
@@ -280,26 +280,12 @@ def _rows(
     limits = [Limit(sequences=size) for size in sizes]
     limits += [Limit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
-    given: dict[str, Any]
+    given: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:
         for grouped in (False, True):
-            epoch: Epoch = epoch_of(part, limit, grouped=grouped)
-            given = {"factor": factor, "ranks": ranks, "weights": weights, "profiles": _shared_profiles()}
+            epoch = epoch_of(part, limit, grouped=grouped)
             rows += [row_of(way, limit, grouped, epoch, calibration, **given) for way in ways]
     return sorted(rows, key=lambda row: row.rank_seconds)
-
-
-def _shared_profiles() -> Callable[[Way, Tensor], Profile]:
-    """Profiles that ways of one schedule share, as long as one epoch's batches are looked at."""
-    found: dict[tuple[str, int, int], Profile] = {}
-
-    def profile(way: Way, lengths: Tensor) -> Profile:
-        key = way.schedule, way.threads if way.backend in ("cpu", "program") else 0, id(lengths)
-        if key not in found:
-            found[key] = Profile.of(way, lengths)
-        return found[key]
-
-    return profile
 
 
 def _best(offered: Sequence[Row], most: float) -> Row:

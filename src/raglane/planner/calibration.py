@@ -10,7 +10,6 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +34,9 @@ _TURNS = 4
 _LARGE = 160e6
 # What takes so many times as long as any call that was measured is known from a line through smaller ones alone.
 _REACH = 3.0
+# The longest call and the most rounds of a look: at all ways in short, then at those that can win. What else runs at
+# one time hardly runs at both.
+_LOOKS = ((0.15, 6), (0.5, 15))
 # Batches of which memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
@@ -67,18 +69,6 @@ def _size(profile: Profile) -> Floats:
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
-class _Look(NamedTuple):
-    """How thoroughly ways are measured."""
-
-    longest: float
-    rounds: int
-    share: float
-
-
-# All ways once, in short; then those that can win. What else the machine did at one time, it hardly did at both.
-_LOOKS = (_Look(0.15, 6, 0.5), _Look(0.5, 15, 0.5))
-
-
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
     """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
@@ -94,17 +84,15 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     said: dict[int, list[float]] = {way.threads: [] for way in ways}
     # Nobody takes the reference kernel for its speed where another runs the layer: it is measured on less, and once.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
-    done = 0.0
-    for look in _LOOKS:
+    for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
-            say(done + look.share * place / len(able))
+            say((done + place / len(able)) / len(_LOOKS))
             is_slow = one.way in slow
             probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             groups = _take_turns(one.way, probes)
             with at(one.way):
                 said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
-        done += look.share
-        say(done)
+        say((done + 1) / len(_LOOKS))
         able = [one for one in _ahead(able) if one.way not in slow]
     usual = {threads: statistics.median(found) for threads, found in said.items()}
     found = Calibration({}, memory, {}, usual[max(usual)])
@@ -174,7 +162,7 @@ def _measure(
     one: _Measured,
     layer: RecurrentLayer,
     groups: Sequence[Sequence[list[int]]],
-    look: _Look,
+    look: tuple[float, int],
     yardstick: probe.Yardstick,
 ) -> list[float]:
     """Time the probes of one way and mode, group by group, but for those that would take too long."""
@@ -185,8 +173,8 @@ def _measure(
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
         calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
         # The smallest are all measured, however slow the machine: a kind of batch that nobody saw would cost nothing.
-        longest = math.inf if group is groups[0] else look.longest
-        times = probe.time_in_turns(calls, probe.device_of(layer), look.rounds, longest)
+        longest = math.inf if group is groups[0] else look[0]
+        times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         said.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
             # What else ran meanwhile may have made a look too long, and none too short.

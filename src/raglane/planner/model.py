@@ -22,6 +22,7 @@ import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -132,9 +133,8 @@ class Profile(NamedTuple):
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
         """The profile of a call."""
-        lanes = lanes_of(lengths, way.threads) if way.backend in ("cpu", "program") else None
-        rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
-        return cls(rows.numpy(), steps.numpy(), lengths.shape[0], int(lengths.sum()))
+        rows, steps = _phases(way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths)
+        return cls(rows, steps, lengths.shape[0], int(lengths.sum()))
 
     @property
     def length(self) -> int:
@@ -150,6 +150,12 @@ class Profile(NamedTuple):
     def is_even(self) -> bool:
         """Whether as many rows run at every step."""
         return self.rows.size == 0 or bool((self.rows == self.rows[0]).all())
+
+
+@lru_cache(maxsize=1024)  # by the identity of the lengths, which the ways of one schedule share
+def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Integers]:
+    rows, steps = SCHEDULES[schedule].phases(lengths, lanes_of(lengths, threads) if threads else None)
+    return rows.numpy(), steps.numpy()
 
 
 def features(way: Way, profile: Profile, held: float) -> Floats:

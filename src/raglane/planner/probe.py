@@ -142,7 +142,7 @@ class Yardstick:
 
 def _wait_of(device: torch.device) -> Callable[[], object]:
     """What waits until the device has done what it was told."""
-    return torch.cuda.synchronize if device.type == "cuda" else _nothing
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:
@@ -150,10 +150,6 @@ def _clock(call: Call, wait: Callable[[], object]) -> float:
     call()
     wait()
     return time.perf_counter() - begun
-
-
-def _nothing() -> None:
-    pass
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:

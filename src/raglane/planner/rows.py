@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +30,7 @@ _SEQUENCES, _BATCHES = 1 << 16, 64
 # A run that would take longer, in seconds, or more of the free memory, is left out.
 _LONGEST, _SHARE = 30.0, 0.5
 # Other cells of the same width, and the elements that they are timed on at most.
-_CELLS: dict[str, Callable[..., RecurrentLayer]] = {
-    "LSTM": nn.LSTM,
-    "GRU": nn.GRU,
-    "RNN": nn.RNN,
-    "IndRNN": nn.IndRNN,
-    "SRU": nn.SRU,
-    "QRNN": nn.QRNN,
-    "MinGRU": nn.MinGRU,
-    "MinLSTM": nn.MinLSTM,
-}
+_CELLS: tuple[Any, ...] = (nn.LSTM, nn.GRU, nn.RNN, nn.IndRNN, nn.SRU, nn.QRNN, nn.MinGRU, nn.MinLSTM)
 _ELEMENTS = 4096
 
 
@@ -177,10 +169,9 @@ def row_of(
     factor: float,
     ranks: int,
     weights: int,
-    profiles: Callable[[Way, Tensor], Profile] = Profile.of,
 ) -> Row:
     """Predict what an epoch costs."""
-    found = [profiles(way, lengths) for lengths in epoch.batches]
+    found = [Profile.of(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
     train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in MODES)
     computed = epoch.padded if way.schedule in ("padded", "masked") else epoch.elements
@@ -229,13 +220,13 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
     device = device_of(layer)
     batch = make_batch(layer, _sample(lengths, best))
     calls = {"": _step(layer, batch, best.way)}
-    for name, kind in _CELLS.items():
+    for kind in _CELLS:
         if type(layer) is kind:
             continue
         sizes = {"num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
         other = kind(layer.input_size, layer.hidden_size, **sizes).to(device, batch.values.dtype)
         ways = ways_of(other, [batch.values.dtype], [best.threads])
-        calls[name] = _step(other.train(layer.training), batch, ways[0])
+        calls[kind.__name__] = _step(other.train(layer.training), batch, ways[0])
     times = dict(zip(calls, time_in_turns(list(calls.values()), device), strict=True))
     own = times.pop("")
     found = {name: taken / own for name, taken in times.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from raglane import nn
-from raglane._utils.reading import read_file
+from raglane._utils.files import read_file
 from raglane.errors import DataError, message, quote
 from raglane.planner.probe import make_batch, step_of, time_in_turns
 from raglane.ragged import Ragged

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from raglane.programs.gradients import Deferred, Reverse, recorded_from
+from raglane.programs.gradients import Reverse, recorded_from
 from raglane.programs.graph import Columns, Node
-from raglane.programs.lower import Lowered, lower
+from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import Kind
 from raglane.programs.trace import Trace
 
@@ -58,11 +58,10 @@ class Backward:
     saved: tuple[int, ...]  # nodes that the forward pass must save
     elements: dict[int, Fetch]
     unchanged: dict[int, int]  # sums over a sequence's elements: which of the final states
-    vectors: dict[int, int]  # the same
-    sums: dict[int, Fetch]  # those vectors whose gradients are sums of what an output has anyway
+    vectors: dict[int, Fetch | int]  # the same; or rows that an output has anyway, of which it is the sum
     over: dict[int, int]  # by output, the saved node whose memory it may take
     weights: tuple[tuple[int, Fetch, Fetch], ...]  # of each product: the weight, its result's gradient, its operand
-    deferred: tuple[tuple[int, Fetch, tuple[int, int, int]], ...]  # gradients of elements that are due after the loop
+    deferred: tuple[tuple[int, Fetch, Fetch], ...]  # gradients of elements due after the loop: weight, from, to
 
 
 @dataclass
@@ -127,7 +126,8 @@ class CompiledStep:
         saved = () if wanted is None else self.backward(wanted).saved
         kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements}
         own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
-        return Forward(lower(graph, outputs, self._new, self._kinds(), self.states), output, states, kept, own)
+        lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
+        return Forward(lowered, output, states, kept, own)
 
     def backward(self, wanted: Wanted) -> Backward:
         """The program of a backward pass."""
@@ -146,13 +146,17 @@ class CompiledStep:
             self._recorded[key] = output, new
         return self._recorded[key]
 
+    def with_gradient(self, wanted: Wanted) -> list[int]:
+        """The nodes whose gradients are wanted, but for the states."""
+        nodes, flags = [*self.elements, *self.unchanged, *self.vectors], wanted.elements + wanted.unchanged
+        return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
+
     def _recorded_once(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
         """Whether the output and the new states of one step have a gradient."""
         result, graph = self.trace.result, self.trace.result.graph
         has = np.zeros(len(graph.nodes), bool)
-        kinds = (self.elements, wanted.elements), (self.unchanged, wanted.unchanged), (self.vectors, wanted.vectors)
-        for nodes, flags in (*kinds, (self.states, states)):
-            has[[node for node, flag in zip(nodes, flags, strict=True) if flag]] = True
+        has[self.with_gradient(wanted)] = True
+        has[[node for node, flag in zip(self.states, states, strict=True) if flag]] = True
         for index, node in enumerate(graph.nodes):
             operands = node.operands[recorded_from(node.operation)]
             weight = node.operation == "product" and wanted.weights[node.weight]
@@ -187,17 +191,20 @@ class _Backward:
         elements = self._wished(reverse, compiled.elements, wanted.elements)
         rows = [part.result for part in reverse.weight_gradients] + [part.result for part in reverse.deferred]
         self._place([*rows, *[part.operand for part in reverse.weight_gradients], *elements.values()])
-        weights = tuple(
-            [(part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients]
-        )
-        deferred = tuple([(part.weight, self._fetch(part.result), self._target(part)) for part in reverse.deferred])
+        weights = [
+            (part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients
+        ]
+        to = [cast(Fetch, self._given(part.operand)) for part in reverse.deferred]
+        deferred = [(part.weight, self._fetch(part.result), at) for part, at in zip(reverse.deferred, to, strict=True)]
         new = [reverse.total(node) for node in compiled.states]
         vectors = self._wished(reverse, compiled.vectors, wanted.vectors)
-        sums = {place: columns for place, columns in vectors.items() if self._lies(columns)}
-        summed = {place: self._sum(columns, new) for place, columns in vectors.items() if place not in sums}
+        summed: dict[int, Fetch | int] = {
+            place: self._fetch(columns) for place, columns in vectors.items() if self._lies(columns)
+        }
+        summed |= {place: self._sum(columns, new) for place, columns in vectors.items() if place not in summed}
         unchanged = self._wished(reverse, compiled.unchanged, wanted.unchanged)
         lowered_unchanged = {place: self._sum(columns, new) for place, columns in unchanged.items()}
-        lowered = lower(self.graph, self.outputs, new, self.kinds, self._states)
+        lowered = Lowering(self.graph, self.kinds, self._states).run(self.outputs, new)
         read = {node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old}
         return Backward(
             lowered,
@@ -207,10 +214,9 @@ class _Backward:
             {place: self._fetch(columns) for place, columns in elements.items()},
             lowered_unchanged,
             summed,
-            {place: self._fetch(columns) for place, columns in sums.items()},
             self._over(lowered),
-            weights,
-            deferred,
+            tuple(weights),
+            tuple(deferred),
         )
 
     def _seeds(self) -> tuple[int, list[int], list[tuple[Columns, Columns]]]:
@@ -233,14 +239,9 @@ class _Backward:
 
     def _reverse(self, seeds: Sequence[tuple[Columns, Columns]]) -> Reverse:
         compiled, wanted = self.compiled, self.wanted
-        pairs = (
-            (compiled.elements, wanted.elements),
-            (compiled.unchanged, wanted.unchanged),
-            (compiled.vectors, wanted.vectors),
-        )
-        nodes = {node for known, wishes in pairs for node, is_wanted in zip(known, wishes, strict=True) if is_wanted}
         weights = {index for index, is_wanted in enumerate(wanted.weights) if is_wanted}
-        reverse = Reverse(self.graph, nodes | set(compiled.states), weights, set(compiled.elements))
+        nodes = {*compiled.with_gradient(wanted), *compiled.states}
+        reverse = Reverse(self.graph, nodes, weights, set(compiled.elements))
         reverse.run(seeds)
         return reverse
 
@@ -249,11 +250,6 @@ class _Backward:
         zero = self.graph.number(0.0)
         totals = {place: reverse.total(node) for place, node in enumerate(nodes) if wishes[place]}
         return {place: total for place, total in totals.items() if (total != zero).any()}
-
-    def _target(self, part: Deferred) -> tuple[int, int, int]:
-        """The node that a deferred gradient is for, and its columns."""
-        node = int(self.graph.places(part.operand[:1])[0])
-        return node, int(part.operand[0]) - self.graph.starts[node], len(part.operand)
 
     # What the loop leaves for each element, or for each sequence.
 

@@ -56,6 +56,8 @@ def lasting_key(key: Any) -> str:
         walk.finish()
     except RecursionError:
         raise Unkept("it reaches too many functions, one within the other") from None
+    except ValueError:
+        raise Unkept("it reads a variable around it that has no value") from None
     content = repr((_versions(), torch.get_default_dtype(), root, walk.found))
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
@@ -77,7 +79,6 @@ class _Walk:
     def __init__(self) -> None:
         self.found: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # so that no other object gets the same id
         self._names: set[str] = set()
         # Classes and modules of which attributes are read; and those bases of a class that go by a version, which may
         # call what overrides their methods.
@@ -135,7 +136,6 @@ class _Walk:
         if len(self._numbers) == _MOST:
             raise Unkept(f"it reaches more than {_MOST} functions and classes")
         self._numbers[id(part)] = number = len(self._numbers)
-        self._alive.append(part)
         return number, True
 
     def _class(self, part: type) -> Any:
@@ -177,17 +177,12 @@ class _Walk:
             code = self._code(part.__code__, part.__globals__)
             if vars(part):
                 raise Unkept(f"it reads the function {part.__name__}, which has attributes")
+        # ``__class__`` is what super() reads.
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
-        held = tuple([self._cell(name, cell) for name, cell in cells])
+        read = [(self.value if name == "__class__" else self._around, cell) for name, cell in cells]
+        held = tuple([of(cell.cell_contents) for of, cell in read])
         self.found.append((number, code, held, self.value((part.__defaults__, part.__kwdefaults__))))
         return "function", number
-
-    def _cell(self, name: str, cell: types.CellType) -> Any:
-        try:
-            part = cell.cell_contents
-        except ValueError:
-            return "empty"
-        return self.value(part) if name == "__class__" else self._around(part)  # the first is what super() reads
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
         """The instructions of a function, with what its names stand for."""

@@ -46,15 +46,10 @@ def _goes_on(one: Operand, other: Operand, width: int) -> bool:
     return other.block == one.block and other.start == one.start + width
 
 
-def lower(
-    graph: Graph, outputs: Sequence[Columns], new: Sequence[Columns], given: dict[int, Kind], states: Sequence[int]
-) -> Lowered:
-    """Make a program."""
-    return _Lowering(graph, given, states).run(outputs, new)
-
-
 @dataclass
-class _Lowering:
+class Lowering:
+    """Makes a program of a graph, of which some nodes are given."""
+
     graph: Graph
     kinds: dict[int, Kind]
     states: Sequence[int]
@@ -69,6 +64,7 @@ class _Lowering:
     _cut: dict[bytes, list[_Run]] = field(default_factory=dict)
 
     def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
+        """The program that gives these columns, and the new states."""
         needed = self.graph.needed([*outputs, *new], list(self.kinds))
         for index in self.states:
             self._give(index)
@@ -76,7 +72,7 @@ class _Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        wholes = [part for node in nodes.values() for part in self._whole_operands(node)]
+        wholes = [part for node in nodes.values() if node.operation in _WHOLE for part in node.operands]
         operands = [part for node in nodes.values() for part in node.operands]
         # The longest first: others may be parts of it. What need not be in one place is so by chance.
         for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
@@ -129,10 +125,6 @@ class _Lowering:
                     del nodes[factor]
                     break
         return nodes
-
-    def _whole_operands(self, node: Node) -> list[Columns]:
-        """The operands that must lie in one place."""
-        return list(node.operands) if node.operation in _WHOLE else []
 
     def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
         """Have what is computed for an operand in several places be written where it will be read."""

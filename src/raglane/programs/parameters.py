@@ -185,6 +185,8 @@ class _Seed(torch.autograd.Function):
 
 def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep: bool = False) -> list[Tensor | None]:
     """The gradients of some tensors, from results and theirs."""
+    if not pairs:
+        return [None] * len(wished)
     with torch.enable_grad():
         seed = _Seed.apply([grad for _, grad in pairs], *[part for part, _ in pairs])  # type: ignore[no-untyped-call]
     return list(torch.autograd.grad(seed, wished, retain_graph=keep, allow_unused=True))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane.programs import formulas
-from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
+from raglane.programs.formulas import FORMULAS, TRUTHS
 from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
@@ -90,11 +90,6 @@ def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tenso
     if dtype is torch.bool:
         return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)  # type: ignore[no-any-return]
     raise Refused(f"it changes {source.dtype} to {dtype}")
-
-
-def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:
-    marks = tracer.marks(source).expand(target.shape).clone()
-    return tracer.wrap(marks, target.dtype)
 
 
 def _common(tracer: Tracer, parts: Any) -> torch.dtype:
@@ -256,10 +251,6 @@ def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
     return found
 
 
-def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:
-    return _pointwise(log_sigmoid)(tracer, None, source), tracer.nothing(1)
-
-
 def _batch_norm(*_: Any, **__: Any) -> Any:
     raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
 
@@ -276,9 +267,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,
-    "log_sigmoid_forward": _log_sigmoid,
+    "log_sigmoid_forward": lambda t, _, source: (_pointwise(formulas.log_sigmoid)(t, None, source), t.nothing(1)),
     "_to_copy": _convert,
-    "copy": _copy,
+    "copy": lambda t, _, to, source, *__: t.wrap(t.marks(source).expand(to.shape).clone(), to.dtype),
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
     "sum": _reduction(Graph.sums),

@@ -135,7 +135,7 @@ class Tracer:
             raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
-            return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
+            return self.fixed(tensors[0].detach().clone())  # a tensor that was made of numbers just now
         if name == "detach" and self._is_nothing(tensors[0]):
             return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # autograd does so with some results
         parts = [self.part(part) for part in tensors]
@@ -160,17 +160,16 @@ class Tracer:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
             # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
-            raise Refused(
-                f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
-            ) from None
+            said = f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
+            raise Refused(said) from None
 
-    def _constant(self, value: Tensor) -> Tensor:
+    def fixed(self, value: Tensor) -> Tensor:
+        """A tensor of plain numbers among those that are known."""
         self._calls.append(Call(None, (value,), {}))
         return self._add_known(value, True)
 
     def _values(self, flat: list[Any]) -> list[Any]:
-        on_host = [torch.device("cpu") if part == _META else part for part in flat]
-        return [self.part(part).value if isinstance(part, Tensor) else part for part in on_host]
+        return [self.part(part).value if isinstance(part, Tensor) else part for part in _on_host(flat)]
 
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
         """What is made of numbers that the step itself has is a constant, too."""
@@ -179,9 +178,9 @@ class Tracer:
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if isinstance(found, Tensor):
-            return self._constant(found.clone())
+            return self.fixed(found.clone())
         if isinstance(found, tuple | list):
-            return [self._constant(part.clone()) for part in found]
+            return [self.fixed(part.clone()) for part in found]
         return found
 
     def _call_known(self, function: Any, flat: list[Any], spec: Any) -> Any:
@@ -193,10 +192,7 @@ class Tracer:
             return None  # a check, which was passed
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
             raise Refused(f"what {function._schema.name} gives is not a tensor")
-        arguments = [
-            Known(self.part(part).known) if isinstance(part, Tensor) else torch.device("cpu") if part == _META else part
-            for part in flat
-        ]
+        arguments = [Known(self.part(part).known) if isinstance(part, Tensor) else part for part in _on_host(flat)]
         args, kwargs = tree_unflatten(arguments, spec)
         self._calls.append(Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found)))
         if isinstance(found, Tensor):
@@ -213,7 +209,7 @@ class Tracer:
         target = self.part(args[0])
         if target.marks is None:
             raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
-        if _memory(target.marks) in self._detached:
+        if target.marks.untyped_storage().data_ptr() in self._detached:
             raise Refused("it changes in place what it has detached")
         found = rule(self, function, *args, **kwargs)
         if found.dtype is not args[0].dtype:
@@ -247,7 +243,7 @@ class Tracer:
         """Note that a tensor has the memory of another one, from which it is detached: neither may change in place."""
         marks = self.marks(source)
         if not bool((marks >> SHIFT == FREE).all()):  # what all rows share autograd detaches by itself
-            self._detached |= {_memory(marks), _memory(self.marks(found))}
+            self._detached |= {part.untyped_storage().data_ptr() for part in (marks, self.marks(found))}
         return found
 
     def constant(self, tensor: Tensor) -> Tensor:
@@ -256,10 +252,6 @@ class Tracer:
         if part.value is None or not part.is_constant:
             raise Refused("it picks columns by numbers that it computes")
         return part.value
-
-    def fixed(self, value: Tensor) -> Tensor:
-        """A tensor of plain numbers among those that are known."""
-        return self._constant(value)
 
     def weight(self, key: tuple[Any, ...], make: Callable[[], Tensor]) -> int:
         """The place of a weight ``(groups, rows, depth)`` among the graph's, made of known tensors where it is new."""
@@ -329,8 +321,8 @@ class _Follow(TorchDispatchMode):
         return self._tracer.call(func, flat, spec)
 
 
-def _memory(marks: Tensor) -> int:
-    return marks.untyped_storage().data_ptr()
+def _on_host(arguments: list[Any]) -> list[Any]:
+    return [torch.device("cpu") if part == _META else part for part in arguments]
 
 
 def rows_for(sizes: Iterable[int]) -> int:

@@ -223,11 +223,6 @@ def _tuple_key(found: Survey, weights: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def replaced(weights: Any, swap: Callable[[Tensor], Tensor]) -> Any:
-    """The same weights with other tensors; a module is another one, which shares the rest with the first."""
-    return _replaced(weights, swap, {})
-
-
 def stand_in(made: Tensor, original: Tensor) -> Tensor:
     """A tensor in the place of another one, which a step then takes for a parameter or a buffer, too."""
     if made is not original:
@@ -237,7 +232,9 @@ def stand_in(made: Tensor, original: Tensor) -> Tensor:
     return made
 
 
-def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]) -> Any:
+def replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any] | None = None) -> Any:
+    """The same weights with other tensors; a module is another one, which shares the rest with the first."""
+    known = {} if known is None else known
     if isinstance(part, Tensor):
         return stand_in(swap(part), part)
     if id(part) in known:
@@ -247,17 +244,17 @@ def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]
         object.__setattr__(made, "__dict__", {})
         for name, item in vars(part).items():
             if name in ("_parameters", "_buffers", "_modules"):
-                vars(made)[name] = {key: _replaced(value, swap, known) for key, value in item.items()}
+                vars(made)[name] = {key: replaced(value, swap, known) for key, value in item.items()}
             else:
-                vars(made)[name] = item if name in _OWN else _replaced(item, swap, known)
+                vars(made)[name] = item if name in _OWN else replaced(item, swap, known)
         return made
     if isinstance(part, tuple):
-        items = [_replaced(item, swap, known) for item in part]
+        items = [replaced(item, swap, known) for item in part]
         return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
     if type(part) is list:
-        return [_replaced(item, swap, known) for item in part]
+        return [replaced(item, swap, known) for item in part]
     if type(part) is dict:
-        return {name: _replaced(item, swap, known) for name, item in part.items()}
+        return {name: replaced(item, swap, known) for name, item in part.items()}
     return part
 
 

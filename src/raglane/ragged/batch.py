@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raglane import segments
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_kind
+from raglane._utils.checks import as_tensor, check_kind
 from raglane._utils.drawing import LIGHT, PALETTE
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import functions

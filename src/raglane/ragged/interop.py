@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_offsets
+from raglane._utils.checks import as_tensor, check_offsets
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
 from raglane.segments import element_index, offsets_from_lengths
 

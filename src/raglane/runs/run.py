@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from raglane._utils.files import check_place, write_folder
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path, check_place, write_folder
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
-from raglane.data.dataset import SequenceDataset
+from raglane.data.dataset import SequenceDataset, Sequences
 from raglane.data.order import Batches, Limit, Order
 from raglane.data.preprocess import Preprocessor
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, argument, message
+from raglane.errors import DataError, argument, message
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
 
@@ -64,7 +64,7 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
+def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
     """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
@@ -83,14 +83,14 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
 
 
 def training_batches(
-    training: SequenceDataset | Dataset, settings: Settings, rank: int, ranks: int
-) -> tuple[SequenceDataset | Dataset, Batches | Chunks, int]:
+    training: Sequences, settings: Settings, rank: int, ranks: int
+) -> tuple[Sequences, Batches | Chunks, int]:
     """The sequences as batches have them, the batches of a rank, and how many elements one usually has."""
-    if settings.batch_elements is not None and settings.too_long == "split" and not isinstance(training, Dataset):
-        training = training.cut(settings.batch_elements)
+    if settings.batch_elements is not None and settings.too_long == "split":
+        training = training.in_memory().cut(settings.batch_elements)
     # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
     mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
-    if settings.steps is not None and not isinstance(training, Dataset):
+    if settings.steps is not None:
         chunks = chunked_order(training, settings, rank, ranks)
         return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.steps)
     order = training_order(training.lengths, settings, rank, ranks)
@@ -99,21 +99,6 @@ def training_batches(
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError(message("data", got, rule, fix))
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks
-
-
-def refuse_in_memory(settings: Settings) -> None:
-    """Refuse what is done to sequences that are in memory, where they are not."""
-    there = "in memory, and those of a converted folder are not there"
-    if settings.batch_elements is not None and settings.too_long == "split":
-        fix = f"pass {argument('too_long', 'drop')} or {argument('too_long', 'alone')}"
-        raise ArgumentError(message("too_long", "'split'", f"sequences are split {there}", fix))
-    if settings.steps is not None:
-        fix = f"leave {argument('steps')} out, or train on the file itself"
-        raise ArgumentError(message("steps", f"{settings.steps}", f"sequences are cut into chunks {there}", fix))
-    if settings.class_weights != "none" and settings.task != "classify":
-        rule = f"labels are weighed {there}, but for one per sequence"
-        fix = f"leave {argument('class_weights')} out, or train on the file itself"
-        raise ArgumentError(message("class_weights", repr(settings.class_weights), rule, fix))
 
 
 class Remaining(Sampler[list[int]]):
@@ -130,7 +115,7 @@ class Remaining(Sampler[list[int]]):
         return iter(self._order)
 
 
-def in_order(dataset: SequenceDataset | Dataset, limit: Limit) -> Iterator[Batch]:
+def in_order(dataset: Sequences, limit: Limit) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch."""
     for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
@@ -143,7 +128,7 @@ def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
 
 
 def shares_of(
-    validation: SequenceDataset | Dataset, settings: Settings, order: Batches | Chunks, rank: int, ranks: int
+    validation: Sequences, settings: Settings, order: Batches | Chunks, rank: int, ranks: int
 ) -> list[list[int]]:
     """The batches of the validation part: of each this rank's share. A rank that has none of any has no batches."""
     limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
@@ -151,9 +136,7 @@ def shares_of(
     return [rows for rows in shares if rows]
 
 
-def loader(
-    dataset: SequenceDataset | Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0
-) -> DataLoader[Any]:
+def loader(dataset: Sequences, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """A DataLoader that gives the batches of ``order``, each a :class:`Batch`."""
     return DataLoader(
         dataset,
@@ -181,16 +164,14 @@ class RareTokens:
     in_targets: bool
 
     @classmethod
-    def of(
-        cls, training: SequenceDataset | Dataset, preprocessor: Preprocessor, settings: Settings
-    ) -> RareTokens | None:
+    def of(cls, training: Sequences, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
         """Those of the training part; None where there are none, or none is to be hidden."""
         if settings.unknown_rate == 0:
             return None
         if isinstance(training, Dataset):
             rare = [_once(counts, words) for counts, words in _counted(training)]
         else:
-            rare = _once_in(training, preprocessor)
+            rare = _once_in(training.in_memory(), preprocessor)
         for words in rare:
             # The unknown token itself.
             words[0] = False

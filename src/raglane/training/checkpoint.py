@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
-from raglane._utils.reading import as_path
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, message, require
 from raglane.training.folder import BEST, find

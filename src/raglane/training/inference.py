@@ -235,8 +235,8 @@ def evaluate(
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
     _check_options(task, horizon=horizon, top=top)
-    where = str(records.source) if isinstance(records, Records) else "data"
-    task.check(dataset, where)
+    where = str(records.source)
+    task.check(records)
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with answering(model):

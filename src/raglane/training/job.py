@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.files import write_file
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path, write_file
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DivergedError, argument, message

@@ -19,7 +19,7 @@ from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.ranks.group import ranks_of
 from raglane.training.settings import Settings
-from raglane.training.tasks import fit, settle
+from raglane.training.tasks import fit
 
 if TYPE_CHECKING:
     from raglane.planner import Plan
@@ -80,13 +80,12 @@ def plan_batches(settings: Settings, training: Records | Dataset, what: str = "b
     if what == "batch_size" and settings.batch_elements is not None:
         got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "one of them limits a batch"
         raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
-    device = check_machine(settings)
+    device = pick_device(settings.device)
     others = ranks_of()
     ranks = settings.ranks if others is None else others.count
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     threads = threads_of(settings) or torch.get_num_threads()
-    settings, _ = settle(settings, training)
     preprocessor = fit(training, settings)
     lengths = preprocessor.apply(training).lengths
     if settings.steps is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raglane._utils.reading import check_file
+from raglane._utils.files import check_file
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, argument, message, quote, shorten
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.files import check_new_file, no_formula, write_files
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path, check_new_file, no_formula, write_files
 from raglane.errors import ArgumentError, message, quote, require
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, argument, message, require
-from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
+from raglane.errors import DataError, argument, message, require
+from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
 from raglane.training.identity import fingerprint, identity
 from raglane.training.job import Job, RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import check_machine
@@ -69,47 +70,65 @@ def train(
         MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
     """
-    require("safetensors", "train")
-    check_named(settings.layer)
-    check_machine(settings)
-    given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
-    if folder is None:
-        if resume:
-            fix = f"give {argument('folder')}"
-            raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
-        return _spread(Job(settings, **given), watcher)
-    folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
-    check_folder(folder, **rules)
-    check_place(settings.layer, folder)
-    with at_work(folder):
-        # Again, now that nobody else can change it.
-        check_folder(folder, **rules)
-        before = load_description(folder) if resume else None
+    check_settings(settings)
+    folder = None if folder is None else as_path(folder)
+    folder = to_resume(folder) if resume else folder
+    with claimed(folder, resume=resume, overwrite=overwrite):
+        before = load_description(folder) if folder is not None and resume else None
         if before is None:
             settings, _ = settle(settings, training)
         else:
             settings = replace(settings, loss=settings.loss or before.settings.loss)
-        files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
-        job = Job(
-            settings,
-            dict(data or {}),
-            fingerprint(training, validation),
-            identity=identity(training, validation),
-            folder=folder,
-            resume=resume,
-            files={name: content for name, content in files.items() if content},
-            **given,
-        )
-        if before is not None:
-            refuse_diverged(before, folder)
-            if before.fingerprint != job.fingerprint:
-                got = "other data than the run was started with"
-                rule = "a run goes on with the same sequences, labels and order"
-                fix = f"restore the data, or start anew with {argument('overwrite', True)}"
-                raise DataError(message("resume", got, rule, fix))
-            return _spread(job, watcher)
+        more: dict[str, Any] = {"data": data, "columns": columns, "test": test, "watcher": watcher, "config": config}
+        return run_job(settings, training, validation, folder, before, **more)
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that cannot be trained with here, before any data is read, which can take a while."""
+    require("safetensors", "train")
+    check_named(settings.layer)
+    check_machine(settings)
+
+
+def run_job(
+    settings: Settings,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    folder: Path | None,
+    before: RunDescription | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    test: Records | None = None,
+    watcher: Watcher | None = None,
+    config: bytes = b"",
+) -> TrainingResult:
+    """Train with settings that are checked and settled, in a folder that is claimed; go on from ``before``, if any."""
+    given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
+    if folder is None:
+        return _spread(Job(settings, **given), watcher)
+    check_place(settings.layer, folder)
+    files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
+    job = Job(
+        settings,
+        dict(data or {}),
+        fingerprint(training, validation),
+        identity=identity(training, validation),
+        folder=folder,
+        resume=before is not None,
+        files={name: content for name, content in files.items() if content},
+        **given,
+    )
+    if before is None:
         with replacing(folder):
             return _spread(job, watcher)
+    refuse_diverged(before, folder)
+    if before.fingerprint != job.fingerprint:
+        got = "other data than the run was started with"
+        rule = "a run goes on with the same sequences, labels and order"
+        fix = f"restore the data, or start anew with {argument('overwrite', True)}"
+        raise DataError(message("resume", got, rule, fix))
+    return _spread(job, watcher)
 
 
 def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
@@ -132,4 +151,4 @@ def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
-    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
+    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))

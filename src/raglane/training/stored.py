@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raglane._utils.files import check_file
 from raglane._utils.memory import available_memory
-from raglane._utils.reading import check_file
 from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.

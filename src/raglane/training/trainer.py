@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
 from raglane.data.chunks import Chunks
-from raglane.data.dataset import SequenceDataset
+from raglane.data.dataset import Sequences
 from raglane.data.order.permutation import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
@@ -27,7 +27,6 @@ from raglane.training.batches import (
     RareTokens,
     Remaining,
     loader,
-    refuse_in_memory,
     shares_of,
     training_batches,
 )
@@ -106,11 +105,9 @@ class Trainer:
         self.validation = None if job.validation is None else self._applied(job.validation)
         if job.test is not None:
             self._applied(job.test)
-        if isinstance(training, Dataset):
-            refuse_in_memory(settings)
         if settings.class_weights != "none":
-            targets = training.labels() if isinstance(training, Dataset) else training.targets
-            self.task.class_weights = None if targets is None else self.task.weigh(torch.as_tensor(targets))
+            targets = training.targets_of_all()
+            self.task.class_weights = None if targets is None else self.task.weigh(targets)
         config = ModelConfig.of(settings, self.preprocessor)
         # Before sequences are split, whose pieces would count what a sequence has several times.
         self.rare = RareTokens.of(training, self.preprocessor, settings)
@@ -122,9 +119,9 @@ class Trainer:
         # Files of the best model, where there is no folder.
         self.best: dict[str, bytes] = {}
 
-    def _applied(self, records: Records | Dataset) -> SequenceDataset | Dataset:
-        dataset: SequenceDataset | Dataset = self.preprocessor.apply(records)
-        self.task.check(dataset, str(records.source) if isinstance(records, Records) else "data")
+    def _applied(self, records: Records | Dataset) -> Sequences:
+        dataset: Sequences = self.preprocessor.apply(records)
+        self.task.check(records)
         return dataset
 
     def run(self) -> TrainingResult:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.checks import check_choice, check_kind
-from raglane._utils.reading import as_path, check_file
+from raglane._utils.files import as_path, check_file
 from raglane.data.formats import csv, ipc, jsonl, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.reading import NotAFileError, check_file, read_file
+from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, argument, message, quote, quote_all
 

@@ -84,7 +84,7 @@ def _forward(
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
     over = _beside(program, elements[0])
-    outputs, finals = _run(program.lowered, call.offsets, call.ascending, given, weights, over)
+    outputs, finals = _run(program.lowered, call, call.ascending, given, weights, over)
     found = [] if program.output is None else [outputs[program.output]]
     found += call.join(finals, unchanged)
     if call.need_states:
@@ -107,7 +107,7 @@ def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
 
 def _run(
     lowered: Lowered,
-    offsets: Tensor,
+    call: StepCall,
     ascending: bool,
     given: dict[int, Tensor],
     weights: list[Tensor],
@@ -118,7 +118,7 @@ def _run(
 
     return run_program(
         lowered.program,
-        offsets=offsets,
+        offsets=call.offsets,
         ascending=ascending,
         elements=tensors("element"),
         sequences=tensors("sequence"),
@@ -158,9 +158,8 @@ class _Loop(torch.autograd.Function):
         tensors, saved = kept[:count], kept[count:]
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *_reference_gradients(call, tensors, grads, ctx.needs_input_grad[1:])
-        back = _Backward(
-            call, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.wanted, ctx.needs_input_grad[1:]
-        )
+        by_node = dict(zip(ctx.nodes, saved, strict=True))
+        back = _Backward(call, tensors, by_node, ctx.known, ctx.wanted, ctx.needs_input_grad[1:])
         return None, *back.run(list(grads))
 
 
@@ -181,13 +180,8 @@ def _recorded(call: StepCall, wanted: Wanted, states: tuple[Any, ...]) -> list[b
 def _wanted(call: StepCall, wishes: tuple[bool, ...], made: ParameterValues) -> Wanted:
     elements, states, _ = call.parts(wishes)  # type: ignore[arg-type]
     _, unchanged = call.split(states)
-    return Wanted(
-        call.need_output,
-        call.need_states,
-        tuple(map(bool, elements)),
-        tuple(map(bool, unchanged)),
-        *made.wanted,
-    )
+    given = call.need_output, call.need_states
+    return Wanted(*given, tuple(map(bool, elements)), tuple(map(bool, unchanged)), *made.wanted)
 
 
 class _Backward:
@@ -228,25 +222,16 @@ class _Backward:
         batch, nodes = call.offsets.shape[0] - 1, program.lowered.given.get("state", ())
         widths = program.lowered.program.given("state")
         finals = [*finals, *[None] * (len(nodes) - len(finals))]
-        given |= {
-            node: _filled(part, like, (batch, width)) for node, width, part in zip(nodes, widths, finals, strict=True)
-        }
+        for node, width, part in zip(nodes, widths, finals, strict=True):
+            given[node] = _filled(part, like, (batch, width))
         over = self._over(program)
-        self.outputs, self.finals = _run(
-            program.lowered, call.offsets, not call.ascending, given, self.known.weights, over
-        )
+        self.outputs, self.finals = _run(program.lowered, call, not call.ascending, given, self.known.weights, over)
         if over:
             spend(*over.values())
-        grad_states = self.finals[: len(changing)]
-        grad_unchanged = [
-            self._unchanged(program.unchanged.get(place), part, step)
-            for place, (part, step) in enumerate(
-                zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
-            )
-        ]
-        grad_elements = self._elements(program)
-        grad_leaves = self._leaves(program)
-        found = [*grad_elements, *call.join(grad_states, grad_unchanged), *grad_leaves]
+        pairs = zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
+        grad_unchanged = [self._unchanged(program.unchanged.get(place), *pair) for place, pair in enumerate(pairs)]
+        grad_states = call.join(self.finals[: len(changing)], grad_unchanged)
+        found = [*self._elements(program), *grad_states, *self._leaves(program)]
         return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
 
     def _over(self, program: Backward) -> dict[int, Tensor]:
@@ -274,25 +259,25 @@ class _Backward:
             if not self.wanted.elements[place]:
                 found.append(None)
                 continue
-            deferred = [part for part in program.deferred if part[2][0] == node]
+            deferred = [part for part in program.deferred if part[2].node == node]
             total = self._take(program.elements[place]) if place in program.elements else None
             if total is not None and deferred:
                 total = total.clone()  # the sums for parameters may read it too
-            for weight, fetch, (_, start, width) in deferred:
+            for weight, fetch, to in deferred:
                 part = times(self._take(fetch), self.known.weights[weight].mT)
-                if total is None and width == element.shape[1]:
+                if total is None and to.width == element.shape[1]:
                     total = part
                     continue
                 total = torch.zeros_like(element) if total is None else total
-                total[:, start : start + width] += part
+                total[:, to.start : to.start + to.width] += part
             found.append(torch.zeros_like(element) if total is None else total)
         return found
 
     def _leaves(self, program: Backward) -> list[Tensor | None]:
         """The gradients of the parameters, by way of what was made of them."""
         made: dict[int, Tensor] = {}
-        sums: dict[Fetch, Tensor] = {}
-        due, vectors = set(program.sums.values()), len(self.known.vectors)
+        sums: dict[Fetch | int, Tensor] = {}
+        due, vectors = set(program.vectors.values()), len(self.known.vectors)
         for weight, result, operand in program.weights:
             # A bias that was added to a product has the sums of the same rows.
             is_due, groups = result in due and result not in sums, self.known.weights[weight].shape[0]
@@ -301,15 +286,11 @@ class _Backward:
                 sums[result] = total
             share, place = cast(Tensor, share), vectors + weight
             made[place] = made[place] + share if place in made else share
-        for place, fetch in program.sums.items():
-            if fetch not in sums:
-                sums[fetch] = cast(Tensor, outer_products(self._take(fetch), None, sums=True)[1])
-            made[place] = sums[fetch]
-        totals: dict[int, Tensor] = {}
-        for place, summed in program.vectors.items():
-            if summed not in totals:
-                totals[summed] = cast(Tensor, outer_products(self.finals[summed], None, sums=True)[1])
-            made[place] = totals[summed]
+        for place, source in program.vectors.items():
+            if source not in sums:
+                rows = self.finals[source] if isinstance(source, int) else self._take(source)
+                sums[source] = cast(Tensor, outer_products(rows, None, sums=True)[1])
+            made[place] = sums[source]
         return self.known.gradients(made)
 
 
@@ -323,28 +304,20 @@ def _reference_gradients(
     """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
     keep = torch.is_grad_enabled()
     # Views, so that a gradient stops here where one of them was computed from another.
-    inputs = tuple(
-        [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
-    )
+    inputs = [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
     if call.compiled.trace.reads_itself:
         # A step that reaches its parameters by itself reads no views of them.
-        inputs = (*inputs[: -len(call.parts(tensors)[2])], *call.parts(tensors)[2])
-    elements, states, leaves = call.parts(inputs)
+        inputs = [*inputs[: sum(call.counts[:2])], *call.parts(tensors)[2]]
+    elements, states, leaves = call.parts(tuple(inputs))
     weights = call.step.weights(list(leaves), list(elements))
     whole = call.step.whole(call.compiled.trace.prepares)
     request = Request(whole, elements[0], call.offsets, None, (), (weights,), need_states=call.need_states)
     with torch.enable_grad():
         ran = reference.run_direction(request, weights, states, not call.ascending)
     results = [*([ran.output] if call.need_output else []), *ran.state, *(ran.states or ())]
-    pairs = [
-        (result, grad)
-        for result, grad in zip(results, grads, strict=True)
-        if result is not None and grad is not None and result.requires_grad
-    ]
+    pairs: list[Any] = [pair for pair in zip(results, grads, strict=True) if pair[1] is not None]
+    pairs = [(part, grad) for part, grad in pairs if part is not None and part.requires_grad]
+    ends, seeds = [part for part, _ in pairs], [grad for _, grad in pairs]
     wanted = [part for part, wish in zip(inputs, wishes, strict=True) if wish]
-    found = iter(
-        torch.autograd.grad(
-            [result for result, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=keep, allow_unused=True
-        )
-    )
+    found = iter(torch.autograd.grad(ends, wanted, seeds, create_graph=keep, allow_unused=True))
     return [next(found) if wish else None for wish in wishes]

@@ -73,11 +73,6 @@ def _remember(key: Any, found: CompiledStep | Refused) -> None:
         _steps.popitem(last=False)
 
 
-def forget() -> None:
-    """Forget all programs of this process; what is on the disk stays."""
-    _steps.clear()
-
-
 def _made(step: Step) -> CompiledStep:
     """Verified programs: of a trace on the disk that holds, or else of one that is made and written now."""
     disk_key, not_kept = "", ""
@@ -230,40 +225,32 @@ class _Case:
 
     def difference(self, generator: torch.Generator) -> tuple[str, bool]:
         """Why the program is none of torch's step, or nothing; and whether a number was finite."""
-        dtype, got, want = self.call.step.dtype, self.by_program(), self.by_torch(self.tensors)
-        if not self.is_same_without_gradients(want[0]):
+        output, finals, _ = run_loop(self.call, self.tensors)
+        got = self._with_gradients([part for part in (output, *finals) if part is not None], self.tensors)
+        want = self.by_torch(self.tensors)
+        with torch.no_grad():
+            plain = self._step(tuple([part.detach() for part in self.tensors]))
+        if not all(_agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)):
             return "its step does something else where no gradients are recorded", True
         near: list[_Results] = []
         for index, kind in enumerate(("values", "gradients")):
             for place, (one, other) in enumerate(zip(got[index], want[index], strict=True)):
-                if _agree(one, other, dtype):
+                if _agree(one, other, self.call.step.dtype):
                     continue
                 near = near or [self.by_torch(self.nudged(generator)) for _ in range(_NUDGES)]
-                if not _agree(one, other, dtype, [results[index][place] for results in near]):
+                if not _agree(one, other, self.call.step.dtype, [results[index][place] for results in near]):
                     return f"the {kind} of its program differ from those of torch", True
         return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
 
-    def by_program(self) -> _Results:
-        mine, finals, _ = run_loop(self.call, self.tensors)
-        return self._with_gradients([part for part in (mine, *finals) if part is not None], self.tensors)
-
     def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
-        output, new = self._step(tensors)
-        return self._with_gradients([output, *new], tensors)
+        return self._with_gradients(self._step(tensors), tensors)
 
-    def is_same_without_gradients(self, results: list[Tensor]) -> bool:
-        """Whether torch's step gives the same numbers where no gradients are recorded."""
-        with torch.no_grad():
-            output, new = self._step(tuple([part.detach() for part in self.tensors]))
-        return all(_agree(one, other, other.dtype) for one, other in zip([output, *new], results, strict=True))
-
-    def _step(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        elements, states, leaves = self.call.parts(tensors)
+    def _step(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
+        call, (elements, states, leaves) = self.call, self.call.parts(tensors)
         given = None if self.is_own else list(leaves)
-        output, new, _ = self.call.step.run(
-            given, list(elements), list(states), self.call.offsets, self.call.compiled.trace.prepares
-        )
-        return output, new
+        prepares = call.compiled.trace.prepares
+        output, new, _ = call.step.run(given, list(elements), list(states), call.offsets, prepares)
+        return [output, *new]
 
     def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The tensors, with what is read and the states a few roundings away; masks and weights stay."""
@@ -278,7 +265,13 @@ class _Case:
     def _with_gradients(self, results: list[Tensor], tensors: tuple[Tensor, ...]) -> _Results:
         generator = torch.Generator().manual_seed(self.seed)
         grads = [torch.randn(part.shape, generator=generator, dtype=part.dtype) for part in results]
-        return results, _gradients(results, [part for part in tensors if part.requires_grad], grads)
+        wished = [part for part in tensors if part.requires_grad]
+        pairs = [pair for pair in zip(results, grads, strict=True) if pair[0].requires_grad]
+        # What a module computed from its parameters beforehand is its own, and is differentiated by itself later.
+        found = gradients(pairs, wished, keep=not all(part.is_leaf for part in wished))
+        return results, [
+            torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)
+        ]
 
 
 def _drawn(step: Step, compiled: CompiledStep, rows: int, noise: float, generator: torch.Generator) -> _Case:
@@ -304,14 +297,6 @@ def _drawn(step: Step, compiled: CompiledStep, rows: int, noise: float, generato
     offsets = torch.arange(rows + 1, device="cpu")
     call = StepCall(compiled, step, offsets, True, True, False, (len(elements), len(states), len(leaves)))
     return _Case(call, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator)))
-
-
-def _gradients(results: list[Tensor], wished: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-    pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
-    # What a module computed from its parameters beforehand is its own, and is differentiated by itself later.
-    keep = not all(part.is_leaf for part in wished)
-    found = gradients(pairs, wished, keep=keep) if pairs else [None] * len(wished)
-    return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
 
 
 def _agree(one: Tensor, other: Tensor, dtype: torch.dtype, near: Sequence[Tensor] = ()) -> bool:

@@ -105,7 +105,7 @@ def contents_of_folder(path: Path) -> Contents:
     labels = None
     if layout.has_labels or layout.has_tags:
         labels = labels_of("element" if layout.has_tags else "sequence", counted.labels)
-    lengths = store.lengths_of_all().astype(np.int64, copy=False)
+    lengths = store.lengths().astype(np.int64, copy=False)
     found = Contents(data_name(path), path, lengths, "tokens", labels=labels, beside=counted.features)
     if layout.is_tokens:
         return replace(found, vocabulary=len(counted.tokens))

@@ -6,12 +6,13 @@ the others, which have waited for it: they read no file of data, and print nothi
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
 
 from raglane.errors import LostRankError, current_flags, flags
 from raglane.training.job import Job, TrainingResult
-from raglane.training.ranks.group import Ranks, lost
+from raglane.training.ranks.group import Ranks, lost, ranks_of
 from raglane.training.trainer import Trainer, Watcher
 
 
@@ -31,8 +32,11 @@ def lead(job: Job, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
         ranks.leave()
 
 
-def follow(ranks: Ranks) -> TrainingResult:
-    """Do this rank's part of a training that the first one leads."""
+def followed() -> TrainingResult | None:
+    """Do this rank's part of a training that the first one leads; None where this process leads, or is alone."""
+    ranks = ranks_of() if os.environ.get("RANK", "0") != "0" else None
+    if ranks is None:
+        return None
     ranks.join()
     try:
         job, names = ranks.from_first(None)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.statistics import statistics_of
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, argument, message, quote
 from raglane.training.settings import ModelSettings, Settings
@@ -43,12 +44,9 @@ def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, s
 
 def _is_binary(training: Records | Dataset) -> bool:
     """Whether all features are 0 or 1, and not all steps are the same."""
-    if isinstance(training, Dataset):
-        channels = training.statistics.channels.values()
-        are_binary = all(channel.is_binary and not channel.missing for channel in channels)
-        return are_binary and any(channel.high > channel.low for channel in channels)
-    values = training.values
-    return not training.is_tokens and bool(((values == 0) | (values == 1)).all() and (values != values[:1]).any())
+    channels = statistics_of(training).channels.values()
+    are_binary = all(channel.is_binary and not channel.missing for channel in channels)
+    return are_binary and any(channel.high > channel.low for channel in channels)
 
 
 def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
@@ -57,9 +55,10 @@ def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
     fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
         # Any model would be right, and none would have learned.
-        source = str(training.source) if isinstance(training, Records) else "data"
         got, rule = f"one class throughout, {quote((fitted.labels or ())[0])}", "at least two classes to tell apart"
-        raise DataError(message(source, got, rule, "add data of another, or check which column holds the labels"))
+        raise DataError(
+            message(str(training.source), got, rule, "add data of another, or check which column holds the labels")
+        )
     return fitted
 
 
