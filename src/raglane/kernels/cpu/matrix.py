@@ -178,3 +178,28 @@ def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tens
     """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
     gates = gates[:, : weight.shape[0]]
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
+
+
+# As ``lane_capacity`` in csrc/scan/lanes.h has it, with the constants of csrc/runtime/tuning.h, for caches that hold
+# the most lanes.
+_SURPLUS, _MOST, _EVEN = 1.15, 48, 6
+
+
+def lanes_of(lengths: Tensor, threads: int) -> int:
+    """The lanes of all threads together, at least 1; an estimate for those who predict times.
+
+    Args:
+        lengths: ``(B,)`` int64 on the CPU.
+        threads: that run the call.
+
+    Example:
+        >>> import torch
+        >>> lanes_of(torch.full((100,), 10), 2), lanes_of(torch.tensor([100, 1, 1]), 2)
+        (96, 4)
+    """
+    count, total = int(lengths.count_nonzero()), int(lengths.sum())
+    if count == 0:
+        return 1
+    needed = int(_SURPLUS * total / (threads * int(lengths.max()))) + 1
+    share = -(-count // threads)
+    return threads * min(share, _MOST, -(-needed // _EVEN) * _EVEN)
