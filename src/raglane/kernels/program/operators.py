@@ -115,7 +115,7 @@ program.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
     name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
     present, there = [part is not None for part in given], [part for part in given if part is not None]
     wishes = reverse, layer.need_output, layer.need_states

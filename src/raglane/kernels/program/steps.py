@@ -116,7 +116,7 @@ def warn(cell: CellSpec, reason: str) -> None:
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
     cell, values = layer.cell, layer.values
     reason = ""
     try:
