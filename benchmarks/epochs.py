@@ -2,7 +2,7 @@
 
     python benchmarks/epochs.py names=names.txt libri=libri.txt > benchmarks/results/order.md
 
-Each list is a file with one length per line. The measure of shuffling is ``raglane.data.order.quality``. A step costs
+Each list is a file with one length per line. The measure of shuffling is in ``shuffling.py``. A step costs
 the larger of its elements over ``RATE`` and its longest sequence times ``LATENCY``: those of a small LSTM on one
 processor. lhotse (the extra ``interop``) is left out where it is not installed.
 
@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from shuffling import shuffling
 
 from raglane.data import Batches, Limit, Order
-from raglane.data.order.quality import shuffling
 from raglane.data.order.shares import owners_of
 from safety import processor
 

@@ -26,7 +26,7 @@ from harness.run import Report, installed, measure
 
 from raglane._utils.files import check_place, settle, write_folder
 from raglane._utils.lock import LOCK, locked
-from raglane.cli.bench import parts_of, pick, size_of
+from raglane.cli.compare import parts_of, pick, size_of
 from raglane.cli.console import complain, say
 from raglane.errors import ArgumentError, RaglaneError, message, quote, require
 from raglane.planner import machine

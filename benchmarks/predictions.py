@@ -35,10 +35,10 @@ import torch
 
 import raglane as rl
 from raglane.planner import Row, advice
-from raglane.planner.batches import epoch_of
 from raglane.planner.calibration import Calibration
+from raglane.planner.model import Way, at
 from raglane.planner.probe import Yardstick, make_batch, step_of
-from raglane.planner.ways import Way, at
+from raglane.planner.rows import epoch_of
 from safety import processor
 
 CELLS, HIDDEN = ("LSTM", "GRU", "MinGRU"), (64, 128, 256)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import raglane as rl
-from raglane.kernels.cpu.kind import layer_of
+from raglane.kernels.cpu.layer import layer_of
 
 STEPS, SEQUENCES, FEATURES = 1000, 16, 64
 
@@ -49,7 +49,7 @@ def checks() -> None:
             weights = [part for of_direction in module._weights() for part in of_direction]
             tensors, sizes = (batch.values, *weights), module.state_sizes
             layer = layer_of(module.cell.name, batch.offsets, tensors, len(weights), sizes, directions)
-            check = partial(layer.rules.checked, batch.offsets, tensors, 0)
+            check = partial(layer.admit, batch.offsets, tensors)
             checked = microseconds(check, 20_000) / directions
             with torch.no_grad():
                 whole = microseconds(partial(module, batch), 1000)

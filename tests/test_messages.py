@@ -13,8 +13,7 @@ from raglane import errors
 from raglane.cli import main
 from raglane.cli.console import complain, say
 from raglane.errors import DataError, RaglaneError, message, printable, quote, quote_all, shorten
-from raglane.report.figures import confusion_png, curves_png
-from raglane.report.tables import confusion_table
+from raglane.report.figures import confusion_png, confusion_table, curves_png
 
 # An escape sequence, line breaks of every kind, a zero byte, marks that turn the direction, half a pair, markup.
 EVIL = "a\x1b[31mb\nc\r\x0b\x85\u2028\0\u202e\u2066\u200b\ud800[red]d[/red]"
@@ -138,7 +137,7 @@ def test_the_trace_is_printable_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_in_tables_and_pictures_are_text() -> None:
     labels = [EVIL, "$\\frac{1$ ^", "z" * 500]
     matrix = [[1, 0, 0], [0, 2, 1], [0, 0, 3]]
-    table = confusion_table(matrix, labels)
+    table = confusion_table(matrix, labels).text()
     assert all(line.isprintable() for line in table.split("\n"))
     assert len(table.split("\n")) == 4
     assert len(table) < 2000

@@ -286,7 +286,7 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """What somebody may have meant who wrote a name that there is not.
+    """The closest valid name to a misspelled one.
 
     Args:
         name: as it was written.

@@ -28,12 +28,7 @@ T = TypeVar("T")
 
 
 class _Mark(Enum):
-    """What no key of a dict can be, not even None.
-
-    Attributes:
-        EACH: stands in a path where ``each`` was written; any other step is a name, a key or an index.
-        NOWHERE: the key that a step means where there is none.
-    """
+    """Marks that are equal to no key of a dict."""
 
     EACH = "each"
     NOWHERE = "nowhere"
@@ -160,9 +155,7 @@ class Path(Generic[T]):
         return _written(self.__root, self.__steps)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Walking a path
-# ---------------------------------------------------------------------------------------------------------------
+# -- walking a path ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,7 +167,7 @@ class _Update:
     function: Callable[[Any], Any]
 
     def of(self, value: Any, where: tuple[Any, ...], depth: int = 0) -> Any:
-        """What becomes of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
+        """The new value in place of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
         if depth == len(self.steps):
             return self.function(value)
         step, opened = self.steps[depth], _open(value)
@@ -196,7 +189,7 @@ class _Update:
         return opened.replaced(changed) if changed else value
 
     def _find(self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int) -> tuple[_Opened, Any]:
-        """What a step leads through, and its key there; or an error that says what there is."""
+        """The value that a step leads through, and its key there; or an error that lists the keys."""
         step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
@@ -224,19 +217,11 @@ def _written(root: Any, steps: tuple[Any, ...]) -> str:
     return f"modify(<{type(root).__name__}>)" + "".join(map(_step, steps))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What a path leads through
-# ---------------------------------------------------------------------------------------------------------------
+# -- what a path leads through -----------------------------------------------------------------------------------------
 
 
 class _Opened(ABC):
-    """A value that has parts.
-
-    Attributes:
-        value: the value.
-        names: what a step may be called, for messages.
-        keys: of the parts that ``each`` goes to; None where it stays at the value.
-    """
+    """A value that has parts."""
 
     def __init__(self, value: Any, names: Sequence[Any], keys: Sequence[Any] | None) -> None:
         self.value = value
@@ -257,7 +242,7 @@ class _Opened(ABC):
 
     @abstractmethod
     def rule(self) -> str:
-        """What there is, in words."""
+        """The keys in words."""
 
 
 class _Fields(_Opened):
@@ -367,21 +352,16 @@ class _Sequences(_Items):
     def replaced(self, changed: dict[Any, Any]) -> Any:
         for key, part in changed.items():
             if not isinstance(part, Tensor):
-                raise ArgumentTypeError(
-                    message(
-                        "function",
-                        f"a result of type {type(part).__name__} for {_step(key)} of a Ragged",
-                        "a tensor takes the place of a sequence or of the values",
-                        "return torch.as_tensor(...)",
-                    )
-                )
+                got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
+                rule = "a tensor takes the place of a sequence or of the values"
+                raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
         return type(self.value)([changed.get(index, self.get(index)) for index in self.indexes])
 
 
 def _open(value: Any) -> _Opened | None:
-    """What a path can lead through; None where it has no parts."""
+    """A value whose parts a path can lead to; None where it has no parts."""
     if isinstance(value, Ragged):
         return _Sequences(value)
     if isinstance(value, Mapping):

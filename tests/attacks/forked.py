@@ -8,5 +8,5 @@ __all__ = ["CONTEXT"]
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["raglane.cli", "raglane.training.run", "raglane.training.loop", "raglane.report.figures"]
+    ["raglane.cli", "raglane.training.run", "raglane.training.trainer", "raglane.report.figures"]
 )

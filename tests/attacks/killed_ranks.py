@@ -52,7 +52,7 @@ class _Forked:
 
 def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
     """What ``launch.start_process`` does, without an interpreter that starts anew."""
-    from raglane.training.ranks import child
+    from raglane.training.ranks import launch
 
     pid = os.fork()
     if pid == 0:
@@ -62,7 +62,7 @@ def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
         os.closerange(101, 4096)
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        child.run(Connection(mine))
+        launch.run_rank(Connection(mine))
         os._exit(0)
     process = _Forked(pid)
     return process, process.exit_code
@@ -71,13 +71,13 @@ def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
 def _command(arguments: list[str], errors: Path, saves_always: bool) -> None:
     """What the process of a command does."""
     from raglane.cli import main as raglane
-    from raglane.training import bookkeeper
+    from raglane.training import trainer
     from raglane.training.ranks import launch
 
     launch.start_process = _start_rank
     os.environ.update(launch._network())
     if saves_always:
-        bookkeeper.SAVED_EVERY = 0.0
+        trainer.SAVED_EVERY = 0.0
     for number, path in ((1, Path(os.devnull)), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os._exit(raglane(arguments))

@@ -14,8 +14,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from raglane.data import Columns
+from raglane.data.records import TASKS
 from raglane.data.splitting import SPLITS
-from raglane.data.targets import TASKS
 
 __all__ = ["build"]
 

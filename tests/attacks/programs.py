@@ -111,7 +111,7 @@ def play(seed: int) -> str | None:
         encoded = _no_program(chance)
         case = tensors_for(encoded.program, [])
     original = programs.encode
-    programs.encode = lambda program: encoded  # noqa: ARG005
+    programs.encode = lambda program: encoded  # type: ignore[assignment]  # noqa: ARG005
     try:
         with chosen_library(chosen), guarded_allocations(before=chance.random() < 0.3):
             got = case.run()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from raglane.data import shards
-from raglane.data.formats import csv_pieces, ipc, parquet, pieces
+from raglane.data.formats import csv, ipc, pieces
 
 __all__ = ["small_steps"]
 
@@ -15,7 +15,7 @@ __all__ = ["small_steps"]
 @contextmanager
 def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
     """Let pieces have a few rows, and shards a few bytes."""
-    patches = [mock.patch.object(module, "ROWS", rows) for module in (pieces, ipc, csv_pieces, parquet)]
+    patches = [mock.patch.object(module, "ROWS", rows) for module in (pieces, ipc, csv)]
     patches.append(mock.patch.object(shards, "SHARD", shard))
     for patch in patches:
         patch.start()

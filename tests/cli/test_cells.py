@@ -11,7 +11,7 @@ import pytest
 
 from commands import undrawn_pictures  # noqa: F401
 from raglane.cli import main
-from raglane.training.choices import INITIAL_STATES, LAYERS, POOLINGS
+from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 
 _FAST = ["--epochs", "1", "--hidden", "4", "--threads", "1", "--quiet"]
 _REGULARISATION = ["--input-dropout", "0.1", "--state-dropout", "0.2", "--weight-dropout", "0.2", "--zoneout", "0.1"]

@@ -242,16 +242,15 @@ def test_overwrite_leaves_nothing_that_was_measured_of_the_old_run(tmp_path: Pat
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
 def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    from raglane.training import run as training_run
+    from raglane.training.run import run_job
 
     parts: list[Any] = []
 
     def watch(settings: Any, training: Any, validation: Any, *others: Any, **options: Any) -> Any:
         parts.extend([training, validation])
-        return plain(settings, training, validation, *others, **options)
+        return run_job(settings, training, validation, *others, **options)
 
-    plain = training_run.train
-    monkeypatch.setattr("raglane.runs.steps.train", watch)
+    monkeypatch.setattr("raglane.runs.training.run_job", watch)
     data = str(_write_csv(tmp_path / "steps.csv", _steps(40)))
     shape = ["--task", task, "--feature-column", "x", "--validation-fraction", "0.3"]
     assert main(["train", data, *shape, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0

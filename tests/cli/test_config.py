@@ -19,9 +19,8 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
-from raglane.training.choices import LAYERS
 from raglane.training.options import options
-from raglane.training.settings import Settings
+from raglane.training.settings import LAYERS, Settings
 
 __all__ = ["undrawn_pictures"]
 

@@ -109,9 +109,10 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     assert "task: tag" in capsys.readouterr().out
     for task in ("multilabel", "regress", "classify"):
         fails(["train", "tags", "--task", task], capsys, "--task", "converted for the task tag")
-    weighed = ["train", "tags", "--task", "tag", "--class-weights", "balanced"]
-    fails(weighed, capsys, "--class-weights", "those of a converted folder are not there")
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
+    weighed = ["--task", "tag", "--class-weights", "balanced", "--validation-fraction", "0"]
+    wanted = _run("tags.jsonl", "wanted", *weighed, *named)
+    assert _run("tags", "found", *weighed)["weights.safetensors"] == wanted["weights.safetensors"]
 
 
 def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
@@ -194,8 +195,9 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
     assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
     assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
     assert "bce" not in capsys.readouterr().out
-    chunked = ["train", "half", "--task", "forecast", "--steps", "2"]
-    fails(chunked, capsys, "--steps", "those of a converted folder are not there")
+    chunked = ["--task", "forecast", "--steps", "2", "--validation-fraction", "0"]
+    wanted = _run("half.jsonl", "chunks", *chunked)
+    assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
     fails(asked, capsys, "channels that are 0 or 1", "--loss mse")
 
@@ -213,8 +215,10 @@ def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_dat
 def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
+    split = ["--batch-elements", "2", "--too-long", "split", "--validation-fraction", "0"]
+    wanted = _run("words.jsonl", "pieces", *split)
+    assert _run("words", "folder-pieces", *split)["weights.safetensors"] == wanted["weights.safetensors"]
     limited = ["train", "words", *FAST, "--batch-elements", "2", "--too-long"]
-    fails([*limited, "split", "--out", "run"], capsys, "--too-long", "those of a converted folder are not there")
     assert main([*limited, "drop", "--out", "run"]) == 0
     assert "longer than a batch of 2 elements: 6 sequences, left out" in capsys.readouterr().out
 

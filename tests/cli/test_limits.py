@@ -17,8 +17,8 @@ from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import inference
-from raglane.training.choices import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
 
 
 @pytest.fixture(scope="module")

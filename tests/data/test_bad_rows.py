@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import FORMATS, Columns, Records, read
-from raglane.data.formats import csv_pieces, ipc, parquet, pieces
+from raglane.data.formats import csv, ipc, pieces
 from raglane.errors import ArgumentError, DataError
 from small_files import ROWS, WRITERS, asked, same
 
@@ -43,7 +43,7 @@ def _without(records: Records, row: int) -> Records:
 
 
 def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pieces, ipc, csv_pieces, parquet):
+    for module in (pieces, ipc, csv):
         monkeypatch.setattr(module, "ROWS", 4)
     for name in FORMATS:
         path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data.lengths import Distribution, bins, buckets, summary
-from raglane.runs.inspection import batches
+from raglane.runs.inspection.inspect import examples, fills
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
 
@@ -62,7 +62,7 @@ def test_a_long_tail_has_bars_of_growing_width() -> None:
 
 def test_the_fill_of_batches_of_known_lengths() -> None:
     lengths = np.array([1, 9] * 32)
-    known = {(one.batch_size, one.order): one.fill for one in batches.fills(lengths)}
+    known = {(one.batch_size, one.order): one.fill for one in fills(lengths)}
     assert {size for size, _ in known} == {8, 16, 32, 64}
     assert known[64, "random"] == known[64, "sorted"] == 320 / 576
     assert known[8, "sorted"] == known[8, "grouped"] == 1.0
@@ -72,12 +72,12 @@ def test_the_fill_of_batches_of_known_lengths() -> None:
 def test_the_examples_are_the_worst_the_median_and_the_best() -> None:
     lengths = np.random.default_rng(2).integers(0, 50, 64 * 9 + 5)
     for grouped in (False, True):
-        worst, median, best = batches.examples(lengths, 64, grouped=grouped)
+        worst, median, best = examples(lengths, 64, grouped=grouped)
         assert (worst.name, median.name, best.name) == ("worst", "median", "best")
         assert worst.fill < median.fill < best.fill
         for one in (worst, median, best):
             assert len(one.lengths) == 64
             assert one.fill == sum(one.lengths) / (64 * max(one.lengths))
             assert list(one.lengths) == sorted(one.lengths, reverse=True)
-    (single,) = batches.examples(np.array([3, 0]), 8, grouped=False)
+    (single,) = examples(np.array([3, 0]), 8, grouped=False)
     assert single.lengths == (3, 0)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import FORMATS, Columns, read
-from raglane.data.formats import csv_pieces, ipc, parquet, pick, pieces
+from raglane.data.formats import csv, ipc, pick, pieces
 from raglane.data.formats.pieces import pieces_of, sift
 from raglane.data.records import Skipped
 from raglane.errors import DataError
@@ -29,7 +29,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of a few rows."""
-    for module in (pieces, ipc, csv_pieces, parquet):
+    for module in (pieces, ipc, csv):
         monkeypatch.setattr(module, "ROWS", 4)
 
 
@@ -51,7 +51,7 @@ def test_pieces_are_the_whole_from_wherever_they_begin(file: Path) -> None:
 def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_pieces, "ROWS", 3)
+    monkeypatch.setattr(csv, "ROWS", 3)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
     parts = [records for piece in pieces_of(pick(path), path, Columns(), ()) for records in sift(piece, None)]
@@ -60,7 +60,7 @@ def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
 
 
 def test_rows_that_do_not_stand_together_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_pieces, "ROWS", 2)
+    monkeypatch.setattr(csv, "ROWS", 2)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))
     (piece,) = pieces_of(pick(path), path, Columns(), ())
@@ -102,7 +102,7 @@ def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
 
 
 def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_pieces, "ROWS", 3)
+    monkeypatch.setattr(csv, "ROWS", 3)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{row},{word},a\n" for row, word in enumerate(["a", "b", "c", "1", "2"])))
     columns = read(path, Columns(label="kind")).columns

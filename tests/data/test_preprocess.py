@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from looped import looped
 from raglane import Ragged
 from raglane.data import Preprocessor, Records, observations
-from raglane.data.labels import sort_labels
+from raglane.data.encoders import UNKNOWN, sort_labels
 from raglane.data.missing import fill_missing, refuse_missing
-from raglane.data.records import offsets_of
-from raglane.data.targets import Targets
-from raglane.data.vocabulary import UNKNOWN
+from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
 

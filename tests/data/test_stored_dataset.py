@@ -26,8 +26,8 @@ import raglane as rl
 from attacks.small_shards import small_steps
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
-from raglane.data.gathering import KeptParts
-from raglane.data.stores import Shards
+from raglane.data.gathering import Fragments
+from raglane.data.shards import Shards
 from raglane.errors import DataError
 from small_files import WRITERS, asked, same
 from small_tables import small_table, written
@@ -109,7 +109,7 @@ def _sources(table: pa.Table, folder: Path) -> dict[str, Callable[[], Any]]:
 def test_large_data_is_read_and_small_data_is_mapped(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"raglane.data.stores.{limit}", 0)
+    monkeypatch.setattr(f"raglane.data.shards.{limit}", 0)
     for number, columns in enumerate(_TASKS):
         path = written(small_table(), tmp_path)
         with small_steps(6, 200):
@@ -119,7 +119,7 @@ def test_large_data_is_read_and_small_data_is_mapped(
         data = Dataset(tmp_path / f"out{number}", columns, preprocessor=fitted)
         _check(data, fitted.apply(records, require_targets=columns.need_labels))
     reads = [os.pread]
-    with mock.patch("raglane.data.stores.os.pread", side_effect=reads[0]) as counted:
+    with mock.patch("raglane.data.shards.os.pread", side_effect=reads[0]) as counted:
         data.take([3, 9, 1, 30])
     assert (counted.call_count > 0) == (limit == "_MAPPED")
 
@@ -242,10 +242,10 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "out")
     first = data.take(np.arange(4, 9)).values
     # The rows of one shard that stand together are that memory, not a copy of it.
-    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._parts._parts.values())
+    assert any(np.shares_memory(first.numpy(), kept.values) for kept in data._fragments._held.values())
     data.take([0])
     before = mapped_bytes()
-    for kept in data._parts._stores:
+    for kept in data._fragments._stores:
         kept.drop()
     assert mapped_bytes() < before
     assert torch.equal(data.take(np.arange(4, 9)).values, first)
@@ -259,8 +259,8 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
     records = read(tmp_path / "a.parquet", columns)
     rows = np.random.default_rng(2).permutation(len(records))
     np.testing.assert_array_equal(data.take(rows).values, records.select(rows).values)
-    kept: KeptParts = data._parts
-    assert len(kept._parts) < 4
+    kept: Fragments = data._fragments
+    assert len(kept._held) < 4
 
 
 def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

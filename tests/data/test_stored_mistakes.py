@@ -27,7 +27,7 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
-    with pytest.raises(DataError, match=r"part-00000\.arrow: row 3 \(.*the label 'c'|row 3: got the label 'c'"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow: got the label 'c' in row 3;"):
         data.with_preprocessor(few).take(range(8))
 
 
@@ -36,8 +36,8 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     fitted = Preprocessor.fit(read(written(pa.Table.from_pylist(rows), tmp_path)), task="classify")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"x": [None]}, "a null in row 5"),
-        ({"x": [float("nan")]}, r"missing, in .*row 5 \(id 's5'\), step 0"),
-        ({"kind": "c"}, r"label: got one that training has not seen, in .*row 5 \(id 's5'\)"),
+        ({"x": [float("nan")]}, r"got nan in row 5 \(id 's5'\), step 0, channel 'x0'"),
+        ({"kind": "c"}, r"got the label 'c' in row 5 \(id 's5'\)"),
         ({"kind": None}, "a null in row 5"),
     ]
     for changed, pattern in cases:

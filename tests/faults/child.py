@@ -4,6 +4,7 @@ most tests. This file is imported in that process, so it must not import the pac
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -12,8 +13,19 @@ from pathlib import Path
 
 __all__ = ["run"]
 
-# Nothing whose assertions pytest rewrites: it warns of what is there before it.
-_PRELOADED = ["torch", "numpy", "pytest"]
+# What tests import most, where it is installed. Nothing whose assertions pytest rewrites (hypothesis): it warns of what
+# is there before it.
+_PRELOADED = [
+    "pytest",
+    "torch._dynamo",
+    "torch._inductor",
+    "pandas",
+    "pyarrow",
+    "sklearn",
+    "matplotlib",
+    "rich",
+    "typer",
+]
 
 
 def run(folder: Path, arguments: list[str], seconds: float) -> tuple[int | None, str]:
@@ -43,6 +55,8 @@ def run(folder: Path, arguments: list[str], seconds: float) -> tuple[int | None,
 
 
 def _run(folder: Path, arguments: list[str], printed: Path) -> None:
+    # What was imported stays: nobody looks through it for garbage.
+    gc.freeze()
     output = os.open(printed, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

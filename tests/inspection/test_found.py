@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from made_plans import made_plans
-from raglane.data import features
+from raglane._utils.table import Table
+from raglane.data import records
+from raglane.data.jobs import Progress
 from raglane.data.preprocess import Preprocessor
-from raglane.data.progress import Progress
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
-from raglane.report import html
-from raglane.runs.inspection import charts, document, page
-from raglane.runs.inspection.command import recommended, train_line, words_of
+from raglane.report.page import Chart, Page, Part
+from raglane.runs.inspection import charts, page
 from raglane.runs.inspection.contents import Contents, Feature, contents_of, labels_of
-from raglane.runs.inspection.inspect import Inspection, inspect, layer_of
-from raglane.runs.inspection.text import data_facts, lines
+from raglane.runs.inspection.inspect import Inspection, inspect, layer_of, recommended, train_line, words_of
+from raglane.runs.inspection.text import as_json, data_facts, lines
 from raglane.runs.sources import ColumnNames
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
@@ -65,7 +65,7 @@ def test_text_ends_in_the_facts_of_the_plan() -> None:
 
 def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
     found = _inspect(_contents())
-    text, read = "\n".join(lines(found, "#")), json.loads(document.as_json(found))["plan"]
+    text, read = "\n".join(lines(found, "#")), json.loads(as_json(found))["plan"]
     of_torch = min(row["train_seconds"] for row in read["rows"] if row["backend"] == "torch")
     gain = f"{of_torch / read['best']['train_seconds']:.1f} times as fast as the fastest of torch"
     for told in (text, read["why"], page.as_page(found).decode()):
@@ -85,22 +85,22 @@ def test_the_layer_is_what_training_builds() -> None:
 def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() -> None:
     lengths, words = np.array([2, 1]), np.array(["red", "", "blue"], dtype=object)
     beside = (
-        features.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
-        features.Feature("colour", words),
+        records.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
+        records.Feature("colour", words),
     )
     numbers = Records(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
     tokens = Records(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
-    for records in (numbers, tokens):
-        contents = contents_of(records, None)
+    for read in (numbers, tokens):
+        contents = contents_of(read, None)
         for missing in ("zero", "elapsed"):
-            fitted = Preprocessor.fit(replace(records, labels=("p", "q")), task="classify", missing=missing)
+            fitted = Preprocessor.fit(replace(read, labels=("p", "q")), task="classify", missing=missing)
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
         told = dict(data_facts(contents))
         assert (
             told["besides"] == "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
         )
-    found = json.loads(document.as_json(_inspect(contents)))["data"]["beside"]
+    found = json.loads(as_json(_inspect(contents)))["data"]["beside"]
     assert found == [
         {"name": "age", "per": "sequence", "categories": None, "missing": 0},
         {"name": "colour", "per": "element", "categories": 2, "missing": 1},
@@ -146,7 +146,7 @@ def test_the_command_follows_the_recommendation() -> None:
 
 def test_json_is_strict_and_says_what_was_found() -> None:
     found = _inspect(_contents(), ranks=4)
-    text = document.as_json(found).decode()
+    text = as_json(found).decode()
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -168,7 +168,7 @@ def test_json_is_strict_and_says_what_was_found() -> None:
 def test_the_json_of_a_plan_without_numbers_has_null(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _inspect(_contents())
     odd = replace(found.plan, best=replace(found.plan.best, train_seconds=float("nan")))
-    assert json.loads(document.as_json(replace(found, plan=odd)))["plan"]["best"]["train_seconds"] is None
+    assert json.loads(as_json(replace(found, plan=odd)))["plan"]["best"]["train_seconds"] is None
 
 
 def test_the_page_is_one_file_with_one_script_of_charts(drawn: str) -> None:
@@ -218,13 +218,17 @@ def test_names_in_a_page_are_one_of_a_kind_and_all_tags_close(drawn: str) -> Non
 
 def test_what_a_file_holds_is_text_in_a_page(drawn: str) -> None:
     assert _ODD not in drawn
-    assert "&lt;/script&gt;&lt;b&gt;&amp;&quot;\\u202e" in drawn
+    assert "&lt;/script&gt;&lt;b&gt;&amp;&#34;\\u202e" in drawn
     assert "\u202e" not in drawn
 
 
 def test_a_chart_cannot_end_its_script() -> None:
-    drawn = html.chart("name", {"data": _ODD}, _ODD, _ODD, "")
-    assert drawn.count("</script>") == 1
+    chart = Chart("name", {"data": _ODD}, _ODD, _ODD, Table(_ODD, [_ODD], [[_ODD]]))
+    page = Page(_ODD, _ODD, _ODD, [(_ODD, _ODD)], [Part(_ODD, [chart], "part")], _ODD, _ODD, notes=[_ODD])
+    drawn = page.html().decode()
+    # Beside it, the script of the page.
+    assert drawn.count("</script>") == 2
+    assert "<b>" not in drawn
     content = re.search(r'id="name-chart">(.*?)</script>', drawn)
     assert content is not None
     assert json.loads(content[1]) == {"data": _ODD}

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from made_plans import make_plan
-from raglane.data.progress import Progress
-from raglane.runs.inspection import batches, charts, document
+from raglane.data.jobs import Progress
+from raglane.runs.inspection import charts, text
 from raglane.runs.inspection.contents import Contents, Feature, labels_of
-from raglane.runs.inspection.inspect import Inspection, inspect
+from raglane.runs.inspection.inspect import ORDERS, Inspection, batch_sizes, examples, inspect
 from raglane.runs.inspection.page import as_page
 from raglane.runs.inspection.text import lines
 from raglane.runs.sources import ColumnNames
@@ -77,18 +77,18 @@ def test_rows_of_batch_sizes_are_those_of_the_recommended_way(found: Inspection)
 
 def test_examples_are_of_the_recommended_batches(found: Inspection) -> None:
     assert found.plan.best.grouped
-    assert found.examples == batches.examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=True)
-    assert found.examples != batches.examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=False)
+    assert found.examples == examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=True)
+    assert found.examples != examples(CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=False)
 
 
 def test_the_median_example_is_between_the_others() -> None:
-    some = batches.examples(np.arange(1, 101), 10, grouped=True)
+    some = examples(np.arange(1, 101), 10, grouped=True)
     assert [one.name for one in some] == ["worst", "median", "best"]
     assert some[0].fill < some[1].fill < some[2].fill
 
 
 def test_sizes_are_those_that_the_sequences_fill() -> None:
-    assert [batches.batch_sizes(count) for count in (7, 8, 9, 64)] == [[7], [8], [8], [8, 16, 32, 64]]
+    assert [batch_sizes(count) for count in (7, 8, 9, 64)] == [[7], [8], [8], [8, 16, 32, 64]]
 
 
 def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
@@ -101,13 +101,13 @@ def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
 def test_the_text_counts_what_exists(found: Inspection) -> None:
     told = lines(found, "#")
     assert any(line.endswith("50.5% of one padded batch of all sequences would be real") for line in told)
-    for order in batches.ORDERS:
+    for order in ORDERS:
         wanted = [f"{one.fill:.0%}" for one in found.fills if one.order == order]
         assert next(line for line in told if line.startswith(f"  {order} ")).split()[1:] == wanted
 
 
 def test_the_json_counts_what_exists(found: Inspection) -> None:
-    read = json.loads(document.as_json(found))
+    read = json.loads(text.as_json(found))
     for one in read["lengths"]["buckets"]:
         # Lengths from low to high, five times each.
         elements = 5 * sum(range(one["low"], one["high"] + 1))
@@ -116,7 +116,7 @@ def test_the_json_counts_what_exists(found: Inspection) -> None:
     assert read["data"]["labels"]["counts"] == {"x": 300, "y": 200}
     assert read["batches"]["sequences_looked_at"] == 500
     long = _inspect(replace(CONTENTS, lengths=np.arange(70_000) % 9 + 1))
-    assert json.loads(document.as_json(long))["batches"]["sequences_looked_at"] == 1 << 16
+    assert json.loads(text.as_json(long))["batches"]["sequences_looked_at"] == 1 << 16
 
 
 def test_the_tables_of_the_page_are_shares_of_the_right_whole(found: Inspection, drawn: str) -> None:

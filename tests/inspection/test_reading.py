@@ -12,12 +12,12 @@ import pytest
 
 from commands import write_steps
 from raglane.data import convert
-from raglane.data.features import Feature as Beside
-from raglane.data.formats import parquet
-from raglane.data.progress import Progress
+from raglane.data.formats.ipc import read_parquet
+from raglane.data.jobs import Progress
 from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Feature as Beside
 from raglane.errors import DataError
-from raglane.runs.inspection import lengths_of_parquet, lengths_of_text, reading
+from raglane.runs.inspection import reading
 from raglane.runs.inspection.contents import Contents, contents_of
 
 
@@ -47,9 +47,9 @@ def test_lengths_are_read_whatever_piece_they_come_in(
         (b"5\r\n6\r", [5, 6]),
     ):
         path.write_bytes(content)
-        monkeypatch.setattr(lengths_of_text, "_CHUNK", chunk)
+        monkeypatch.setattr(reading, "_CHUNK", chunk)
         told = _Told()
-        found = lengths_of_text.read(path, told)
+        found = reading.lengths_of_text(path, told)
         assert found.lengths.tolist() == expected, (content, chunk)
         assert found.lengths.dtype == np.int64
         assert told.shares == sorted(told.shares)
@@ -71,7 +71,7 @@ def test_a_line_that_is_no_length_is_named(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(DataError) as caught:
-            lengths_of_text.read(path, Progress())
+            reading.lengths_of_text(path, Progress())
         assert f"lengths.txt, line {line}: got {quoted}" in str(caught.value), content[:20]
         assert len(str(caught.value)) < 500
 
@@ -79,9 +79,9 @@ def test_a_line_that_is_no_length_is_named(tmp_path: Path) -> None:
 def test_lines_are_counted_over_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lengths.txt"
     path.write_bytes(b"10\n" * 1000 + b"ten\n")
-    monkeypatch.setattr(lengths_of_text, "_CHUNK", 64)
+    monkeypatch.setattr(reading, "_CHUNK", 64)
     with pytest.raises(DataError, match="line 1001: got 'ten'"):
-        lengths_of_text.read(path, Progress())
+        reading.lengths_of_text(path, Progress())
 
 
 def test_a_folder_of_texts_is_no_file_of_lengths(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
 def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    monkeypatch.setattr(lengths_of_parquet, "_ROWS", 7)
+    monkeypatch.setattr(reading, "_ROWS", 7)
     random = np.random.default_rng(1)
     path = tmp_path / "data.parquet"
 
@@ -138,11 +138,11 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
         table = pa.table({"seq": column, "label": labels})
         pq.write_table(table, path, row_group_size=11)
         columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
-        expected = contents_of(parquet.read(path, columns), path)
+        expected = contents_of(read_parquet(path, columns), path)
         told = _Told()
         with monkeypatch.context() as patch:
-            patch.setattr(lengths_of_parquet, "contents_of", never)
-            found = lengths_of_parquet.read(path, columns, told)
+            patch.setattr(reading, "contents_of", never)
+            found = reading.lengths_of_parquet(path, columns, told)
         assert found.lengths.tolist() == expected.lengths.tolist(), kind
         assert (found.kind, found.vocabulary, found.labels) == (expected.kind, expected.vocabulary, expected.labels)
         assert found.features == expected.features, kind

@@ -31,8 +31,8 @@ from looped import looped
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request, Result
-from raglane.kernels.cpu import BACKEND
-from raglane.kernels.cpu.kind import layer_of
+from raglane.kernels.cpu.backend import BACKEND
+from raglane.kernels.cpu.layer import layer_of
 from raglane.segments import offsets_from_lengths
 
 

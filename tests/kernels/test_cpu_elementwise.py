@@ -34,7 +34,7 @@ from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 from raglane.segments import offsets_from_lengths
 
 # (D, H, no projection); an SRU has a skip product where the two differ.

@@ -14,8 +14,7 @@ from torch import Tensor
 from cpu_networks import DIVISIONS, LENGTHS, LIBRARY, MATRIX_CELLS, POISON, SIZES, Network, Use, make
 from looped import looped
 from raglane.errors import ArgumentError
-from raglane.kernels.cpu.kind import layer_of
-from raglane.kernels.cpu.layer import Layer, Ran, Tensors
+from raglane.kernels.cpu.layer import Layer, Ran, Tensors, layer_of
 from raglane.segments import offsets_from_lengths
 
 # More numbers per row than a vector of bytes has, in the state and in the input.
@@ -34,7 +33,8 @@ def parts(network: Network) -> tuple[Layer, Tensor, Tensors]:
 def run(network: Network) -> Ran:
     layer, offsets, tensors = parts(network)
     packed = layer.packed(tensors[1 + len(network.state) :], dtype=torch.int8)
-    return layer.forward(offsets, tensors, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed)
+    admitted = layer.admit(offsets, tensors)
+    return layer.forward(admitted, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed)
 
 
 def states(network: Network) -> list[np.ndarray]:
@@ -185,15 +185,18 @@ def test_what_is_refused() -> None:
     packed = layer.packed(tensors[3:], dtype=torch.int8)
     assert packed.numel() < layer.packed(tensors[3:]).numel() / 3
     with pytest.raises(ArgumentError, match="int8 where gradients are wanted"):
-        layer.forward(offsets, tensors, need_output=True, save=True, need_c=False, packed=packed)
+        layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed)
     wide = tuple(part if part is None else part.double() for part in tensors)
     of_double = layer_of("lstm", offsets, wide, 5, layer.sizes, 1)
     with pytest.raises(ArgumentError, match="int8 weights stand beside float32"):
         of_double.packed(wide[3:], dtype=torch.int8)
+    admitted = of_double.admit(offsets, wide)
     with pytest.raises(ArgumentError, match="int8 weights stand beside float32"):
-        of_double.forward(offsets, wide, need_output=True, save=False, need_c=False, packed=packed)
+        of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
     with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
-        layer.forward(offsets, tensors, need_output=True, save=False, need_c=False, packed=packed.view(torch.uint8))
+        layer.forward(
+            layer.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed.view(torch.uint8)
+        )
     other, _, theirs = parts(make("indrnn_tanh", [2]))
     with pytest.raises(ArgumentError, match="weights meet the state as a matrix"):
         other.packed(theirs[2:], dtype=torch.int8)

@@ -34,7 +34,7 @@ from cpu_networks import (
 )
 from looped import looped
 from raglane.kernels import reference
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import Layer
 from raglane.native.library import Library
 from raglane.segments import offsets_from_lengths

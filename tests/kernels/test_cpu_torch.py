@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -38,10 +39,10 @@ from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request
-from raglane.kernels.cpu import BACKEND, operators
-from raglane.kernels.cpu.kind import layer_of
-from raglane.kernels.cpu.layer import pack
-from raglane.native.library import call, library
+from raglane.kernels.cpu import operators
+from raglane.kernels.cpu.backend import BACKEND
+from raglane.kernels.cpu.layer import layer_of
+from raglane.native.library import call, library, preamble
 from raglane.segments import offsets_from_lengths
 from scripts import Script
 
@@ -295,10 +296,12 @@ def test_too_little_memory_is_an_exception() -> None:
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
     tensors = (network.values, *network.state, *weights)
-    head = list(layer_of("lstm", offsets, tensors, len(weights), (17, 17), 1).head(offsets, tensors))
-    head[9:13] = [1 << 22, 1 << 22, 0, 1 << 24]  # D, H, P and the row length of the gates
+    layer = layer_of("lstm", offsets, tensors, len(weights), (17, 17), 1)
+    *_, addresses, _storages = layer.admit(offsets, tensors)
     some = network.values.data_ptr()
-    fields = pack(*head, some, some, some, 0, 0)
+    numbers = *preamble(layer.number, layer.dtype), 1, 2, 5
+    huge = 1 << 22, 1 << 22, 0, 1 << 24, 0  # D, H, P and the row length of the gates
+    fields = struct.pack("=36q192x", *numbers, *huge, *addresses, 0, some, some, some, 0, 0)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
         call("raglane_forward", fields)
 

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrizations, parametrize
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentTypeError, DispatchError
-from raglane.kernels.cpu.recurrence import run_known
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.schedules import SCHEDULES
@@ -274,11 +273,6 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
     for name, backend in list(BACKENDS.items()):
         monkeypatch.setitem(BACKENDS, name, Watched(backend))
 
-    def known(*given: Any) -> Any:
-        ran.append(("cpu", "lanes"))
-        return run_known(*given)
-
-    monkeypatch.setattr("raglane.nn.recurrent.request.run_known", known)
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()
     for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):

@@ -16,10 +16,9 @@ from torch.utils._pytree import tree_leaves
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, DispatchError
-from raglane.kernels.program import backend, operators
-from raglane.kernels.program import verify as verification
-from raglane.kernels.program.loop import Loop, run_loop
-from raglane.programs import cache, gradients
+from raglane.kernels.program import operators, steps
+from raglane.kernels.program.loop import StepCall, run_loop
+from raglane.programs import gradients
 from raglane.programs.step import trace
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
@@ -149,7 +148,7 @@ def test_numbers_of_sixteen_bits() -> None:
 
 
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_warned", set())
+    monkeypatch.setattr(steps, "_warned", set())
     batch = a_batch()
     for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "it reads requires_grad of a tensor")):
         layer = rl.nn.Recurrent(kind, 5, 4)
@@ -236,14 +235,14 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
 
 def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    cache.forget()
+    steps._steps.clear()
     traced: list[Any] = []
 
     def counted(*given: Any) -> Any:
         traced.append(given)
         return trace(*given)
 
-    monkeypatch.setattr("raglane.programs.cache.trace", counted)
+    monkeypatch.setattr("raglane.kernels.program.steps.trace", counted)
     batch = a_batch()
     rl.nn.LayerNormLSTM(5, 5, num_layers=4)(batch)
     rl.nn.LayerNormLSTM(5, 5)(batch)
@@ -305,28 +304,28 @@ def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> Non
         layer = rl.nn.SLSTM(3, 13)
         for weight in layer.parameters():
             nn.init.normal_(weight, std=0.5)
-        wish = cache.Wish(layer.cell, layer._weights()[0], 3, (13,) * 4, 13, torch.float32)
-        entry, found = backend.ready(wish)
-        verdicts.append(verification.verify(wish, entry, found))
+        step = steps.step_of(layer.cell, layer._weights()[0], 3, (13,) * 4, torch.float32)
+        compiled = steps.ready(step)
+        verdicts.append(steps.verify(step, compiled))
     assert not any(verdicts)
 
-    def wrong(loop: Loop, tensors: tuple[Tensor, ...]) -> Any:
-        output, finals, states = run_loop(loop, tensors)
+    def wrong(call: StepCall, tensors: tuple[Tensor, ...]) -> Any:
+        output, finals, states = run_loop(call, tensors)
         return None if output is None else 1.001 * output, finals, states
 
-    monkeypatch.setattr(verification, "run_loop", wrong)
-    assert verification.verify(wish, entry, found) == "the values of its program differ from those of torch"
+    monkeypatch.setattr(steps, "run_loop", wrong)
+    assert steps.verify(step, compiled) == "the values of its program differ from those of torch"
 
 
 def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    monkeypatch.setattr(backend, "_warned", set())
+    monkeypatch.setattr(steps, "_warned", set())
     layer, batch = rl.nn.LayerNormGRU(5, 3), a_batch()
     weights, state = [*layer.parameters()], torch.zeros(4, 3)
     present = [part is not None for part in layer._weights()[0]]
 
     def call() -> None:
-        cache.forget()
+        steps._steps.clear()
         values, offsets = batch.values, batch.offsets
         with torch.no_grad():
             operators.program("layernorm_gru", present, values, offsets, [state], weights, False, True, False)
@@ -343,4 +342,4 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
     call()  # a warning would be an error
     assert [file.parent.name for file in tmp_path.rglob("*.json")] == ["programs"]
-    cache.forget()
+    steps._steps.clear()

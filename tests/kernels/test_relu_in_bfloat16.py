@@ -18,7 +18,7 @@ from torch import Tensor
 from cpu_networks import LIBRARY, POISON, Use, assert_close, make, with_gradients
 from looped import looped
 from raglane.kernels.contract import Request, Result
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from torch import Tensor
 import raglane as rl
 from attacks.guarded import chosen_library
 from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 from raglane.native import large
-from raglane.planner.peak import peak_bytes
+from raglane.planner.probe import peak_bytes
 
 LIKE = torch.zeros(1)
 # Numbers of the smallest block here.

@@ -14,7 +14,7 @@ import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
-from raglane.packing import flat, index, rows
+from raglane.packing import convert, rows
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -54,15 +54,15 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     assert found is not None
     values, layout = found
     with by_arithmetic():
-        wanted = flat.flatten_padded(padded, given, batch_first)
+        wanted = convert.flatten_padded(padded, given, batch_first)
     offsets = wanted.offsets
     assert values.equal(wanted.values)
     assert layout.offsets.equal(offsets)
     output = torch.randn(sum(lengths), 4).to(dtype)
     back = layout.from_flat(output)
     with by_arithmetic():
-        assert back.equal(index.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
-    assert back.equal(index.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+        assert back.equal(convert.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+    assert back.equal(convert.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
@@ -74,7 +74,7 @@ def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     assert found is not None
     values, layout = found
     with by_arithmetic():
-        wanted = flat.flatten_packed(packed)
+        wanted = convert.flatten_packed(packed)
     assert values.equal(wanted.values)
     assert layout.offsets.diff().equal(wanted.host_lengths())
     assert layout.offsets.equal(torch.tensor([0, *lengths]).cumsum(0))
@@ -92,7 +92,7 @@ def test_a_pack_without_an_order() -> None:
     packed = pack_padded_sequence(torch.randn(5, 3, 2), torch.tensor([5, 2, 2]))
     values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
     assert packed.sorted_indices is None
-    assert values.equal(flat.flatten_packed(packed)[0])
+    assert values.equal(convert.flatten_packed(packed)[0])
     assert layout.from_flat(values).equal(packed.data)
 
 
@@ -107,13 +107,13 @@ def test_large_batches_are_divided_among_threads(threads: int) -> None:
             values, layout = rows.flatten_padded(padded, lengths, batch_first) or pytest.fail("not taken")
             steps = padded.shape[1 if batch_first else 0]
             with by_arithmetic():
-                assert values.equal(flat.flatten_padded(padded, lengths, batch_first).values)
-                wanted = index.flat_to_padded(values, layout.offsets, steps, batch_first)
+                assert values.equal(convert.flatten_padded(padded, lengths, batch_first).values)
+                wanted = convert.flat_to_padded(values, layout.offsets, steps, batch_first)
             assert layout.from_flat(values).equal(wanted)
         packed = _pack(lengths.tolist(), features=130)
         values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
         with by_arithmetic():
-            assert values.equal(flat.flatten_packed(packed).values)
+            assert values.equal(convert.flatten_packed(packed).values)
         assert layout.from_flat(values).equal(packed.data)
     finally:
         torch.set_num_threads(before)
@@ -132,7 +132,7 @@ def test_tensors_with_gaps(view: Callable[[Tensor], Tensor]) -> None:
     padded, lengths = view(_padded([3, 0, 5, 2], False)), torch.tensor([3, 0, 5, 2])
     values, _ = rows.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
     with by_arithmetic():
-        assert values.equal(flat.flatten_padded(padded.contiguous(), lengths).values)
+        assert values.equal(convert.flatten_padded(padded.contiguous(), lengths).values)
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

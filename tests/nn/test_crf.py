@@ -15,8 +15,7 @@ from crf_by_hand import TAGS, by_hand, close, ours, random_batch, random_crf
 from looped import looped
 from raglane import Ragged
 from raglane.errors import ShapeError
-from raglane.nn.crf import recursions
-from raglane.nn.crf.layer import CRF
+from raglane.nn.crf import CRF, recursions
 from strategies import sequences_of
 
 LENGTHS = [[3, 0, 1, 4], [1], [0], [0, 0], [], [4, 4], [2, 4, 1, 1, 0, 3]]

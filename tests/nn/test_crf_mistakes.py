@@ -10,7 +10,7 @@ import torch
 from crf_by_hand import TAGS, random_batch
 from raglane import Ragged
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn.crf.layer import CRF
+from raglane.nn.crf import CRF
 
 EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], [2]])
 

@@ -17,7 +17,7 @@ import raglane as rl
 from every_layer import KINDS, D, H, a_batch, build
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
-from raglane.kernels.cpu.kind import layer_of
+from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
 from raglane.native.cells import has_cell
 
@@ -249,11 +249,13 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
     packed = mine.packed(tensors[1:])
     for name, options in (("lstm", {"units": 5}), ("lstm", {"bidirectional": True}), ("gru", {})):
         other, others = of(name, **options)
+        admitted = other.admit(a_batch().offsets, others)
         with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
-            other.forward(a_batch().offsets, others, need_output=True, save=False, need_c=False, packed=packed)
+            other.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[8:][: packed.numel()].copy_(packed)
+    admitted = mine.admit(a_batch().offsets, tensors)
     with pytest.raises(ArgumentError, match="64-byte aligned"):
-        mine.forward(a_batch().offsets, tensors, need_output=True, save=False, need_c=False, packed=moved)
+        mine.forward(admitted, need_output=True, save=False, need_c=False, packed=moved)
 
 
 def test_threads_share_what_is_packed() -> None:

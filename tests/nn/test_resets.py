@@ -14,8 +14,8 @@ import raglane as rl
 from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
 from looped import looped
 from raglane.errors import ArgumentTypeError, ShapeError
-from raglane.nn.recurrent.request import one_or_tuple
 from raglane.nn.recurrent.resets import split
+from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 

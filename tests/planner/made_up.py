@@ -13,8 +13,7 @@ import torch
 from raglane.kernels.dispatch import override
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration, probe
-from raglane.planner.model import Floats, Profile, features
-from raglane.planner.ways import Way
+from raglane.planner.model import Floats, Profile, Way, features
 from raglane.ragged import Ragged
 
 Costs = Callable[[Way, str], Floats]

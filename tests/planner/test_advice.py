@@ -12,9 +12,8 @@ import raglane as rl
 from looped import looped
 from planner.made_up import Measured, costs, held, make_up, seen
 from raglane.planner import advice, words
-from raglane.planner.model import Floats, Profile
+from raglane.planner.model import Floats, Profile, Way
 from raglane.planner.rows import Row
-from raglane.planner.ways import Way
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 

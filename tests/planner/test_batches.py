@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from raglane.data import Batches, Limit, Order
-from raglane.planner.batches import Epoch, epoch_of, thin_out
+from raglane.planner.rows import Epoch, epoch_of, thin_out
 
 LENGTHS = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
 

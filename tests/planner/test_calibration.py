@@ -13,12 +13,10 @@ import torch
 import raglane as rl
 from planner.made_up import costs, held, make_up, say_nothing, seen
 from raglane.kernels.dispatch import override
-from raglane.planner import calibration, peak, probe
+from raglane.planner import calibration, probe
 from raglane.planner.calibration import calibrate
-from raglane.planner.model import Profile
-from raglane.planner.peak import peak_bytes
-from raglane.planner.probe import MODES, PROBES
-from raglane.planner.ways import Way, at, ways_of
+from raglane.planner.model import Profile, Way, at, ways_of
+from raglane.planner.probe import MODES, PROBES, peak_bytes
 
 FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "float32", 1)
 
@@ -211,7 +209,7 @@ def test_a_peak_does_not_depend_on_the_order_of_a_record(monkeypatch: pytest.Mon
         SimpleNamespace(name=lambda: "[memory]", start_ns=lambda t=t: t, nbytes=lambda n=n: n) for t, n in happened
     ]
     record = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
-    monkeypatch.setattr(peak, "profile", lambda **_: nullcontext(record))
+    monkeypatch.setattr(probe, "profile", lambda **_: nullcontext(record))
     # Held after each moment: 5, 6, 1, 8 and 0.
     assert peak_bytes(lambda: None, torch.device("cpu")) == 8
 

@@ -9,8 +9,7 @@ import torch
 import raglane as rl
 from raglane.data import Limit
 from raglane.planner.calibration import Calibration
-from raglane.planner.largest import largest_batch
-from raglane.planner.rows import Row
+from raglane.planner.rows import Row, largest_batch
 
 BEST = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
 LENGTHS = torch.tensor([3, 5, 0, 12])

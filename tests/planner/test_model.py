@@ -8,9 +8,8 @@ import torch
 
 from planner.made_up import costs, seen
 from raglane.kernels.cpu.lanes import lanes_of
-from raglane.planner.model import Profile, features, fit
+from raglane.planner.model import Profile, Way, features, fit
 from raglane.planner.probe import PROBES
-from raglane.planner.ways import Way
 from raglane.schedules import SCHEDULES
 
 PADDED, PACKED = Way("torch", "padded", "float32", 1), Way("torch", "packed", "float32", 1)

@@ -6,18 +6,17 @@ import pytest
 import torch
 
 import raglane as rl
-from raglane.planner import others
-from raglane.planner.batches import epoch_of
-from raglane.planner.rows import Row
+from raglane.planner import rows
+from raglane.planner.rows import Row, epoch_of
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 
 
 def test_other_cells_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "time_in_turns", lambda calls, _: [call() for call in calls])
+    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [call() for call in calls])
     cost = {"GRU": 3.0, "MinGRU": 1.0}
-    monkeypatch.setattr(others, "_step", lambda layer, *_: lambda: cost.get(type(layer).__name__, 2.0))
-    found = others.compare_cells(rl.nn.GRU(3, 4), torch.tensor(LENGTHS), _row())
+    monkeypatch.setattr(rows, "_step", lambda layer, *_: lambda: cost.get(type(layer).__name__, 2.0))
+    found = rows.compare_cells(rl.nn.GRU(3, 4), torch.tensor(LENGTHS), _row())
     assert next(iter(found)) == "MinGRU"
     assert found["MinGRU"] == pytest.approx(1 / 3)
     assert found["LSTM"] == pytest.approx(2 / 3)
@@ -33,16 +32,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         known["lengths"] = lengths
         return rl.Ragged.from_flat(torch.zeros(int(lengths.sum()), 3), lengths=lengths)
 
-    monkeypatch.setattr(others, "make_batch", make_batch)
-    monkeypatch.setattr(others, "_step", lambda layer, *_: known["layers"].append(layer))
-    monkeypatch.setattr(others, "time_in_turns", lambda calls, _: [1.0] * len(calls))
+    monkeypatch.setattr(rows, "make_batch", make_batch)
+    monkeypatch.setattr(rows, "_step", lambda layer, *_: known["layers"].append(layer))
+    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [1.0] * len(calls))
     return known
 
 
 def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5)):
         compared["layers"].clear()
-        others.compare_cells(layer, torch.tensor(LENGTHS), _row())
+        rows.compare_cells(layer, torch.tensor(LENGTHS), _row())
         assert len(compared["layers"]) == 8
         for other in compared["layers"]:
             assert (other.input_size, other.hidden_size, other.num_layers) == (3, layer.hidden_size, layer.num_layers)
@@ -51,7 +50,7 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
 
 def test_other_cells_are_compared_on_a_typical_batch(compared: dict[str, Any]) -> None:
     lengths = torch.arange(1, 49)
-    others.compare_cells(rl.nn.GRU(3, 4), lengths, _row())
+    rows.compare_cells(rl.nn.GRU(3, 4), lengths, _row())
     batches = epoch_of(lengths, _row().limit, grouped=False).batches
     below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
     assert any(torch.equal(compared["lengths"], batch) for batch in batches)
@@ -60,7 +59,7 @@ def test_other_cells_are_compared_on_a_typical_batch(compared: dict[str, Any]) -
 
 def test_other_cells_are_compared_on_a_few_thousand_elements(compared: dict[str, Any]) -> None:
     for length, wanted in ((1000, [1000] * 4), (4096, [4096]), (10_000, [4096])):
-        others.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), _row())
+        rows.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), _row())
         assert compared["lengths"].tolist() == wanted
 
 

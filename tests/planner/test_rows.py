@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from raglane.data import Limit
-from raglane.planner.batches import Epoch
 from raglane.planner.calibration import Calibration
+from raglane.planner.model import Way
 from raglane.planner.probe import MODES
-from raglane.planner.rows import Row, row_of
-from raglane.planner.ways import Way
+from raglane.planner.rows import Epoch, Row, row_of
 
 PADDED, PACKED = Way("reference", "padded", "float32", 1), Way("reference", "packed", "float32", 1)
 # Batches of two sequences each: 4, 8, 20 and 40 elements padded, of which 3, 7, 16 and 24 exist.

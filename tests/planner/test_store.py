@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import raglane as rl
-from raglane.planner import store
+from raglane.planner import calibration
 from raglane.planner.calibration import Calibration
+from raglane.planner.model import Way
 from raglane.planner.probe import MODES
-from raglane.planner.ways import Way
 
 WAYS = [Way("cpu", "lanes", "float32", 2), Way("torch", "packed", "float32", 1)]
 FOUND = Calibration(
@@ -28,9 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_saved_comes_back(folder: Path) -> None:
-    assert store.load("key", WAYS) is None
-    store.save("key", FOUND)
-    found = store.load("key", WAYS)
+    assert calibration.load("key", WAYS) is None
+    calibration.save("key", FOUND)
+    found = calibration.load("key", WAYS)
     assert found is not None
     for way in WAYS:
         assert found.memory[way].tolist() == FOUND.memory[way].tolist()
@@ -44,27 +44,27 @@ def test_what_was_saved_comes_back(folder: Path) -> None:
 def test_a_broken_file_is_measured_again(folder: Path, content: str) -> None:
     folder.mkdir(parents=True)
     (folder / "key.json").write_text(content)
-    assert store.load("key", WAYS) is None
+    assert calibration.load("key", WAYS) is None
 
 
 def test_numbers_that_are_none_are_measured_again(folder: Path) -> None:
     for wrong in ("NaN", "Infinity", '"x"', "null"):
-        store.save("key", FOUND)
+        calibration.save("key", FOUND)
         file = folder / "key.json"
         file.write_text(file.read_text().replace("64.0", wrong))
-        assert store.load("key", WAYS) is None
+        assert calibration.load("key", WAYS) is None
 
 
 def test_other_ways_are_not_in_it() -> None:
-    store.save("key", FOUND)
-    assert store.load("key", [*WAYS, Way("cpu", "lanes", "float32", 4)]) is None
+    calibration.save("key", FOUND)
+    assert calibration.load("key", [*WAYS, Way("cpu", "lanes", "float32", 4)]) is None
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path / "file"))
-    store.save("key", FOUND)
-    assert store.load("key", WAYS) is None
+    calibration.save("key", FOUND)
+    assert calibration.load("key", WAYS) is None
 
 
 class Leaky(nn.Module):
@@ -90,17 +90,17 @@ def test_a_key_tells_layers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         rl.nn.GRU(3, 4),
         rl.nn.Recurrent(Leaky, 3, 4),
     ]
-    keys = [store.key_of(layer, WAYS) for layer in layers]
+    keys = [calibration.key_of(layer, WAYS) for layer in layers]
     assert len(set(keys)) == len(keys)
-    assert store.key_of(rl.nn.LSTM(3, 4), WAYS) == keys[0]
-    assert store.key_of(rl.nn.LSTM(3, 4), WAYS[:1]) != keys[0]
+    assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) == keys[0]
+    assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS[:1]) != keys[0]
     monkeypatch.setenv("RAGLANE_ISA", "portable")
-    assert store.key_of(rl.nn.LSTM(3, 4), WAYS) != keys[0]
+    assert calibration.key_of(rl.nn.LSTM(3, 4), WAYS) != keys[0]
 
 
 def test_a_key_knows_the_source_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = rl.nn.Recurrent(Leaky, 3, 4)
-    key = store.key_of(layer, WAYS)
-    assert store.key_of(layer, WAYS) == key
+    key = calibration.key_of(layer, WAYS)
+    assert calibration.key_of(layer, WAYS) == key
     monkeypatch.setattr("inspect.getsource", lambda _: "class Leaky: another")
-    assert store.key_of(layer, WAYS) != key
+    assert calibration.key_of(layer, WAYS) != key

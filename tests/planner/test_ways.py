@@ -8,7 +8,7 @@ from torch import nn
 
 import raglane as rl
 from raglane.kernels.dispatch import BACKENDS, override
-from raglane.planner.ways import Way, as_layer, at, cast, thread_counts, ways_of
+from raglane.planner.model import Way, as_layer, at, cast, thread_counts, ways_of
 
 
 def test_every_pair_that_can_run_the_layer() -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from cpu_networks import LIBRARY, POISON, Use
 from looped import looped
 from raglane.errors import RaglaneError
-from raglane.kernels.cpu.products import times
-from raglane.kernels.cpu.sums import outer_products
+from raglane.kernels.cpu.products import outer_products, times
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 

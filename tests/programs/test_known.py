@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from looped import looped
 from raglane.cells.module import ModuleCell
-from raglane.programs import cache
-from raglane.programs.cache import Wish
-from raglane.programs.weights import survey
+from raglane.programs.step import Step
 from traced_cells import Sized, agree, compiled_of, module_cell
 
 Known = Callable[[Any], Tensor]
@@ -72,7 +70,7 @@ def test_what_is_known_beside_the_loop(name: str) -> None:
     module = Own()
     module.of, is_moved = SUMS[name]
     compiled = agree(module_cell(module), module, (4,), 4, need_states=True)
-    assert (compiled.trace.moved is not None) == is_moved
+    assert (compiled.trace.parameters.moved is not None) == is_moved
 
 
 def test_what_is_detached_has_no_gradient() -> None:
@@ -113,12 +111,13 @@ def test_every_fact_of_a_step_is_a_part_of_its_key() -> None:
     facts: dict[str, Any] = {"output_size": 4, "state_sizes": (4,), "is_tuple": False}
     changes: list[dict[str, Any]] = [{}, {"output_size": 3}, {"state_sizes": (4, 4)}, {"is_tuple": True}]
     cells = [ModuleCell(module, **facts | change) for change in changes]
-    seen = [Wish(cell, module, 5, (4,), 4, torch.float64) for cell in cells]
-    seen += [Wish(seen[0].cell, module, *rest) for rest in ((6, (4,), 4, torch.float64), (5, (3,), 4, torch.float64))]
-    seen += [Wish(seen[0].cell, module, *rest) for rest in ((5, (4,), 3, torch.float64), (5, (4,), 4, torch.float32))]
-    assert len({cache._key(wish, survey(wish.weights)) for wish in seen}) == len(seen)
+    rests = [(6, (4,), 4, torch.float64), (5, (3,), 4, torch.float64)]
+    rests += [(5, (4,), 3, torch.float64), (5, (4,), 4, torch.float32)]
+    seen = [Step(cell, module, 5, (4,), 4, torch.float64) for cell in cells]
+    seen += [Step(cells[0], module, *rest) for rest in rests]
+    assert len({step.key for step in seen}) == len(seen)
     module.eval()
-    assert cache._key(seen[0], survey(module)) != cache._key(seen[0], survey(module.train()))
+    assert seen[0].key != Step(cells[0], module, 5, (4,), 4, torch.float64).key
 
 
 def test_programs_are_made_for_what_a_call_needs() -> None:

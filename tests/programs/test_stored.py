@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import KINDS, H, a_batch, build
-from raglane.kernels.program import backend
-from raglane.programs import cache, stored
-from raglane.programs.graph import Unkept
+from raglane.kernels.program import steps
+from raglane.programs import stored
+from raglane.programs.compiled import CompiledStep
+from raglane.programs.graph import Refused, Unkept
+from raglane.programs.step import Step
 from random_cells import RandomCell
 from scripts import Script
 
@@ -48,7 +50,7 @@ class Leaky(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    cache.forget()
+    steps._steps.clear()
     return tmp_path / "programs"
 
 
@@ -65,8 +67,11 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def entries() -> list[cache.Entry]:
-    return list(cache._entries.values())
+def compiled() -> list[CompiledStep]:
+    """All programs of this process."""
+    found = list(steps._steps.values())
+    assert all(isinstance(part, CompiledStep) for part in found)
+    return found  # type: ignore[return-value]
 
 
 def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
@@ -74,7 +79,7 @@ def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
     torch.manual_seed(0)
     layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
     expected = answers(layer, batch)
-    cache.forget()
+    steps._steps.clear()
     return layer, batch, expected
 
 
@@ -88,14 +93,15 @@ def test_every_cell_of_the_library_comes_back_with_its_bits(folder: Path) -> Non
     ]
     batch = a_batch()
     for layer in cases:
-        cache.forget()
+        steps._steps.clear()
         expected = answers(layer, batch)
         # A regularised cell is traced as the cell inside of it, too, which may be there already.
-        assert {(entry.unkept, entry.reason) for entry in entries()} == {("", "")}, layer
-        assert not entries()[-1].is_read
-        cache.forget()
+        assert {part.not_kept for part in compiled()} == {""}, layer
+        assert not compiled()[-1].is_read
+        steps._steps.clear()
         assert same(answers(layer, batch), expected)
-        assert all(entry.is_read for entry in entries()), layer
+        assert compiled()
+        assert all(part.is_read for part in compiled()), layer
         assert "read from the disk and verified in" in rl.explain(layer, batch).reason
     assert len(list(folder.iterdir())) >= len(cases)
 
@@ -105,27 +111,21 @@ def test_random_cells_are_what_they_were() -> None:
     for seed in range(24):
         cell = RandomCell(seed)
         layer = rl.nn.Recurrent(lambda *_, cell=cell: cell, cell.input_size, cell.hidden_size)
-        wish = _wish(layer)
-        entry, found = backend.ready(wish)
-        if entry.compiled is None:
+        step = _step(layer)
+        try:
+            trace = steps.ready(step).trace
+        except Refused:
             continue
         # They reach their parameters by themselves: no file may hold them, but it could.
-        trace = replace(entry.compiled.trace, reads_itself=False)
-        text = stored.written("key", entry.prepares, trace)
-        assert stored.written("key", *stored.read(text, "key", _shapes(wish, found))) == text
+        text = stored.written("key", replace(trace, reads_itself=False))
+        assert stored.written("key", stored.read(text, "key", step)) == text
         kept += 1
     assert kept > 8
 
 
-def _wish(layer: Any) -> cache.Wish:
+def _step(layer: Any) -> Step:
     sizes = layer.cell.state_sizes(layer.hidden_size)
-    cell = layer.cells[0]
-    dtype = next(layer.parameters()).dtype
-    return cache.Wish(layer.cell, cell, layer.input_size, sizes, layer.cell.output_size, dtype)
-
-
-def _shapes(wish: cache.Wish, found: Any) -> stored.Shapes:
-    return stored.Shapes(found.leaves, (wish.width,), wish.sizes, wish.output, wish.dtype)
+    return steps.step_of(layer.cell, layer.cells[0], layer.input_size, sizes, next(layer.parameters()).dtype)
 
 
 def test_a_fresh_process_finds_it(script: Script, folder: Path) -> None:
@@ -159,9 +159,8 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
     for content in spoilt:
         assert content != whole
         file.write_bytes(content)
-        cache.forget()
-        entry, _ = backend.ready(_wish(layer))
-        assert (entry.is_read, entry.reason) == (False, "")
+        steps._steps.clear()
+        assert not steps.ready(_step(layer)).is_read
         assert file.read_bytes() == whole
     assert same(answers(layer, batch), expected)
 
@@ -175,7 +174,7 @@ def test_another_step_under_the_same_key_is_not_believed(folder: Path) -> None:
     assert body != whole.split("\n")[1]
     file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
     assert same(answers(layer, batch), expected)
-    assert [(entry.is_read, entry.reason) for entry in entries()] == [(False, "")]
+    assert [part.is_read for part in compiled()] == [False]
     assert file.read_text() == whole
 
 
@@ -190,12 +189,11 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
             _spoil(changed, drawn)
         body = json.dumps(changed)
         file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
-        cache.forget()
-        entry, _ = backend.ready(_wish(layer))
-        assert entry.reason == ""
-        refused += not entry.is_read
-        read += entry.is_read
-        if entry.is_read:  # another spelling of the same, or a number that rounding hides
+        steps._steps.clear()
+        is_read = steps.ready(_step(layer)).is_read
+        refused += not is_read
+        read += is_read
+        if is_read:  # another spelling of the same, or a number that rounding hides
             for one, other in zip(answers(layer, batch), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
     assert refused > 60
@@ -209,10 +207,10 @@ ODD += [
     [],
     {},
     [0, 1, 4],
-    {"known": 0},
-    {"known": 99},
-    {"dtype": "x"},
-    {"device": "cpu"},
+    {"$known": 0},
+    {"$known": 99},
+    {"$named": "x"},
+    {"$named": "cpu"},
     "element",
     "number",
 ]
@@ -243,20 +241,20 @@ def test_what_asks_for_all_memory_is_not_computed(folder: Path) -> None:
     layer, _, _ = leaky()
     (file,) = folder.iterdir()
     content = json.loads(file.read_text().split("\n")[1])
-    huge = ["expand", "default", [{"known": 0}, [1 << 20, 1 << 20, 4]], {"dict": {}}, 1]
-    shapes = _shapes(_wish(layer), backend.ready(_wish(layer))[1])
+    huge = ["expand", "default", [{"$known": 0}, [1 << 20, 1 << 20, 4]], {}, 1]
+    step = _step(layer)
     for call in (
         huge,
-        ["from_file", "default", ["/dev/null"], {"dict": {}}, 1],
-        ["add_", "Tensor", [{"known": 0}, {"known": 0}], {"dict": {}}, 1],
-        ["sigmoid", "out", [{"known": 0}], {"dict": {"out": {"known": 0}}}, 1],
+        ["from_file", "default", ["/dev/null"], {}, 1],
+        ["add_", "Tensor", [{"$known": 0}, {"$known": 0}], {}, 1],
+        ["sigmoid", "out", [{"$known": 0}], {"out": {"$known": 0}}, 1],
     ):
         changed = content | {"calls": [*content["calls"], call]}
         body = json.dumps(changed)
         with pytest.raises(Unkept):
-            stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], shapes)
+            stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], step)
     body = json.dumps(content)
-    stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], shapes)
+    stored.read(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n", content["key"], step)
 
 
 def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,5 +280,5 @@ def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAGLANE_CACHE", str(folder.parent / "file"))
     layer = rl.nn.Recurrent(Leaky, 3, H)
     layer(batch)
-    cache.forget()
+    steps._steps.clear()
     assert "; traced and verified in" in rl.explain(layer, batch).reason

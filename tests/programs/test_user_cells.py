@@ -176,7 +176,7 @@ def test_a_program_gives_what_plain_torch_does(make: Any) -> None:
         sizes,
         cell.output_size,
         need_states=True,
-        width={Whole: 4, Fixed: 3}.get(make, 5),
+        width=3 if make is Fixed else 5,
         prepares=make is not Whole,
     )
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from looped import looped
-from raglane.report.figures import confusion_png, curves_png
-from raglane.report.tables import confusion_table
+from raglane.report.figures import confusion_png, confusion_table, curves_png
 
 
 def _size(png: bytes) -> tuple[int, int]:
@@ -58,7 +57,7 @@ def test_no_global_state_of_pyplot() -> None:
 
 def test_table_lines_up() -> None:
     table = confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"])
-    lines = table.splitlines()
+    lines = table.text().splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[0].split() == ["true", "\\", "predicted", "a", "long", "label", "c", "recall", "precision", "F1"]
     assert lines[1].split() == ["a", "10", ".", ".", "1.000", "0.833", "0.909"]
@@ -67,4 +66,4 @@ def test_table_lines_up() -> None:
 
 
 def test_table_without_counts_has_dashes() -> None:
-    assert confusion_table([[0]], ["a"]).splitlines()[1].split() == ["a", ".", "-", "-", "-"]
+    assert confusion_table([[0]], ["a"]).text().splitlines()[1].split() == ["a", ".", "-", "-", "-"]

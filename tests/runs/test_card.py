@@ -14,8 +14,9 @@ import torch
 
 import raglane as rl
 from commands import undrawn_pictures, write_steps
+from raglane._utils.table import Table
+from raglane.report.page import Page
 from raglane.runs.card import make_card
-from raglane.report.card import Card, as_markdown, as_page
 from raglane.training.each import measure_each
 
 __all__ = ["undrawn_pictures"]
@@ -25,17 +26,22 @@ _ODD = '</script><b>|`*&"'
 
 def _card(
     monkeypatch: pytest.MonkeyPatch, data: Any, labels: Any = None, **options: Any
-) -> tuple[rl.runs.run.Run, Card]:
+) -> tuple[rl.runs.run.Run, Page]:
     """A run and its card."""
-    made: list[Card] = []
+    made: list[Page] = []
 
-    def keep(*arguments: Any) -> Card:
+    def keep(*arguments: Any) -> Page:
         made.append(make_card(*arguments))
         return made[-1]
 
     monkeypatch.setattr("raglane.runs.card.make_card", keep)
     run = rl.fit(data, labels, epochs=2, hidden=4, threads=1, progress=False, **options)
     return run, made[-1]
+
+
+def _tables(card: Page) -> dict[str, Table]:
+    """The first table of each part that has one."""
+    return {part.title: block for part in card.parts for block in reversed(part.blocks) if isinstance(block, Table)}
 
 
 def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,16 +61,16 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         run, card = _card(monkeypatch, data, labels, task=task, out=tmp_path / task, test=test, **more)
         text, page = (tmp_path / task / "card.md").read_text(), (tmp_path / task / "report.html").read_text()
         numbers = run.evaluate(data, labels).numbers
-        rows = {row[0]: row[-1] for row in card.results.rows}
+        tables = _tables(card)
+        hardest, by_length = tables["Hardest sequences"], tables["By length"]
+        rows = {row[0]: row[-1] for row in tables["Results"].rows}
         expected = {name.replace("_", " "): number for name, number in numbers.items()}
         assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (task, rows)
         assert "_" not in card.sentence
-        assert card.hardest is None or card.hardest.columns[0] == "row of the part"
+        assert hardest.columns[0] == "row of the part"
         assert ("trained as a language model of data in memory" in text) == (task == "language")
-        assert card.by_length is not None
-        assert card.hardest is not None
-        assert sum(row[1] for row in card.by_length.rows) == len(data)
-        assert [row[-2] for row in card.hardest.rows] == sorted((row[-2] for row in card.hardest.rows), reverse=True)
+        assert sum(row[1] for row in by_length.rows) == len(data)
+        assert [row[-2] for row in hardest.rows] == sorted((row[-2] for row in hardest.rows), reverse=True)
         assert "| lengths | sequences | loss |" in text
         assert task in text
         assert {"Results", "By length", "Hardest sequences", "Data", "Settings"} <= set(
@@ -72,7 +78,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
         assert page.count("<svg") >= 3
         assert "http://" not in page.replace("http://www.w3.org", "")
-        assert (card.classes is not None) == (task in ("classify", "tag", "multilabel")), task
+        assert ("By class" in tables) == (task in ("classify", "tag", "multilabel")), task
         if task == "classify":
             assert "</script><b>" not in page
             assert "\\</script\\>\\<b\\>\\|\\`\\*" in text
@@ -127,26 +133,27 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
     for task, data in (("classify", steps), ("language", words)):
         rl.data.convert(data, tmp_path / task, columns[task])
         run, card = _card(monkeypatch, tmp_path / task, None, task=task, out=tmp_path / f"run-{task}", batch_size=4)
-        assert card.results.columns == ("metric", "training", "validation")
-        assert card.notes == ()
-        assert card.hardest is not None
-        rows = {row[0]: row for row in card.results.rows}
+        results = _tables(card)["Results"]
+        assert results.columns == ("metric", "training", "validation")
+        assert list(card.notes) == []
+        assert "Hardest sequences" in _tables(card)
+        rows = {row[0]: row for row in results.rows}
         best = run.result.state.history[run.result.state.best_epoch - 1]
         assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
     monkeypatch.setattr("raglane.training.each._MOST", 2)
     _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
-    assert card.notes == ("Measured on 2 of the 4 sequences of the validation part.",)
-    assert card.by_length is not None
-    assert sum(int(row[1]) for row in card.by_length.rows) == 2
+    assert list(card.notes) == ["Measured on 2 of the 4 sequences of the validation part."]
+    assert sum(int(row[1]) for row in _tables(card)["By length"].rows) == 2
 
 
 def test_a_card_says_what_it_could_not_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, labels = [[0.1], [0.2, 0.3], [0.5]], ["a", "b", "a"]
     _, card = _card(monkeypatch, data, labels, out=tmp_path / "all", validation_fraction=0)
     assert "Nothing was held out" in card.notes[0]
-    assert card.results.columns == ("metric", "training")
+    assert _tables(card)["Results"].columns == ("metric", "training")
     assert "Nothing was held out" in (tmp_path / "all" / "report.html").read_text()
-    assert as_page(replace(card, by_length=None, hardest=None, classes=None, lengths={}))
+    # A part that was not measured is not there.
+    assert "By length" not in replace(card, parts=[part for part in card.parts if part.name != "by-length"]).markdown()
 
 
 def test_a_stopped_run_has_no_card_until_its_end(tmp_path: Path) -> None:
@@ -155,4 +162,3 @@ def test_a_stopped_run_has_no_card_until_its_end(tmp_path: Path) -> None:
     card = (tmp_path / "run" / "card.md").read_text()
     assert f"| seed | {settings['seed']} |" in card
     assert "| epochs | 1 | chosen |" in card
-    assert as_markdown.__doc__

@@ -16,9 +16,7 @@ import pytest
 import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
-from raglane.data.features import Feature
-from raglane.data.records import Records, offsets_of
-from raglane.data.targets import Targets
+from raglane.data.records import Feature, Records, Targets, offsets_of
 from raglane.runs.comparison import compare
 from raglane.training.identity import identity
 
@@ -46,9 +44,9 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def test_what_differs_and_nothing_else(runs: Path) -> None:
     first, second = compare([runs / "a", runs / "b", runs / "c", runs / "a"])
-    assert first.title == "one.csv: classify, 2 runs"
-    assert second.title == "other.csv: classify, 1 run"
-    assert first.columns[:5] == ("run", "cell", "lr", "seed", "validation-fraction")
+    assert first.caption == "one.csv: classify, 2 runs"
+    assert second.caption == "other.csv: classify, 1 run"
+    assert first.columns[:5] == ["run", "cell", "lr", "seed", "validation-fraction"]
     assert second.columns[1] == "validation loss"
     rows = [dict(zip(first.columns, row, strict=True)) for row in first.rows]
     assert [row["validation loss"] for row in rows] == sorted(row["validation loss"] for row in rows)
@@ -201,7 +199,7 @@ def test_a_logger_that_is_not_installed_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "raglane.runs.logs._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",))
+        "raglane.runs.progress._PACKAGES", dict.fromkeys(("tensorboard", "wandb", "mlflow"), ("no_such",))
     )
     data = str(write_steps(tmp_path / "steps.csv"))
     for name in ("tensorboard", "wandb", "mlflow"):
@@ -216,9 +214,9 @@ def test_a_logger_that_cannot_begin_is_one_line(
     def made(*_: Any) -> None:
         raise RuntimeError("no key:\nlog in")
 
-    monkeypatch.setattr("raglane.runs.logs._PACKAGES", {"wandb": ("math",)})
-    monkeypatch.setattr("raglane.runs.logs.require", lambda *_: None)
-    monkeypatch.setattr("raglane.runs.logs.LoggingWatcher._made", made)
+    monkeypatch.setattr("raglane.runs.progress._PACKAGES", {"wandb": ("math",)})
+    monkeypatch.setattr("raglane.runs.progress.require", lambda *_: None)
+    monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._made", made)
     command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
     fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which says: no key: log in;")
     assert not (tmp_path / "run").exists()

@@ -116,7 +116,7 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     records = rl.data.records_from(sequences, labels)
     assert _same(run, rl.fit(records, validation=records.select(range(4)), **_QUICK))
     monkeypatch.setattr(
-        "raglane.training.planned.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
+        "raglane.runs.training.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
     )
     planned = rl.fit(sequences, labels, **_QUICK, batch_size="auto")
     assert planned.notes[-1] == "batches: 5 sequences in random order. Because."

@@ -20,8 +20,7 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
-from raglane.runs.search import SEARCHED, Range, default_space, read_space
-from raglane.runs.tuning import _count
+from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_space
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
 from raglane.training.tasks import TASKS
@@ -155,6 +154,14 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
     assert main([*command, "--device", "auto", "--threads", "2", "--workers", "1"]) == 0
 
 
+def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
+    """A search whose study is this one."""
+    nothing: Any = None
+    search = Search(folder, settings or Settings(), {}, nothing, nothing, {}, {}, 1, lambda _: None)
+    search.study = study
+    return search
+
+
 class _Study:
     """A study that keeps what it is told."""
 
@@ -195,8 +202,7 @@ def test_what_a_trial_that_ends_early_counts_as(
 
     monkeypatch.setattr(tuning, "train", train)
     study: Any = _Study(complete)
-    order: Any = SimpleNamespace(settings=Settings(), training=None, validation=None, data={}, columns={})
-    assert tuning._run(study, trial, {"lr": 0.1}, tmp_path, order, math.inf, lambda _: None, optuna) is None
+    assert _search(tmp_path, study)._try(trial, {"lr": 0.1}, tmp_path, math.inf) is None
     assert reported == [(0.5, 1), (0.75, 2)]
     assert {name: getattr(value, "name", value) for name, value in study.told.items()} == told
 
@@ -208,13 +214,12 @@ def test_the_result_is_that_of_the_best_trial(tmp_path: Path, monkeypatch: pytes
         trial.set_user_attr("folder", f"{number:04}")
         if number < 2:
             study.tell(trial, value)
-    order: Any = SimpleNamespace(settings=Settings(hidden=5))
 
     def locked(_: Path) -> None:
         raise ArgumentError("another process is at work")
 
     monkeypatch.setattr(tuning, "locked", locked)
-    found = tuning._result(study, order, tmp_path, None, optuna)
+    found = _search(tmp_path, study, Settings(hidden=5))._result(None)
     assert (found.best, found.value, found.done, found.others) == (tmp_path / "trials" / "0001", 0.4, 2, 1)
     assert found.settings == Settings(hidden=5, lr=study.best_params["lr"])
 
@@ -223,7 +228,7 @@ def test_trials_of_other_processes_count() -> None:
     study = optuna.create_study()
     first, _ = study.ask(), study.ask()
     study.tell(first, 1.0)
-    assert _count(study, optuna) == 2
+    assert len(_search(Path(), study)._in_state("COMPLETE", "PRUNED", "RUNNING")) == 2
 
 
 def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import raglane as rl
-from looped import looped
 from raglane import Ragged, segments
 from raglane.data import Batches, Chunks, Limit, Records, SequenceDataset
 from raglane.data.records import offsets_of
@@ -26,7 +25,6 @@ from raglane.nn import losses
 from right_calls import (
     LENGTHS,
     OFFSETS,
-    ONES,
     VALUES,
     Call,
     batch_of,
@@ -35,7 +33,6 @@ from right_calls import (
     calls_of_packing,
     calls_of_plot,
     calls_of_ragged,
-    calls_of_segments,
     things,
 )
 
@@ -62,9 +59,7 @@ def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str
                 yield f"{name}: a {kind} gives {type(error).__name__}: {str(error)[:100]}"
 
 
-@pytest.mark.parametrize(
-    "calls", [calls_of_segments, calls_of_ragged, calls_of_packing, calls_of_data, calls_of_nn, calls_of_plot]
-)
+@pytest.mark.parametrize("calls", [calls_of_ragged, calls_of_packing, calls_of_data, calls_of_nn, calls_of_plot])
 def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[[], dict[str, Call]]) -> None:
     table = calls()
     for name, (function, right) in table.items():
@@ -74,10 +69,8 @@ def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[
         assert not faults, (name, faults[:5])
 
 
-@looped("name", [name for name, (_, right) in calls_of_segments().items() if "offsets" in right])
-def test_offsets_that_do_not_describe_the_values_never_reach_torch(name: str) -> None:
+def test_offsets_that_do_not_describe_the_values_never_reach_torch() -> None:
     """Which writes beyond its memory where repeats do not add up to the size that it was told."""
-    function, right = calls_of_segments()[name]
     for wrong in (
         [0, 2, 2, 4],  # beyond the values
         [0, 2, 2, 2],  # short of them
@@ -90,45 +83,29 @@ def test_offsets_that_do_not_describe_the_values_never_reach_torch(name: str) ->
         [0],
         [],
     ):
-        per_sequence = {"per_sequence": torch.ones(max(len(wrong) - 1, 0))} if "per_sequence" in right else {}
         with pytest.raises(ShapeError, match=r"offsets: got .*; the rule: "):
-            function(**right | per_sequence | {"offsets": torch.tensor(wrong, dtype=torch.int64)})
-    for dtype in (torch.int32, torch.float32, torch.bool):
+            Ragged.from_flat(VALUES, offsets=torch.tensor(wrong, dtype=torch.int64))
+    for dtype in (torch.float32, torch.bool):
         with pytest.raises(ArgumentTypeError, match="offsets: got torch"):
-            function(**right | {"offsets": OFFSETS.to(dtype)})
+            Ragged.from_flat(VALUES, offsets=OFFSETS.to(dtype))
     with pytest.raises(ShapeError, match=r"offsets: got shape \(1, 4\)"):
-        function(**right | {"offsets": OFFSETS[None]})
-    with pytest.raises(ShapeError, match="offsets: got a tensor on meta" if "values" in right else "got"):
-        function(**right | {"offsets": OFFSETS.to("meta")} | ({} if "values" in right else {"per_sequence": ONES}))
+        Ragged.from_flat(VALUES, offsets=OFFSETS[None])
+    with pytest.raises(ShapeError, match="offsets: got a tensor without data, on meta"):
+        Ragged.from_flat(VALUES, offsets=OFFSETS.to("meta"))
 
 
 def test_lengths_that_nobody_can_count() -> None:
     for lengths in ([-1, 4], [2**62, 1], [2**62, 2**62], [2**63 - 1, 2**63 - 1, 2]):
         given = torch.tensor(lengths)
         for function in (
-            segments.offsets_from_lengths,
             offsets_of,
             lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
             lambda wrong: Batches(wrong, Limit(sequences=1)),
             lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
             lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
-            lambda wrong: segments.element_index(torch.zeros_like(wrong), wrong, 3),
         ):
             with pytest.raises(ArgumentError, match="length"):
                 function(given)
-
-
-def test_slices_that_do_not_add_up() -> None:
-    two = torch.tensor([2, 1])
-    for starts, lengths, total, words in (
-        (torch.tensor([0]), two, 3, "starts: got 1 of them"),
-        (torch.tensor([0, -1]), two, 3, "starts: got -1 among them"),
-        (torch.tensor([0, 2]), two, 4, "total: got 4; the rule: the sum of lengths, 3"),
-        (torch.tensor([0, 2]), two, -1, "total: got -1; the rule: at least 0"),
-        (torch.tensor([0, 2]).int(), two, 3, "starts: got torch.int32; the rule: int64"),
-    ):
-        with pytest.raises(RaglaneError, match=words):
-            segments.element_index(starts, lengths, total)
 
 
 def test_numbers_that_a_dtype_cannot_hold() -> None:
@@ -158,9 +135,7 @@ def test_dtypes_in_which_an_operation_means_nothing() -> None:
         *((name, whole) for name in ("mean", "softmax", "logsumexp")),
         *((name, many) for name in ("max", "min", "softmax", "logsumexp")),
     ):
-        with pytest.raises(ArgumentTypeError, match=f"values: got {values.dtype}; the rule: {name}"):
-            getattr(segments, name)(values, OFFSETS)
-        with pytest.raises(ArgumentTypeError, match="; the rule: "):
+        with pytest.raises(ArgumentTypeError, match=f"{name}: got {values.dtype}; the rule: "):
             getattr(Ragged.from_flat(values, offsets=OFFSETS), name)()
 
 
@@ -217,7 +192,6 @@ def test_nothing_on_a_device_is_read_to_check_it() -> None:
     assert segments.last(values, offsets).shape == (3,)
     assert segments.cumsum(values, offsets, 2).shape == (3,)
     assert segments.spread(torch.ones(3, device="meta"), offsets, 3).shape == (3,)
-    assert segments.element_index(offsets[:2], offsets[:2], 3).shape == (3,)
     assert Ragged.from_flat(values, offsets=offsets).sum().shape == (3,)
     batch = Ragged.from_flat(torch.ones(3, 4, device="meta"), offsets=offsets)
     classes = Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="meta"), offsets=offsets)

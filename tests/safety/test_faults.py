@@ -1,44 +1,141 @@
-"""The list of faults fits today's source, and what plays them tells a fault that is noticed from one that is not."""
+"""The faults fit today's source, and what plays them tells a fault that is noticed from one that is not."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from faults.__main__ import FAULTS, main
-from faults.fault import ROOT, Fault
+from faults import place
+from faults.__main__ import main
+from faults.place import ROOT, Fault, NoPlaceError, all_faults
 from looped import looped
 
-TESTS = "test_costs.py::test_multiplications_and_additions"
+
+@looped("name", all_faults())
+def test_every_fault_has_a_place_and_its_tests(name: str) -> None:
+    """Where this fails the source has changed: tests/faults/README.md says how to mend a fault."""
+    fault = all_faults()[name]
+    path, text = fault.changed()
+    assert text != (ROOT / path).read_text()
+    assert fault.arguments()
 
 
-@looped("name", FAULTS)
-def test_what_a_fault_changes_is_there_once(name: str) -> None:
-    """Where this fails the source has changed: write the fault anew, so that it spoils what it spoilt."""
-    fault = FAULTS[name]
-    assert fault.changed() != (ROOT / fault.file).read_text()
-    for test in fault.tests.split():
-        path, *parts = test.split("::")
-        text = (ROOT / "tests" / path).read_text()
-        assert all(f"def {part.partition('[')[0]}(" in text for part in parts), test
-    assert fault.tests
+_SOURCE = """
+LIMIT = 3
+
+def first(values, most):
+    if most > LIMIT:
+        raise ValueError("too many")
+    return clipped(values, most, low=0, high=most - 1)
+
+def clipped(values, *others, low, high):
+    return values[low:high]
+
+class Batch:
+    size: int = 1
+
+    def first(self, rows):
+        return rows[0] and self.size and rows
+"""
+# Where, old and new of a fault; what it changes there, and to what.
+_CASES = [
+    ("LIMIT", "3", "4", "LIMIT = 3", "LIMIT = 4"),
+    ("Batch.size", "1", "2", "int = 1", "int = 2"),
+    ("Batch.first", "rows[ 0 ]", "rows[1]", "rows[0]", "rows[1]"),
+    ("Batch.first", "lines[0]", "lines[1]", "rows[0]", "rows[1]"),
+    ("Batch.first", "... and self.size and ...", "... and ...", "rows[0] and self.size and rows", "rows[0] and rows"),
+    ("first", "if most > LIMIT: ...", "if True: ...", "if most > LIMIT", "if True"),
+    ("first", "if m > LIMIT: ...", "if m < LIMIT: ...", "if most > LIMIT", "if most < LIMIT"),
+    ("first", "raise ValueError('too many')", "return", 'raise ValueError("too many")', "return"),
+    ("first", "clipped(..., high=m - 1)", "clipped(..., high=m)", "most - 1", "most"),
+    ("first", "clipped(v, ..., low=0)", "clipped(..., v, low=1)", "values, most, low=0", "most, values, low=1"),
+    ("gone", "(most-1)", "most", "most - 1", "most"),
+]
 
 
-_FILE, _OLD = "src/raglane/schedules/costs.py", "additions=count.elements - count.sequences"
-# Two plays: one whose tests pass without a fault, and one whose tests do not.
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of one module."""
+    path = tmp_path / "src/raglane/room/here.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(_SOURCE)
+    monkeypatch.setattr(place, "ROOT", tmp_path)
+    module = place._Module("src/raglane/room/here.py", _SOURCE)
+    monkeypatch.setattr(place, "_modules", lambda: [module])
+    return path
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize("room", ["room", "another"])
+@pytest.mark.parametrize(("where", "old", "new", "this", "other"), _CASES)
+def test_a_fault_is_found_by_function_and_operation(
+    room: str, where: str, old: str, new: str, this: str, other: str
+) -> None:
+    path, text = Fault(room, where, old, new, "").changed()
+    assert path == "src/raglane/room/here.py"
+    assert _SOURCE.count(this) == 1
+    assert _dump(text) == _dump(_SOURCE.replace(this, other))
+
+
+def _dump(text: str) -> str:
+    """Syntax, whatever the order of keyword arguments."""
+    tree = ast.parse(text)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        call.keywords.sort(key=lambda keyword: str(keyword.arg))
+    return ast.dump(tree)
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize(
+    ("where", "old", "new", "words"),
+    [
+        ("gone", "most", "0", "the function gone is no place; the old text is in .* must be there once"),
+        ("first", "2 * most", "0", "the function first is src/.*here.py first, src/.*here.py Batch.first; .* nowhere"),
+        ("Batch.first", "rows", "0", "is in src/.*here.py Batch.first"),
+        ("Batch.first", "rows[0]", "columns[0]", "has no columns, which the new text names"),
+        ("first", "most >", "0", "no Python"),
+    ],
+)
+def test_a_fault_without_a_place_says_what_there_is(where: str, old: str, new: str, words: str) -> None:
+    with pytest.raises(NoPlaceError, match=words):
+        Fault("room", where, old, new, "").changed()
+
+
+def test_text_of_c_is_found_however_it_is_spaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "csrc").mkdir()
+    for name, text in (("a.h", "int one = f(x,\n  2 );"), ("b.h", "int one = 1; int two;")):
+        (tmp_path / "csrc" / name).write_text(text)
+    monkeypatch.setattr(place, "ROOT", tmp_path)
+    assert Fault("csrc", "moved.h", "f( x, 2)", "f(x, 3)", "").changed() == ("csrc/a.h", "int one = f(x, 3);")
+    assert Fault("csrc", "b.h", "int one", "int none", "").changed() == ("csrc/b.h", "int none = 1; int two;")
+    with pytest.raises(NoPlaceError, match=r"is in csrc/a.h, csrc/b.h, and must be there once"):
+        Fault("csrc", "moved.h", "int one", "", "").changed()
+
+
+@pytest.mark.parametrize("name", ["test_that_is_not_there", "test_costs.py::test_that_is_not_there", "test_mistakes"])
+def test_a_test_that_is_not_there_once(name: str) -> None:
+    with pytest.raises(NoPlaceError, match=r"name it as FILE\.py::NAME"):
+        Fault("room", "", "", "", name).arguments()
+
+
+_PLACE = "schedules", "_cost", "count.elements - count.sequences"
+_TEST = "test_multiplications_and_additions"
+# Two plays: one whose tests pass without a fault, and one whose tests cannot run.
 _PLAYS = [
     {
-        "one-too-many": Fault(_FILE, _OLD, f"{_OLD} + 1", TESTS),
-        "nothing-changed": Fault(_FILE, _OLD, f"{_OLD} + 0", TESTS),
-        "no-such-text": Fault(_FILE, "a text that is not there", "", TESTS),
+        "one-too-many": Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST),
+        "nothing-changed": Fault(*_PLACE, f"{_PLACE[-1]} + 0", _TEST),
+        "no-such-text": Fault("schedules", "_cost", "count.of_nothing", "0", _TEST),
     },
-    {"x": Fault(_FILE, "not there", "", "test_costs.py::test_that_is_not_there")},
+    {"no-such-case": Fault(*_PLACE, "0", f"{_TEST}[0]")},
 ]
 _CODE = f"""
 from faults.__main__ import play
-from faults.fault import Fault
+from faults.place import Fault
 for faults in {_PLAYS}:
     print("exit code", play(faults, 2))
 """
@@ -50,21 +147,25 @@ def test_what_is_noticed_and_what_is_not() -> None:
     In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
     have the package in theirs.
     """
-    before = (ROOT / _FILE).read_text()
+    before = (ROOT / "src/raglane/schedules/costs.py").read_text()
     done = subprocess.run(
         [sys.executable, "-c", _CODE], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
     )
     first, second, _ = done.stdout.split("exit code 1\n")
     assert "the tests pass without a fault\n" in first
-    assert f"noticed: one-too-many, by {TESTS}\n" in first
-    assert f"NOT noticed: nothing-changed, in {_FILE}, by {TESTS}\n" in first
-    assert f"ERROR: no-such-text: {_FILE} has the old text 0 times, not once" in first
+    assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
+    assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
+    assert "ERROR: no-such-text: the function _cost is src/raglane/schedules/costs.py _cost; the old" in first
     assert "3 faults, 2 of the lines above need somebody" in first
     assert "FAIL without a fault" in second
-    assert (ROOT / _FILE).read_text() == before
+    assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
+    assert (ROOT / "src/raglane/schedules/costs.py").read_text() == before
 
 
-def test_a_name_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "ragged", "gru-turned-*"]) == 0
+    count = sum(fault.room == "ragged" for fault in all_faults().values()) + 1
+    assert capsys.readouterr().out == f"{count} faults, each has its place\n"
     with pytest.raises(SystemExit):
         main(["no-such-fault"])
-    assert "no fault of the name no-such-fault; there are " in capsys.readouterr().err
+    assert "no fault or room of the name no-such-fault; there are " in capsys.readouterr().err

@@ -15,8 +15,8 @@ import raglane as rl
 from attacks.memory import WRONG
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.kernels.cpu import guards, matrix, operators
-from raglane.kernels.cpu.guards import guard
+from raglane.kernels.cpu import gate, matrix, operators
+from raglane.kernels.cpu.gate import guard
 from raglane.kernels.cpu.layer import Layer
 from raglane.native import library as library_module
 from raglane.native import missing_kernels
@@ -300,9 +300,9 @@ def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeyp
             return wrong
 
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Wrong)
-    assert not guards._is_right.__wrapped__()
+    assert not gate._is_right.__wrapped__()
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    assert not guards._is_right.__wrapped__()
+    assert not gate._is_right.__wrapped__()
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -330,7 +330,7 @@ def test_a_look_is_right_whatever_the_defaults_are() -> None:
     try:
         torch.set_default_dtype(torch.float64)
         with torch.device("meta"):
-            assert guards._is_right.__wrapped__() is guards._is_right()
+            assert gate._is_right.__wrapped__() is gate._is_right()
     finally:
         torch.set_default_dtype(dtype)
 

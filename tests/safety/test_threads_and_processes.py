@@ -32,7 +32,7 @@ def test_attacks_on_programs(script: Script) -> None:
 def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> None:
     """Nobody promises the class that looks at all of them at once."""
     done = script(
-        "import sys; from raglane.kernels.cpu import guards; guards._is_right = lambda: False;"
+        "import sys; from raglane.kernels.cpu import gate; gate._is_right = lambda: False;"
         "from attacks.memory import main; sys.exit(main(rounds=100, seed=300))"
     )
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])

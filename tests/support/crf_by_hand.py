@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane import Ragged
-from raglane.nn.crf.layer import CRF
+from raglane.nn.crf import CRF
 
 __all__ = ["TAGS", "all_paths", "by_hand", "close", "ours", "random_batch", "random_crf"]
 

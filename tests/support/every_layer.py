@@ -15,7 +15,7 @@ from raglane.cells import CELLS
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
-from raglane.nn.recurrent.request import one_or_tuple
+from raglane.nn.recurrent.stack import one_or_tuple
 
 __all__ = [
     "GATED",

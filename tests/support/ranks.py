@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributed
 
 from attacks.forked import CONTEXT
 from raglane.data.dataset import SequenceDataset
-from raglane.data.preprocess import Preprocessor
-from raglane.training.batches import training_order
-from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.ranks import child, launch
+from raglane.data.records import Records, offsets_of
+from raglane.training.ranks import launch
 from raglane.training.ranks.group import Ranks
 from raglane.training.settings import Settings
-from raglane.training.state import TrainingState
-from raglane.training.tasks import make_task
 
 _Kinds = list[tuple[Settings, torch.dtype]]
 
@@ -39,7 +37,7 @@ def _run(pipe: Connection) -> None:
     for number in (1, 2):
         os.dup2(nowhere, number)
     os.environ.update(launch._network())
-    child.run(pipe)
+    launch.run_rank(pipe)
 
 
 def fork_ranks(patch: pytest.MonkeyPatch) -> None:
@@ -73,30 +71,22 @@ def _gradients(settings: _Kinds, rank: int, count: int, port: int, pipe: Connect
 
 
 def _gradient(settings: Settings, dtype: torch.dtype, ranks: Ranks) -> Tensor:
-    from raglane.training.loop import run_epochs
+    from raglane.training.job import Job
+    from raglane.training.trainer import Trainer
 
-    torch.manual_seed(0)
-    lengths = torch.randint(0, 6, (12,))
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 6, 12)
     # The others are empty: a rank that gets nothing but such has nothing to say, and the others must not wait for it.
     lengths[: 12 - 3] = 0
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    values = torch.randn(int(offsets[-1]), 3, dtype=torch.float64)
-    dataset = SequenceDataset(values.to(dtype), offsets, torch.randint(0, 2, (len(values),)), per_element=True)
-    preprocessor = Preprocessor("tag", labels=("a", "b"))
-    model = SequenceModel(ModelConfig("tag", settings.layer, input_size=3, output_size=2, hidden=4)).to(dtype)
-    before = torch.cat([weight.detach().flatten().double() for weight in model.parameters()])
-    order = training_order(dataset.lengths, settings, ranks.rank, ranks.count)
-    run_epochs(
-        model,
-        make_task(preprocessor, settings),
-        settings,
-        dataset,
-        order,
-        None,
-        state=TrainingState(),
-        folder=None,
-        device=torch.device("cpu"),
-        model_files=dict,
-        ranks=ranks,
-    )
-    return before - torch.cat([weight.detach().flatten().double() for weight in model.parameters()])
+    offsets = offsets_of(lengths)
+    tags = np.where(np.arange(offsets[-1]) % 2, "a", "b").astype(object)
+    values = random.normal(size=(int(offsets[-1]), 3)).astype(np.float32)
+    records = Records(values, offsets, tags=tags, channels=("x", "y", "z"))
+    trainer = Trainer(Job(replace(settings, hidden=4), training=records), ranks)
+    data = trainer.training
+    assert isinstance(data, SequenceDataset)
+    trainer.training = SequenceDataset(data.values.to(dtype), data.offsets, data.targets, per_element=True)
+    trainer.model.to(dtype)
+    before = torch.cat([weight.detach().flatten().double() for weight in trainer.model.parameters()])
+    trainer.run()
+    return before - torch.cat([weight.detach().flatten().double() for weight in trainer.model.parameters()])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
-from raglane import Ragged, plot, segments
+from raglane import Ragged, plot
 from raglane.data import Batches, Chunks, Columns, Limit, Order, Preprocessor, Records, SequenceDataset, read, split
 from raglane.data.records import offsets_of
 from raglane.nn import losses
@@ -34,7 +34,6 @@ __all__ = [
     "calls_of_plot",
     "calls_of_preprocessor",
     "calls_of_ragged",
-    "calls_of_segments",
     "things",
 ]
 
@@ -74,26 +73,6 @@ ONES = torch.ones(3)
 
 def batch_of(*features: int) -> Ragged:
     return Ragged.from_flat(torch.randn(3, *features), lengths=LENGTHS)
-
-
-def calls_of_segments() -> dict[str, Call]:
-    flat: dict[str, Any] = {"values": VALUES, "offsets": OFFSETS}
-    calls: dict[str, Call] = {name: (getattr(segments, name), flat) for name in ("sum", "softmax", "reverse")}
-    for name in ("mean", "max", "min", "first", "last", "logsumexp"):
-        calls[name] = getattr(segments, name), {**flat, "empty": 0.0}
-    return calls | {
-        "spread": (segments.spread, {"per_sequence": ONES, "offsets": OFFSETS, "total": 3}),
-        "cumsum": (segments.cumsum, {**flat, "longest": 2}),
-        "shift": (segments.shift, {**flat, "steps": 1, "fill": 0.0}),
-        "reverse_index": (segments.reverse_index, {"offsets": OFFSETS, "total": 3}),
-        "positions": (segments.positions, {"offsets": OFFSETS, "total": 3}),
-        "segment_ids": (segments.segment_ids, {"offsets": OFFSETS, "total": 3}),
-        "offsets_from_lengths": (segments.offsets_from_lengths, {"lengths": LENGTHS}),
-        "element_index": (
-            segments.element_index,
-            {"starts": torch.tensor([0, 2]), "lengths": torch.tensor([2, 1]), "total": 3},
-        ),
-    }
 
 
 def calls_of_ragged() -> dict[str, Call]:

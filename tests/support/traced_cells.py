@@ -11,10 +11,9 @@ from raglane.cells import CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.program.loop import Loop, run_loop
-from raglane.programs.compiled import Compiled
+from raglane.kernels.program.loop import StepCall, run_loop
+from raglane.programs.compiled import CompiledStep
 from raglane.programs.step import Step, trace
-from raglane.programs.weights import survey
 
 __all__ = ["agree", "compiled_of", "module_cell", "weights_of"]
 
@@ -43,14 +42,11 @@ def module_cell(module: Any) -> ModuleCell:
 
 
 def compiled_of(
-    cell: CellSpec, weights: Any, sizes: tuple[int, ...], output: int, width: int = 5, prepares: bool = True
-) -> tuple[Compiled, Step, list[Tensor], list[Tensor]]:
-    """A cell's programs, its step, and the leaves and the elements that its weights hold."""
-    found = survey(weights)
-    step = Step(cell, weights, found, prepares)
-    widths = [width, *(part.shape[1] for part in found.elements)]
-    traced = trace(step, found.leaves, found.leaves, widths, sizes, output, torch.float64)
-    return Compiled(traced), step, found.leaves, found.elements
+    cell: CellSpec, weights: Any, sizes: tuple[int, ...], output: int, width: int = 5
+) -> tuple[CompiledStep, Step]:
+    """A cell's programs, and its step."""
+    step = Step(cell, weights, width, sizes, output, torch.float64)
+    return CompiledStep(trace(step)), step
 
 
 def agree(
@@ -62,19 +58,23 @@ def agree(
     width: int = 5,
     need_states: bool = False,
     prepares: bool = True,
-) -> Compiled:
+) -> CompiledStep:
     """Assert that a program gives what the reference does, in both directions, lengths 0 and 1 included."""
-    compiled, step, leaves, more = compiled_of(cell, weights, sizes, output, width, prepares)
-    x = torch.randn(N, width, dtype=torch.float64, requires_grad=True)
+    compiled, step = compiled_of(cell, weights, sizes, output, width)
+    assert compiled.trace.prepares == prepares
+    leaves, more = step.leaves, step.elements
+    rows = compiled.trace.result.graph.nodes[compiled.elements[0]].width
+    x = torch.randn(N, rows, dtype=torch.float64, requires_grad=True)
     states = [torch.randn(B, size, dtype=torch.float64, requires_grad=True) for size in sizes]
     for part in leaves:
         if part.is_leaf and part.dtype.is_floating_point:
             part.requires_grad_()
     tensors = (x, *more, *states, *leaves)
     for ascending in (True, False):
-        loop = Loop(compiled, step, OFFSETS, ascending, True, need_states, (1 + len(more), len(states), len(leaves)))
-        mine, finals, steps = run_loop(loop, tensors)
-        request = Request(step.whole, x, OFFSETS, None, (), (weights,), need_states=need_states)
+        counts = (1 + len(more), len(states), len(leaves))
+        call = StepCall(compiled, step, OFFSETS, ascending, True, need_states, counts)
+        mine, finals, steps = run_loop(call, tensors)
+        request = Request(step.whole(prepares), x, OFFSETS, None, (), (weights,), need_states=need_states)
         theirs = reference.run_direction(request, weights, tuple(states), not ascending)
         got: list[Any] = [mine, *finals, *steps]
         want: list[Any] = [theirs.output, *theirs.state, *(theirs.states or ())]

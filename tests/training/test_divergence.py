@@ -15,10 +15,8 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F
 from raglane.cli import main
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import load_model
-from raglane.training.choices import OPTIMIZERS
-from raglane.training.divergence import check_losses, warning
-from raglane.training.settings import Settings
-from raglane.training.state import TrainingState, load_state
+from raglane.training.settings import OPTIMIZERS, Settings
+from raglane.training.state import TrainingState, check_losses, load_state, warning
 
 # Each step multiplies the weights by -10, once per epoch: the loss grows until it is lost, in the fifth epoch or so.
 _GROWING = ["--optimizer", "adamw", "--weight-decay", "3700", "--batch-size", "100", "--hidden", "4", "--threads", "1"]

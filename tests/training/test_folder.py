@@ -15,7 +15,7 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F
 from raglane._utils import files
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.training import bookkeeper
+from raglane.training import trainer
 from raglane.training.folder import RUN_FILES as ALL_FILES
 from raglane.training.folder import at_work, check_folder, find, repair, tidy
 
@@ -53,7 +53,7 @@ def test_a_run_that_fails_before_its_first_checkpoint_puts_the_old_one_back(
     assert tree(work) == before
     for name, error, code in (("full", full, 2), ("stopped", stopped, 130)):
         with monkeypatch.context() as patched:
-            patched.setattr(bookkeeper, "write_folder", error)
+            patched.setattr(trainer, "write_folder", error)
             capsys.readouterr()
             assert main(_overwrite(work)) == code, name
             assert len(capsys.readouterr().err.splitlines()) == (1 if code == 2 else 0)
@@ -80,7 +80,7 @@ def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, m
             }
         write(path, files)
 
-    monkeypatch.setattr(bookkeeper, "write_folder", watched)
+    monkeypatch.setattr(trainer, "write_folder", watched)
     assert main(_overwrite(work, "--seed", "5")) == 0
     assert seen[:2] == [("last", True), ("best", False)]
     assert not any(waits for _, waits in seen[1:])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from raglane.data.encoders import END, UNKNOWN
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import SPLITS, join_tokens, split_texts
-from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import ChunkedBatches, chunked_order

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from planner.made_up import make_up
+from raglane import planner
 from raglane.cli import main
 from raglane.data.formats import read
 from raglane.planner import plan
-from raglane.training import planned
-from raglane.training.planned import plan_batches
+from raglane.training.machine import plan_batches
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
 
@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         known["found"] = plan(lengths, layer, **options)  # type: ignore[arg-type]
         return known["found"]
 
-    monkeypatch.setattr(planned, "plan", watched)
+    monkeypatch.setattr(planner, "plan", watched)
     return known
 
 

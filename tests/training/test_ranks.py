@@ -24,7 +24,7 @@ from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
 from raglane.training.machine import check_machine
 from raglane.training.ranks import launch as launching
-from raglane.training.ranks.child import _send
+from raglane.training.ranks.launch import _send
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState

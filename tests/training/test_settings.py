@@ -9,12 +9,12 @@ import pytest
 from looped import looped
 from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
-from raglane.data.targets import TASKS as TASKS_OF_DATA
+from raglane.data.records import TASKS as TASKS_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
-from raglane.training.choices import (
+from raglane.training.settings import (
     CLASS_WEIGHTS,
     DEVICES,
     INITIAL_STATES,
@@ -26,8 +26,8 @@ from raglane.training.choices import (
     SCHEDULES,
     TASKS,
     TOO_LONG,
+    Settings,
 )
-from raglane.training.settings import Settings
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": TASKS,

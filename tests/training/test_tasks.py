@@ -13,20 +13,17 @@ import pytest
 import torch
 
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Records, offsets_of
-from raglane.data.targets import Targets
+from raglane.data.records import Columns, Records, Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.checkpoint import SavedModel, load_model
-from raglane.training.choices import LOSSES
-from raglane.training.choices import TASKS as NAMES
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.run import load_description, train
-from raglane.training.schedule import rate_of
-from raglane.training.settings import ModelSettings, Settings
-from raglane.training.state import TrainingState
+from raglane.training.settings import LOSSES, ModelSettings, Settings
+from raglane.training.settings import TASKS as NAMES
+from raglane.training.state import TrainingState, rate_of
 from raglane.training.tasks import TASKS, make_task, settle
 from raglane.training.tasks.multilabel import best_thresholds
 from raglane.training.tasks.regress import loss_of_errors
@@ -227,7 +224,7 @@ def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
         assert np.shape(row) == (3, 3)
         assert 0 < np.min(row) <= np.max(row) < 1
     wrong = replace_values(test, 2.0)
-    with pytest.raises(DataError, match=r"got 2 in element 0.*0 or 1"):
+    with pytest.raises(DataError, match=r"got numbers between 2 and 2 in the channel 'x?.*0 or 1"):
         evaluate(saved, wrong)
     assert settle(Settings("forecast"), wrong)[0].loss is None
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"

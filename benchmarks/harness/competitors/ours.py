@@ -13,11 +13,10 @@ from harness.competitors import pytorch
 from harness.competitors.base import Answer, Forward, Runner, torch_runner
 from raglane.kernels import dispatch
 from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.recurrent.call import plan_of, prepare
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.inputs import read
-from raglane.nn.recurrent.plan import plan_of
-from raglane.nn.recurrent.request import prepare
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
@@ -114,8 +113,7 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """The backward time loop of an element-wise cell, without the products before and after it."""
-    from raglane.kernels.cpu.kind import layer_of
-    from raglane.kernels.cpu.memory import Given
+    from raglane.kernels.cpu.layer import Given, Saved, layer_of
 
     module = load_layer(batch)
     cell, sizes = module.cell, module.state_sizes
@@ -124,11 +122,12 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     weights = [None if part is None else part.detach() for part in module._weights()[0]]
     tensors = (batch.values, *weights)
     layer = layer_of(cell.name, offsets, tensors, len(weights), sizes, 1)
-    ran = layer.forward(offsets, tensors, need_output=True, save=True, need_c=False)
+    ran = layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False)
+    saved = Saved(*cast(Any, (ran.output, ran.gates, ran.c_states)))
     given = Given(batch.gradient, None, (None,) * len(sizes))
 
     def walk(wanted: bool) -> tuple[Tensor | None, ...]:
-        saved, wants = cast(Any, ran.saved), (wanted,) * len(tensors)
+        wants = (wanted,) * len(tensors)
         return layer.backward(offsets, tensors, saved, given, wants, overwrite=False)
 
     def answer() -> Answer:

@@ -1,4 +1,4 @@
-"""What is kept between processes in the user's folder of caches: small files, any of which may be lost at any time.
+"""Small files kept between processes in the user's folder of caches; any of them may be lost at any time.
 
 Whoever reads finds a whole file or none: what is written gets its name at once, by a rename. So any number of processes
 may read and write. A folder that cannot be written is passed over, and so is what is read there from somebody else:
@@ -14,20 +14,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["folder", "load", "save"]
-
 # Of each kind; the oldest go. A tenth goes at a time, so that a full folder is not sorted at each write.
 _MOST = 1000
 _LARGEST = 1 << 24
 
 
 def folder(kind: str) -> Path:
-    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches.
-
-    Example:
-        >>> folder("plans").name
-        'plans'
-    """
+    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches."""
     chosen = os.environ.get("RAGLANE_CACHE")
     if chosen:
         return Path(chosen) / kind
@@ -39,7 +32,7 @@ def folder(kind: str) -> Path:
 
 
 def load(kind: str, key: str) -> str | None:
-    """What was saved under a key; None where there is nothing, or nothing that can be read."""
+    """The text saved under a key; None without one that can be read."""
     try:
         with open(folder(kind) / f"{key}.json", encoding="utf-8", opener=_at_once) as file:
             return file.read() if _is_ours(os.fstat(file.fileno())) else None
@@ -53,7 +46,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether this is a file of a size that one of ours has, which nobody but this user or root could write."""
+    """True for a regular file of bounded size that only this user or root could write."""
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
         return False
     return not hasattr(os, "geteuid") or (found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022)

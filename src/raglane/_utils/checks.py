@@ -1,21 +1,23 @@
-"""What callers give, checked one by one: each function gives the argument as it is, or an error that teaches.
+"""Arguments of users, checked where they are passed: each function returns the argument, or raises an error.
 
 Nothing here waits for a device: numbers that are on one are taken on trust.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
-from numbers import Complex, Real
+from numbers import Complex, Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.tracing import records_operators
+from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -26,34 +28,37 @@ from raglane.errors import (
     quote,
 )
 
-__all__ = [
-    "check_choice",
-    "check_dense",
-    "check_fits",
-    "check_flag",
-    "check_kind",
-    "check_like",
-    "check_real",
-    "check_storage",
-    "check_tensor",
-    "check_value",
-    "check_whole",
-    "read_index",
-]
-
 # More elements than any memory holds, and few enough that sums of them are exact.
 _MOST = 2**62
 
 _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
+_NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
+"""The errors of torch and NumPy for what is not an array of numbers."""
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def as_tensor(data: Any, device: str | None = None) -> Tensor:
+    """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
+
+    A read-only NumPy array is shared too: nothing in Raglane writes into what a caller gave.
+    """
+    if isinstance(data, Tensor):
+        return data
+    if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
+        # torch has neither the other byte order nor strides that run backwards.
+        data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
+    if isinstance(data, np.ndarray) and not data.flags.writeable:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
+            return torch.as_tensor(data, device=device)
+    return torch.as_tensor(data, device=device)
+
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
-    """A dense tensor as it is.
-
-    Example:
-        >>> check_tensor("values", torch.ones(2), least=1)
-        tensor([1., 1.])
-    """
+    """A dense tensor as it is."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
@@ -66,28 +71,25 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
 
 
 def check_dense(name: str, given: Tensor) -> None:
-    """Refuse a sparse tensor.
-
-    Example:
-        >>> check_dense("input", torch.zeros(2))
-    """
+    """Refuse a sparse tensor."""
     if given.layout is not torch.strided:
         raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+
+
+def check_device(name: str, given: Tensor, device: torch.device) -> None:
+    """Refuse a tensor on another device."""
+    if given.device != device:
+        rule = f"one device for all, {device}"
+        raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
     """Refuse a tensor of another dtype, device or layout than what it meets.
 
     Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-
-    Example:
-        >>> check_fits("input", torch.zeros(2), torch.zeros(3))
     """
     check_dense(name, given)
-    if given.device != other.device:
-        raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"one device for all, {other.device}", "move it with .to()")
-        )
+    check_device(name, given, other.device)
     if given.dtype == other.dtype:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
@@ -99,38 +101,20 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with.
-
-    Example:
-        >>> check_like("weight_hh_l0", torch.zeros(4, 2), (4, 2), torch.zeros(1))
-    """
+    """Refuse what a kernel cannot compute with."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
     check_dense(name, given)
     if tuple(given.shape) != shape:
-        raise ShapeError(
-            message(
-                name,
-                f"shape {tuple(given.shape)}",
-                f"{shape}, from the layer's cell and its sizes as they are now",
-                "give it a tensor of that shape, or build a layer of the sizes that you need",
-            )
-        )
+        rule = f"{shape}, from the layer's cell and its sizes as they are now"
+        fix = "give it a tensor of that shape, or build a layer of the sizes that you need"
+        raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
     check_fits(name, given, like)
     check_storage(name, given)
 
 
 def check_storage(name: str, given: Tensor) -> None:
-    """Refuse a tensor whose storage was made smaller than what the tensor shows of it.
-
-    Example:
-        >>> freed = torch.zeros(3)
-        >>> _ = freed.untyped_storage().resize_(0)
-        >>> check_storage("input", freed)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ShapeError: input: got a storage of 0 bytes; ...
-    """
+    """Refuse a tensor whose storage was made smaller than what the tensor shows of it."""
     if records_operators() or given.numel() == 0:
         return
     try:
@@ -142,71 +126,57 @@ def check_storage(name: str, given: Tensor) -> None:
     last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:
-        raise ShapeError(
-            message(
-                name,
-                f"a storage of {there} bytes",
-                f"{needed} bytes, which its shape {tuple(given.shape)} needs",
-                "do not shrink or free the storage of a tensor that is still used",
-            )
-        )
+        rule = f"{needed} bytes, which its shape {tuple(given.shape)} needs"
+        fix = "do not shrink or free the storage of a tensor that is still used"
+        raise ShapeError(message(name, f"a storage of {there} bytes", rule, fix))
+
+
+# -- kinds, names and numbers -----------------------------------------------------------------------------------------
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
-    """Refuse what is not an instance of a class.
-
-    Example:
-        >>> check_kind("ids", ("a",), (tuple, list), "a tuple or a list", "convert it")
-    """
+    """Refuse what is not an instance of a class."""
     if not isinstance(given, kind):
         raise ArgumentTypeError(message(name, quote(given), rule, fix))
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
-    """A yes or no as a bool.
-
-    Example:
-        >>> check_flag("batch_first", True)
-        True
-    """
+    """A yes or no as a bool."""
     if not isinstance(given, (bool, np.bool_)):
         raise error(message(name, quote(given), "True or False", "choose one of them"))
     return bool(given)
 
 
 def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
-    """One of several names as it is.
-
-    Example:
-        >>> check_choice("task", "tag", ("classify", "tag"))
-        'tag'
-    """
+    """One of several names as it is."""
     if not isinstance(given, str) or given not in choices:
         raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
 
 
-def check_real(name: str, given: Any, rule: str, holds: Callable[[float], bool], fix: str) -> float:
-    """A real number as a float.
-
-    Example:
-        >>> check_real("fraction", 0.1, "above 0", lambda number: number > 0, "pass 0.1")
-        0.1
-    """
+def check_real(
+    name: str,
+    given: Any,
+    rule: str,
+    holds: Callable[[float], bool],
+    fix: str,
+    kind: type[RaglaneError] = ArgumentTypeError,
+) -> float:
+    """A real number for which a rule holds, as a float; ``kind`` is raised for what is no real number."""
     if isinstance(given, bool) or not isinstance(given, Real):
-        raise ArgumentTypeError(message(name, quote(given), rule, fix))
+        raise kind(message(name, quote(given), rule, fix))
     if not _fits(float, given) or not holds(float(given)):
         raise ArgumentError(message(name, quote(given), rule, fix))
     return float(given)
 
 
-def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
-    """A whole number as an int.
+def check_number(name: str, given: Any, rule: str, holds: Callable[[float], bool]) -> float:
+    """:func:`check_real` for the numbers of layers and losses, which are arguments of a wrong value, of any kind."""
+    return check_real(name, given, rule, holds, "pass such a number", ArgumentError)
 
-    Example:
-        >>> check_whole("total", 3, 0)
-        3
-    """
+
+def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
+    """A whole number as an int."""
     whole: int | None = None
     is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
     if not is_bool and not isinstance(given, np.ndarray):
@@ -223,17 +193,7 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
 
 
 def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
-    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused.
-
-    Example:
-        >>> check_value("empty", -1, torch.int64)
-        -1
-        >>> check_value("empty", 0.5, torch.int64)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ArgumentTypeError: empty: got 0.5; the rule: a value of torch.int64. Fix: pass an integer, or \
-convert the batch.
-    """
+    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused."""
     if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
         given = given.item()
     kind: Callable[[Any], Any] = complex if dtype.is_complex else float if dtype.is_floating_point else int
@@ -248,7 +208,7 @@ convert the batch.
 
 
 def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
-    """Whether a number can be made one of a kind: it is not complex where that is not, and not too large."""
+    """True if a number converts to a kind: no complex number to a real one, and none that is too large."""
     try:
         kind(given)
     except (OverflowError, TypeError, ValueError):
@@ -256,18 +216,165 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
     return True
 
 
-def read_index(index: Any, count: int) -> Tensor:
-    """Which of several sequences are chosen.
+# -- arguments of layers ----------------------------------------------------------------------------------------------
 
-    Example:
-        >>> read_index([2, -1], 3), read_index([True, False, True], 3)
-        (tensor([2, 2]), tensor([0, 2]))
+
+def check_count(name: str, given: Any) -> int:
+    """A size."""
+    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
+        raise ArgumentError(message(name, quote(given), "a whole number of at least 1", "pass 1 or more"))
+    if int(given) >= 2**31:
+        raise ArgumentError(message(name, quote(given), "at most 2**31 - 1", "pass a smaller one"))
+    return int(given)
+
+
+def check_every(steps: Any) -> int | None:
+    """A layer's ``checkpoint_every``."""
+    return None if steps is None else check_count("checkpoint_every", steps)
+
+
+def check_clip(clip: float | None) -> float | None:
+    """A cell's ``clip``."""
+    if clip is not None:
+        check_number("clip", clip, "a finite number above 0", lambda number: 0 < number < math.inf)
+    return clip
+
+
+def check_dropout(dropout: Any) -> float:
+    """A dropout between layers."""
+    return check_number("dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse a dtype that parameters cannot have."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        rule = "a floating-point dtype, or None for torch's default"
+        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, torch.nn.Module):
+        fix = "pass the model, before torch.compile"
+        raise ArgumentTypeError(message("model", type(model).__name__, "a torch.nn.Module", fix))
+
+
+def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
+    """Refuse a function of the caller's that does not take what it will be called with."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # a function that does not say what it takes
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
+        raise ArgumentTypeError(message(name, got, rule, "let it take these arguments")) from None
+
+
+# -- values, lengths and offsets --------------------------------------------------------------------------------------
+
+
+def read_values(data: Any, name: str) -> Tensor:
+    """Flat values ``(N, *features)``; a tensor or NumPy array is not copied."""
+    fix = "pass a tensor or an array of numbers; Ragged(sequences) takes a list of them"
+    try:
+        if not isinstance(data, str | bytes):
+            return check_tensor(name, as_tensor(data), 1)
+    except _NO_ARRAY as error:
+        if isinstance(error, RaglaneError):
+            raise
+    raise ArgumentTypeError(message(name, f"a {type(data).__name__} that is not an array of numbers", "numbers", fix))
+
+
+def _given_integers(data: Any, name: str) -> Tensor:
+    """Integers in one dimension, in the dtype in which they are given, so that they need not be copied."""
+    try:
+        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        tensor = as_tensor(data, "cpu")
+    except _NO_ARRAY as error:
+        got, fix = f"a {type(data).__name__} that is not an array of numbers", "pass a list of them, or wrap sequences"
+        raise ArgumentTypeError(message(name, got, "integers", f"{fix} with rl.Ragged")) from error
+    check_tensor(name, tensor)
+    if tensor.dim() != 1:
+        fix = "pass them in a flat list"
+        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", fix))
+    if tensor.shape[0] == 0:  # an empty list has no dtype of its own
+        return tensor.new_empty(0, dtype=torch.int64)
+    if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
+        raise ArgumentTypeError(message(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
+    # NumPy adds 64 bits up without a sign to floats.
+    return tensor.detach().resolve_neg().to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
+
+
+@index_arithmetic
+def read_integers(data: Any, name: str) -> Tensor:
+    """Lengths or offsets ``(M,)`` as int64, on the device where they are; no number is looked at."""
+    return _given_integers(data, name).to(torch.int64)
+
+
+@index_arithmetic
+def given_lengths(data: Any) -> Tensor:
+    """Lengths ``(B,)`` on the CPU, in the dtype and memory that they have, not uint64; no number is looked at."""
+    given = _given_integers(data, "lengths")
+    if given.is_meta:
+        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+    return given.cpu()
+
+
+@index_arithmetic
+def read_lengths(data: Any) -> Tensor:
+    """Lengths ``(B,)`` int64 on the CPU, each at least 0; lengths on a device are waited for."""
+    lengths = given_lengths(data).to(torch.int64)
+    check_lengths(lengths)
+    return lengths
+
+
+@index_arithmetic
+def check_lengths(lengths: Tensor) -> None:
+    """Refuse lengths ``(B,)`` on a CPU of which one is below 0, or whose sum is too large to count."""
+    # In float64, which a wrong length does not make wrap around.
+    if float(lengths.sum(dtype=torch.float64)) >= _MOST:
+        rule = "the elements can be counted"
+        raise ArgumentError(message("lengths", "a sum beyond 64-bit integers", rule, "check the data"))
+    below = lengths < 0
+    if bool(below.any()):
+        place = int(below.nonzero()[0, 0])
+        got, fix = f"{int(lengths[place])} at index {place}", "check the data; an empty sequence has length 0"
+        raise ArgumentError(message("lengths", got, "a length is at least 0", fix))
+
+
+@index_arithmetic
+def check_offsets(offsets: Tensor, total: int, name: str) -> None:
+    """Refuse int64 offsets on a CPU, or the lengths that they came from, that do not describe ``total`` elements.
+
+    ``name`` is "lengths" where it is these that the caller gave.
     """
+    # In NumPy, whose operations cost a third of torch's to start.
+    given = offsets.resolve_neg().numpy()
+    # A sum that wraps around falls somewhere.
+    if len(given) and given[0] == 0 and given[-1] == total and not (given[1:] < given[:-1]).any():
+        return
+    fix = "check that both belong together"
+    lengths = offsets.diff()
+    outside = (lengths < 0) | (lengths > total)
+    if bool(outside.any()):
+        index = int(outside.nonzero()[0, 0])
+        rule = f"each length is from 0 to the {total} elements of values"
+        raise ShapeError(message(name, f"length {int(lengths[index])} at index {index}", rule, fix))
+    last = int(offsets[-1]) if offsets.shape[0] else "nothing"
+    got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
+    rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
+    raise ShapeError(message(name, got, f"{rule} the {total} elements of values", fix))
+
+
+def read_index(index: Any, count: int) -> Tensor:
+    """The numbers ``(M,)`` of the sequences that an index or a mask chooses, on the CPU, none negative."""
     rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
         read = as_tensor(index, "cpu")
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+    except _NO_ARRAY as error:
         raise ArgumentTypeError(message("index", quote(index), rule, fix)) from error
     check_tensor("index", read)
     if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no dtype of its own

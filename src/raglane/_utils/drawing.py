@@ -1,4 +1,4 @@
-"""What all pictures share: colours, and figures of matplotlib that disturb nothing.
+"""Colours of all pictures, and figures of matplotlib that disturb nothing.
 
 Figures are used as objects: nothing touches pyplot's global state, a display, or the settings of the program around it.
 matplotlib is imported where a figure is made, not before.
@@ -16,25 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "DARK",
-    "GREEN",
-    "LIGHT",
-    "ORANGE",
-    "PALETTE",
-    "PURPLE",
-    "SKY",
-    "VERMILION",
-    "YELLOW",
-    "Look",
-    "frame",
-    "new_figure",
-    "png",
-    "svg",
-    "title_of",
-]
-
 # The colours by Okabe and Ito, which people with any colour vision tell apart; their black is ink here.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
@@ -43,21 +24,13 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 
 @dataclass(frozen=True)
 class Look:
-    """The colours of everything that is not data.
+    """The colours of everything that is not data."""
 
-    Attributes:
-        paper: the background.
-        ink: text and axes.
-        faint: what is less important: hatching, baselines.
-        grid: lines behind the data.
-        padding: the area of what does not exist.
-    """
-
-    paper: str
-    ink: str
-    faint: str
-    grid: str
-    padding: str
+    paper: str  # the background
+    ink: str  # text and axes
+    faint: str  # what is less important: hatching, baselines
+    grid: str  # lines behind the data
+    padding: str  # the area of what does not exist
 
 
 LIGHT = Look(paper="#FFFFFF", ink="#333333", faint="#666666", grid="#DDDDDD", padding="#E4E4E4")
@@ -67,12 +40,7 @@ DARK = Look(paper="#15181D", ink="#E0E0E0", faint="#A8A8A8", grid="#3A3F46", pad
 def new_figure(
     width: float, height: float, extra: str, look: Look = LIGHT, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """An empty figure, drawn by Agg whatever the program around uses.
-
-    Example:
-        >>> new_figure(4, 3, "plot").axes
-        []
-    """
+    """An empty figure, drawn by Agg whatever the program around uses."""
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, extra)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -84,11 +52,7 @@ def new_figure(
 
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:
-    """Write a title above all axes; a dollar sign in it is one, and no formula.
-
-    Example:
-        >>> title_of(new_figure(4, 3, "plot"), "a run")
-    """
+    """Write a title above all axes; a dollar sign in it is one, and no formula."""
     lines = "\n".join(map(printable, text.splitlines()))
     figure.suptitle(lines, fontsize=12, color=look.ink, parse_math=False)
 
@@ -99,11 +63,7 @@ def frame(
     hidden: tuple[str, ...] = ("top", "right"),
     grid: Literal["x", "y", "both", ""] = "both",
 ) -> None:
-    """Give axes their colours, a grid behind the data, and fewer edges.
-
-    Example:
-        >>> frame(new_figure(4, 3, "plot").add_subplot(), grid="x")
-    """
+    """Give axes their colours, a grid behind the data, and fewer edges."""
     axes.set_facecolor(look.paper)
     if grid:
         axes.grid(axis=grid, color=look.grid, linewidth=0.8)
@@ -119,24 +79,14 @@ def frame(
 
 
 def png(figure: Figure, dpi: int) -> bytes:
-    """The bytes of a PNG file.
-
-    Example:
-        >>> png(new_figure(1, 1, "plot"), 50)[1:4]
-        b'PNG'
-    """
+    """The bytes of a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi)
     return content.getvalue()
 
 
 def svg(figure: Figure) -> bytes:
-    """The bytes of an SVG file: the same for the same picture, and its letters are shapes.
-
-    Example:
-        >>> svg(new_figure(1, 1, "plot"))[:5]
-        b'<?xml'
-    """
+    """The bytes of an SVG file: the same for the same picture, and its letters are shapes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()

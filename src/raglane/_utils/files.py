@@ -1,9 +1,12 @@
-"""Files and folders that are written whole or not at all.
+"""Files that a user names, opened only where they are files; and files and folders written whole or not at all.
 
 What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
 happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
 process bears a fixed name, and the next write, or :func:`settle`, removes it or brings it back. Since the name is
 fixed, two processes that write one file take turns.
+
+A FIFO makes whoever opens it wait for a writer, a device may have no end, a socket cannot be opened at all. So a path
+of a user is checked before it is opened; the error is an ``OSError``, which the caller words for what it reads.
 """
 
 from __future__ import annotations
@@ -11,71 +14,40 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from raglane._utils.lock import turn
-from raglane._utils.reading import NotAFileError, check_file
-from raglane.errors import ArgumentError, argument, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote
 
-__all__ = [
-    "check_new_file",
-    "check_place",
-    "no_formula",
-    "put_folder",
-    "remove",
-    "settle",
-    "sync_folder",
-    "whole_file",
-    "whole_folder",
-    "write_file",
-    "write_files",
-    "write_folder",
-]
+_OTHERS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def no_formula(entry: Any) -> Any:
     """An entry of a CSV file that spreadsheets do not execute: a text that looks like a formula, behind an apostrophe.
 
     Source: OWASP, CSV Injection.
-
-    Example:
-        >>> no_formula("=1+1"), no_formula("a"), no_formula(-1)
-        ("'=1+1", 'a', -1)
     """
     return f"'{entry}" if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r")) else entry
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_file(Path(folder, "numbers.txt"), b"1 2 3")
-        ...     Path(folder, "numbers.txt").read_bytes()
-        b'1 2 3'
-    """
+    """Write a file whole or not at all."""
     with whole_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to that is at its place once all is written, and not before; after an error there is none.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with whole_file(Path(folder, "numbers.txt")) as file:
-        ...         _ = file.write(b"1 2 3")
-        ...         print(Path(folder, "numbers.txt").exists())
-        ...     Path(folder, "numbers.txt").read_bytes()
-        False
-        b'1 2 3'
-    """
+    """A file to write to that is at its place once all is written, and not before; after an error there is none."""
     partial = _partial(path)
     with turn(partial):
         try:
@@ -95,13 +67,6 @@ def write_files(files: Mapping[Path, bytes]) -> None:
 
     All are on the disk under passing names before the first is at its place, so a disk that fills leaves what was
     there as it was.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_files({Path(folder, "a.json"): b"{}", Path(folder, "b.txt"): b"hello"})
-        ...     sorted(file.name for file in Path(folder).iterdir())
-        ['a.json', 'b.txt']
     """
     partials = {path: _partial(path) for path in files}
     new = {path for path in files if not os.path.lexists(path)}
@@ -131,13 +96,6 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
     A folder cannot be renamed over another, so an old one steps aside for the moment between two renames;
     :func:`whole_folder` finds it there should the process die in that moment.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_folder(Path(folder, "model"), {"a.json": b"{}", "b.txt": b"hello"})
-        ...     sorted(file.name for file in Path(folder, "model").iterdir())
-        ['a.json', 'b.txt']
     """
     partial = _partial(path)
     try:
@@ -170,12 +128,7 @@ def put_folder(whole: Path, path: Path) -> None:
 
 
 def whole_folder(path: Path) -> Path | None:
-    """Where the folder that :func:`write_folder` last finished is, or None.
-
-    Example:
-        >>> whole_folder(Path("no/such/folder")) is None
-        True
-    """
+    """Where the folder that :func:`write_folder` last finished is, or None."""
     return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
 
 
@@ -197,11 +150,7 @@ def remove(path: Path) -> None:
 
 
 def check_place(given_as: str, folder: Path) -> None:
-    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet.
-
-    Example:
-        >>> check_place("folder", Path("no/such/folder"))
-    """
+    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet."""
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -210,11 +159,7 @@ def check_place(given_as: str, folder: Path) -> None:
 
 
 def check_new_file(given_as: str, path: Path) -> None:
-    """Refuse a file that nothing can be written to, before any work is done; it need not exist yet.
-
-    Example:
-        >>> check_new_file("output", Path("predictions.csv"))
-    """
+    """Refuse a file that nothing can be written to, before any work is done; it need not exist yet."""
     try:
         check_file(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -271,3 +216,42 @@ def sync_folder(folder: Path) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+# -- files that a user names -------------------------------------------------------------------------------------------
+
+
+class NotAFileError(OSError):
+    """A path that leads to no file; ``strerror`` says to what it leads."""
+
+
+def as_path(path: Any) -> Path:
+    """A path that a caller gives."""
+    if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
+        raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
+    return Path(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not a regular file, without opening it."""
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # a zero byte, or half a surrogate pair
+        raise NotAFileError(errno.EINVAL, "a name that no file can have", str(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAFileError(errno.ELOOP, "a link that leads back to itself", str(path)) from error
+        if isinstance(error, FileNotFoundError) and path.is_symlink():
+            raise NotAFileError(errno.ENOENT, "a link to what is not there", str(path)) from error
+        raise
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    for fits, name in _OTHERS:
+        if fits(mode):
+            raise NotAFileError(errno.EINVAL, name, str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file."""
+    check_file(path)
+    return path.read_bytes()

@@ -1,4 +1,4 @@
-"""Whether this process was forked while PyTorch may have had threads, which a fork leaves behind.
+"""Detects a fork of a process in which PyTorch may have had threads, which a fork leaves behind.
 
 OpenMP waits forever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
 what counts is not who uses the kernels first, but whether there was a fork since ``import raglane``.
@@ -9,24 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["threads_before"]
-
-_threads: int | None = None
-
-
-def threads_before() -> int | None:
-    """How many threads torch might use when this process was forked; None where it was not, or torch was not there.
-
-    Example:
-        >>> threads_before()
-    """
-    return _threads
+threads_before: int | None = None
+"""How many threads torch might use when this process was forked; None where it was not, or torch was not there."""
 
 
 def _note() -> None:
-    global _threads
+    global threads_before
     torch = sys.modules.get("torch")
-    _threads = None if torch is None else torch.get_num_threads()
+    threads_before = None if torch is None else torch.get_num_threads()
 
 
 if hasattr(os, "register_at_fork"):

@@ -23,8 +23,6 @@ except ImportError:  # Windows
 else:
     HAS_LOCKS = True
 
-__all__ = ["HAS_LOCKS", "LOCK", "locked", "turn"]
-
 LOCK = ".lock"
 # How often somebody else may come between; beyond it the file system is one on which files have no lasting identity.
 _TRIES = 1000
@@ -35,14 +33,7 @@ _HELD: dict[str, int] = {}
 
 @contextmanager
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
-    """Lock a folder; a thread that already holds the lock may take it again.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place, locked(Path(place, "run")):
-        ...     sorted(path.name for path in Path(place, "run").iterdir())
-        ['.lock']
-    """
+    """Lock a folder; a thread that already holds the lock may take it again."""
     key, thread = os.path.realpath(folder), threading.get_ident()
     if _HELD.get(key) == thread:
         yield
@@ -141,7 +132,7 @@ def _give_back(path: Path, descriptor: int | None) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still stands under its name."""
+    """True while an open file has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from raglane.errors import ArgumentError, message
 
-__all__ = ["FLOAT", "TENSOR", "TRAINED_TENSOR", "available_memory", "check_memory", "is_mapped", "mapped_bytes"]
-
 # The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
 # and in training, with what is saved: measured on thousands of layers of one unit.
 FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
@@ -20,23 +18,12 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def available_memory() -> float:
-    """The bytes of memory that this process can still get; infinity where the system does not tell.
-
-    Example:
-        >>> available_memory() > 0
-        True
-    """
+    """The bytes of memory that this process can still get; infinity where the system does not tell."""
     return min(_free(), *map(_limit, _LIMITS))
 
 
 def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
-    """Refuse what there is no memory for, before any of it is taken.
-
-    Example:
-        >>> check_memory("a table", 3000, "ask for fewer rows", available=2000)
-        Traceback (most recent call last):
-        raglane.errors.ArgumentError: memory: got a table, which needs 3,000 bytes; the rule: ...
-    """
+    """Refuse what there is no memory for, before any of it is taken."""
     most = available_memory() if available is None else available
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
@@ -44,12 +31,7 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
 
 
 def mapped_bytes() -> int:
-    """Bytes of files that are mapped into this process and are in memory; 0 where the system does not say.
-
-    Example:
-        >>> mapped_bytes() >= 0
-        True
-    """
+    """Bytes of files that are mapped into this process and are in memory; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
@@ -57,12 +39,7 @@ def mapped_bytes() -> int:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """True for memory of a file that this process cannot write to; False where the system does not tell.
-
-    Example:
-        >>> is_mapped(id(None), 16)
-        False
-    """
+    """True for memory of a file that this process cannot write to; False where the system does not tell."""
     try:
         lines = Path("/proc/self/maps").read_bytes().splitlines() if size >= 1 << 20 else []
     except OSError:
@@ -76,7 +53,7 @@ def is_mapped(address: int, size: int) -> bool:
 
 
 def _free() -> float:
-    """What Linux calls available, which counts caches that it would give up; elsewhere all that is built in."""
+    """Memory that Linux calls available, with caches that it would give up; elsewhere all that is built in."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

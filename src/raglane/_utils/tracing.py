@@ -17,20 +17,6 @@ from torch.autograd import forward_ad
 
 from raglane.errors import ArgumentError, message
 
-__all__ = [
-    "are_transformed",
-    "are_transforms_active",
-    "constant_when_traced",
-    "has_tangent",
-    "index_arithmetic",
-    "is_exporting",
-    "is_jit_traced",
-    "is_transformed",
-    "never_traced",
-    "plain",
-    "records_operators",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -40,28 +26,13 @@ def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
     """Have ``torch.compile`` call a function once while it traces, and keep the answer in the graph.
 
     NOTE: this is ``torch.compiler.assume_constant_result``, which imports the whole compiler (seconds) to set one mark.
-
-    Example:
-        >>> @constant_when_traced
-        ... def answer() -> int:
-        ...     return 42
-        >>> answer()
-        42
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def never_traced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` leave a function out of its graphs: the graph ends before it and another begins after it.
-
-    Example:
-        >>> @never_traced
-        ... def answer() -> int:
-        ...     return 42
-        >>> answer()
-        42
-    """
+    """Have ``torch.compile`` leave a function out of its graphs: one ends before it, another begins after it."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,35 +46,21 @@ def never_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def records_operators() -> bool:
-    """Whether somebody follows what operators are called, so that a kernel must be one: compiler, export, a mode.
-
-    Example:
-        >>> records_operators()
-        False
-    """
+    """True if a compiler, an export or a mode follows the calls of operators, so that a kernel must be one."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_jit_traced() -> bool:
-    """Whether :func:`torch.jit.trace` is recording, which sees torch's operations alone and keeps one batch's sizes.
-
-    Example:
-        >>> is_jit_traced()
-        False
-    """
+    """True while :func:`torch.jit.trace` records, which sees only torch's operations and keeps one batch's sizes."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 @constant_when_traced
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is at work.
+    """True within ``torch.export``.
 
     NOTE: this is what ``torch.compiler.is_exporting`` reads; that function itself says yes within ``torch.compile`` of
     torch 2.11 as well.
-
-    Example:
-        >>> is_exporting()
-        False
     """
     return bool(torch.compiler._is_exporting_flag)
 
@@ -115,24 +72,14 @@ def _traced_transforms_active() -> bool:
 
 
 def are_transforms_active() -> bool:
-    """Whether a transformation of :mod:`torch.func` is at work.
-
-    Example:
-        >>> are_transforms_active()
-        False
-    """
+    """True within a transformation of :mod:`torch.func`."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether :mod:`torch.func` has a hand in a tensor, so that it has no memory of its own to read.
-
-    Example:
-        >>> is_transformed(torch.zeros(1)), torch.func.vmap(lambda t: t + is_transformed(t))(torch.zeros(1)).item()
-        (False, 1.0)
-    """
+    """True for a tensor that :mod:`torch.func` wraps, which has no memory of its own to read."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     functorch: Any = torch._C._functorch
@@ -144,24 +91,14 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether a tensor carries a derivative forward, :mod:`torch.autograd.forward_ad`.
-
-    Example:
-        >>> has_tangent([torch.zeros(1), None])
-        False
-    """
+    """True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
     if forward_ad._current_level < 0:
         return False
     return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)
 
 
 def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether :func:`is_transformed` holds for any of them.
-
-    Example:
-        >>> are_transformed([torch.zeros(1), None])
-        False
-    """
+    """True if :func:`is_transformed` holds for any of them."""
     for part in tensors:  # noqa: SIM110 (quicker than any of a generator)
         if part is not None and is_transformed(part):
             return True
@@ -169,13 +106,7 @@ def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
-    """Do what a function computes from integers outside of the transformations of :mod:`torch.func`.
-
-    Example:
-        >>> double = index_arithmetic(lambda lengths: (2 * lengths).numpy())
-        >>> torch.func.vmap(lambda x: x * int(double(torch.tensor([3]))[0]))(torch.ones(2)).tolist()
-        [6.0, 6.0]
-    """
+    """Do what a function computes from integers outside of the transformations of :mod:`torch.func`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -197,12 +128,7 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain(part: T) -> T:
-    """A tensor of integers without the wrappers of transformations; anything else as it is.
-
-    Example:
-        >>> plain(3), plain(torch.tensor([3]))
-        (3, tensor([3]))
-    """
+    """A tensor of integers without the wrappers of transformations; anything else as it is."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return part
     functorch = torch._C._functorch

@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError, message
-
-__all__ = ["CfC", "CfCWeights"]
 
 
 class CfCWeights(NamedTuple):
@@ -106,9 +104,7 @@ class CfC(CellSpec):
         features = torch.cat([values[:, :place], values[:, place + 1 :]], 1)
         return torch.cat([F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1)
 
-    def step(
-        self, weights: CfCWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: CfCWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, U)`` or ``(R, U + 1)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
         (h,) = state
         units = weights.hidden.shape[0]

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
-
-__all__ = ["CoupledLSTM"]
+from raglane.cells.spec import CellSpec, States, Stepped, Weights, bounded, clipped, masked
 
 
 class CoupledLSTM(CellSpec):
@@ -39,13 +36,7 @@ class CoupledLSTM(CellSpec):
         self.name = clipped("coupled_lstm", clip)
         self._clip = clip
 
-    def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products and both biases: ``(N, D)`` to ``(N, 3 * H)``."""
-        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
-
-    def step(
-        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 3 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
         h, c = state
         gates = bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)

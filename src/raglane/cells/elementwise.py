@@ -1,4 +1,4 @@
-"""What the element-wise cells have in common: no matrix meets the state, so a unit's past is its own alone.
+"""The base of the element-wise cells: no matrix multiplies the state, so a unit sees only its own past.
 
 All their products are input products, which need no state and are made for all elements at once. What is left for
 the time loop is a few operations per unit: it runs at the speed of the memory.
@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec, Shapes, masked
-
-__all__ = ["ElementwiseSpec", "ElementwiseWeights", "seen"]
 
 
 class ElementwiseWeights(NamedTuple):
@@ -38,13 +36,7 @@ class ElementwiseWeights(NamedTuple):
 
 
 def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Tensor:
-    """What the gates that look at the state see of it: ``(R, H)`` to ``(R, V * H)``.
-
-    Example:
-        >>> import torch
-        >>> seen(ElementwiseWeights(torch.zeros(2, 3), torch.tensor([3.0, 4.0])), torch.ones(1, 1), None).tolist()
-        [[3.0, 4.0]]
-    """
+    """The state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V * H)``."""
     recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
     return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
 
@@ -68,7 +60,7 @@ class ElementwiseSpec(CellSpec):
 
     @property
     def reads_state(self) -> bool:  # type: ignore[override]
-        """Whether any gate looks at the state."""
+        """True if a gate reads the state."""
         return self.recurrent_gates > 0
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked, summed_bias
-
-__all__ = ["Elman"]
+from raglane.cells.spec import CellSpec, States, Stepped, Weights, bounded, clipped, masked
 
 
 class Elman(CellSpec):
@@ -38,13 +35,7 @@ class Elman(CellSpec):
         self._clip = clip
         self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
 
-    def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products and both biases: ``(N, D)`` to ``(N, H)``."""
-        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
-
-    def step(
-        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         h = self._activation(bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip))

@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Weights, bounded, clipped, masked
-
-__all__ = ["GRU"]
+from raglane.cells.spec import CellSpec, States, Stepped, Weights, bounded, clipped, masked
 
 
 class GRU(CellSpec):
@@ -52,9 +50,7 @@ class GRU(CellSpec):
         # The hidden bias stays with the step: the candidate's part of it is scaled by the reset gate.
         return F.linear(values, weights.input, weights.input_bias)
 
-    def step(
-        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         read = masked(h, mask)

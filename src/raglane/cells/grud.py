@@ -8,36 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError, message
-
-__all__ = ["GRUD", "GRUDWeights"]
 
 
 class GRUDWeights(NamedTuple):
     """The weights of one layer in one direction; ``C`` is the number of channels.
 
-    Attributes:
-        input: ``(3 * H, 2 * C)``, of the values and of what is present.
-        hidden: ``(3 * H, H)``.
-        bias: ``(3 * H,)``, or None.
-        value_decay, value_decay_bias: ``(C,)``; the bias may be None.
-        state_decay, state_decay_bias: ``(H, C)`` and ``(H,)``; the bias may be None.
-
     In the layers above the first, where nothing is missing, ``input`` is ``(3 * H, D)`` and there are no decays.
-
-    Example:
-        >>> GRUDWeights(torch.zeros(6, 3), torch.zeros(6, 2)).value_decay is None
-        True
     """
 
-    input: Tensor
-    hidden: Tensor
-    bias: Tensor | None = None
-    value_decay: Tensor | None = None
-    value_decay_bias: Tensor | None = None
-    state_decay: Tensor | None = None
-    state_decay_bias: Tensor | None = None
+    input: Tensor  # (3 * H, 2 * C), of the values and of what is present
+    hidden: Tensor  # (3 * H, H)
+    bias: Tensor | None = None  # (3 * H,)
+    value_decay: Tensor | None = None  # (C,)
+    value_decay_bias: Tensor | None = None  # (C,)
+    state_decay: Tensor | None = None  # (H, C)
+    state_decay_bias: Tensor | None = None  # (H,)
 
 
 class GRUD(CellSpec):
@@ -136,9 +123,7 @@ class GRUD(CellSpec):
         decay = F.linear(elapsed, weights.state_decay, weights.state_decay_bias)
         return torch.cat([products, torch.exp(-decay.relu())], 1)
 
-    def step(
-        self, weights: GRUDWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: GRUDWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` or ``(R, 3 * H)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
         (h,) = state
         size = h.shape[1]

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights, seen
-
-__all__ = ["IndRNN"]
+from raglane.cells.spec import States, Stepped
 
 
 class IndRNN(ElementwiseSpec):
@@ -42,9 +41,7 @@ class IndRNN(ElementwiseSpec):
         else:
             super().initialise(parameter, tensor, hidden_size)
 
-    def step(
-        self, weights: ElementwiseWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         h = self._activation(prepared + seen(weights, h, mask))

@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane.cells.spec import CellSpec, Shapes, masked
-
-__all__ = ["LayerNormGRU", "LayerNormLSTM", "LayerNormWeights"]
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 
 _EPSILON = 1e-5
 
@@ -42,7 +40,7 @@ class LayerNormWeights(NamedTuple):
 
 
 class _LayerNormSpec(CellSpec):
-    """What both cells have in common: each product is normalised over all gates of a row."""
+    """The base of both cells: each product is normalised over all gates of a row."""
 
     weights_type: ClassVar[Any] = LayerNormWeights
 
@@ -96,9 +94,7 @@ class LayerNormLSTM(_LayerNormSpec):
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c")
 
-    def step(
-        self, weights: LayerNormWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
         h, c = state
         hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)
@@ -131,9 +127,7 @@ class LayerNormGRU(_LayerNormSpec):
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
     states: ClassVar[tuple[str, ...]] = ("h",)
 
-    def step(
-        self, weights: LayerNormWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)

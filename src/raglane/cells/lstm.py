@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Shapes, Weights, bounded, clipped, masked, summed_bias
-
-__all__ = ["LSTM"]
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, Weights, bounded, clipped, masked
 
 
 class LSTM(CellSpec):
@@ -56,13 +54,7 @@ class LSTM(CellSpec):
         """``(P, H)``: ``h`` has the projection's size where there is one, ``c`` always the hidden size."""
         return (proj_size or hidden_size, hidden_size)
 
-    def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products and both biases: ``(N, D)`` to ``(N, 4 * H)``."""
-        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
-
-    def step(
-        self, weights: Weights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` and ``((R, P), (R, H))`` to the output ``(R, P)`` and the new states."""
         h, c = state
         gates = bounded(torch.addmm(prepared, masked(h, mask), weights.hidden.t()), self._clip)

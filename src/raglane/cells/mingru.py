@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
-
-__all__ = ["MinGRU"]
+from raglane.cells.spec import States, Stepped
 
 
 class MinGRU(ElementwiseSpec):
@@ -33,13 +32,7 @@ class MinGRU(ElementwiseSpec):
     gates: ClassVar[tuple[str, ...]] = ("z", "n")
     states: ClassVar[tuple[str, ...]] = ("h",)
 
-    def step(
-        self,
-        weights: ElementwiseWeights,  # noqa: ARG002
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step: ``(R, 2 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         z, n = prepared.chunk(2, 1)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
-
-__all__ = ["MinLSTM"]
+from raglane.cells.spec import States, Stepped
 
 
 class MinLSTM(ElementwiseSpec):
@@ -33,13 +32,7 @@ class MinLSTM(ElementwiseSpec):
     gates: ClassVar[tuple[str, ...]] = ("f", "i", "n")
     states: ClassVar[tuple[str, ...]] = ("h",)
 
-    def step(
-        self,
-        weights: ElementwiseWeights,  # noqa: ARG002
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
         (h,) = state
         f, i, n = prepared.chunk(3, 1)

@@ -6,31 +6,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from raglane.cells.spec import CellSpec
+from raglane.cells.spec import CellSpec, States, Stepped
 from raglane.errors import ArgumentTypeError, ShapeError, message
-
-__all__ = ["ModuleCell"]
 
 
 class ModuleCell(CellSpec):
-    """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself.
-
-    Args:
-        module: of the class whose modules are to be run; they may have ``prepare(values, offsets)`` besides.
-        output_size: features of an output.
-        state_sizes: the size of each state.
-        is_tuple: whether the module takes and gives a tuple of states, or one tensor.
-
-    Example:
-        >>> import torch
-        >>> class Sum(nn.Module):
-        ...     def step(self, x_t, state):
-        ...         return x_t + state, x_t + state
-        >>> cell = ModuleCell(Sum(), output_size=2, state_sizes=(2,), is_tuple=False)
-        >>> output, state = cell.step(Sum(), torch.ones(3, 2), (torch.ones(3, 2),))
-        >>> output[0].tolist()
-        [2.0, 2.0]
-    """
+    """The equations of a module with ``step(x_t, state) -> (output, state)``; its weights are the module itself."""
 
     gates: ClassVar[tuple[str, ...]] = ()
     reads_state: ClassVar[bool] = False
@@ -52,7 +33,7 @@ class ModuleCell(CellSpec):
         return self._sizes
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the module prepares, or the values as they are."""
+        """The result of the module's own ``prepare``, or the values unchanged."""
         if not hasattr(weights, "prepare"):
             return values
         # A module may write over what it is given, which is its caller's.
@@ -64,13 +45,7 @@ class ModuleCell(CellSpec):
         _check_dtype(where, prepared)
         return prepared
 
-    def step(
-        self,
-        weights: Any,
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step of the module: its output, and its states as a tuple."""
         run = weights.step if hasattr(weights, "step") else weights
         # A step may write over what it is given: the caller's values and states, or the output of the step before.
@@ -80,9 +55,8 @@ class ModuleCell(CellSpec):
             given = (given[0] if self.is_tuple else given, given)
         where = f"{type(weights).__name__}.step"
         if not isinstance(given, tuple | list) or len(given) != 2:
-            raise ArgumentTypeError(
-                message(where, f"a {type(given).__name__}", "a pair (output, state)", "return output, state")
-            )
+            fix = "return output, state"
+            raise ArgumentTypeError(message(where, f"a {type(given).__name__}", "a pair (output, state)", fix))
         output, new = given
         new = tuple(new) if self.is_tuple and isinstance(new, tuple | list) else (new,)
         rows = prepared.shape[0]

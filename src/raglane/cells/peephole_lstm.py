@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Shapes, bounded, clipped, masked, summed_bias
-
-__all__ = ["PeepholeLSTM", "PeepholeWeights"]
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, bounded, clipped, masked
 
 
 class PeepholeWeights(NamedTuple):
@@ -69,13 +66,7 @@ class PeepholeLSTM(CellSpec):
         """See :meth:`CellSpec.shapes`."""
         return {**super().shapes(input_size, hidden_size, bias, proj_size), "weight_ch": (3 * hidden_size,)}
 
-    def prepare(self, weights: PeepholeWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products and both biases: ``(N, D)`` to ``(N, 4 * H)``."""
-        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
-
-    def step(
-        self, weights: PeepholeWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: PeepholeWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
         h, c = state
         i, f, g, o = torch.addmm(prepared, masked(h, mask), weights.hidden.t()).chunk(4, 1)

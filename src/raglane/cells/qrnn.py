@@ -7,8 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights
-
-__all__ = ["QRNN"]
+from raglane.cells.spec import States, Stepped
 
 
 class QRNN(ElementwiseSpec):
@@ -34,13 +33,7 @@ class QRNN(ElementwiseSpec):
     gates: ClassVar[tuple[str, ...]] = ("n", "f", "o")
     states: ClassVar[tuple[str, ...]] = ("h", "c")
 
-    def step(
-        self,
-        weights: ElementwiseWeights,  # noqa: ARG002
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step: ``(R, 3 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
         _, c = state
         n, f, o = prepared.chunk(3, 1)

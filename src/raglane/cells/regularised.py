@@ -13,25 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec
-
-__all__ = ["Regularised", "RegularisedWeights"]
+from raglane.cells.spec import CellSpec, States, Stepped
 
 
 class RegularisedWeights(NamedTuple):
-    """The weights of a regularised cell.
+    """The weights of a regularised cell."""
 
-    Attributes:
-        inner: of the cell inside.
-        held: ``(N, sum of the state sizes)``: 1 where zoneout holds a unit at an element, else 0; None without masks.
-
-    Example:
-        >>> RegularisedWeights(inner=()).held is None
-        True
-    """
-
-    inner: Any
-    held: Tensor | None = None
+    inner: Any  # of the cell inside
+    held: Tensor | None = None  # ``(N, sum of the state sizes)``: 1 where zoneout holds a unit at an element, else 0
 
 
 class Regularised(CellSpec):
@@ -39,20 +28,6 @@ class Regularised(CellSpec):
 
     Dropout on the state uses one mask per sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
     Zoneout lets a unit keep the value of the step before: Krueger et al. (2017, arXiv:1606.01305).
-
-    Args:
-        inner: the cell.
-        drops_state: whether a mask ``(B, size of h)`` follows the cell's own states as one more.
-        zoneout: the probability that a unit is held, one per state of the cell; None for no zoneout. Where the
-            weights hold no masks, units take the mean of what chance would give them, as they do in evaluation.
-
-    Example:
-        >>> from raglane.cells import CELLS, Weights
-        >>> cell = Regularised(CELLS["rnn_tanh"], drops_state=False, zoneout=(0.5,))
-        >>> weights = RegularisedWeights(Weights(torch.zeros(2, 3), torch.zeros(2, 2)))
-        >>> output, _ = cell.step(weights, torch.zeros(1, 2), (torch.ones(1, 2),))
-        >>> output.tolist()
-        [[0.5, 0.5]]
     """
 
     weights_type: ClassVar[Any] = RegularisedWeights
@@ -67,7 +42,7 @@ class Regularised(CellSpec):
         self._zoneout = zoneout
 
     def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
-        """What the inner cell prepares, and beside it the units that are held."""
+        """The inner cell's prepared rows, followed by the units that are held."""
         prepared = self.inner.prepare(weights.inner, values, offsets)
         if weights.held is None:
             return prepared
@@ -75,13 +50,7 @@ class Regularised(CellSpec):
         held = F.pad(weights.held, (0, 0, 0, values.shape[0] - weights.held.shape[0]))
         return torch.cat([prepared, held], 1)
 
-    def step(
-        self,
-        weights: RegularisedWeights,
-        prepared: Tensor,
-        state: tuple[Tensor, ...],
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: RegularisedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step of the inner cell, between the masks."""
         before = state
         if self._drops_state:

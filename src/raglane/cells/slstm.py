@@ -8,28 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.cells.spec import CellSpec, Shapes, masked
+from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError, message
-
-__all__ = ["SLSTM", "SLSTMWeights"]
 
 
 class SLSTMWeights(NamedTuple):
-    """The weights of one layer in one direction; ``K`` is the number of heads.
+    """The weights of one layer in one direction; ``K`` is the number of heads."""
 
-    Attributes:
-        input: ``(4 * H, D)``.
-        hidden: ``(4 * H, H / K)``: a row reads the units of its own head alone.
-        bias: ``(4 * H,)``, or None.
-
-    Example:
-        >>> SLSTMWeights(torch.zeros(8, 3), torch.zeros(8, 1)).bias is None
-        True
-    """
-
-    input: Tensor
-    hidden: Tensor
-    bias: Tensor | None = None
+    input: Tensor  # (4 * H, D)
+    hidden: Tensor  # (4 * H, H / K): a row reads the units of its own head alone
+    bias: Tensor | None = None  # (4 * H,)
 
 
 class SLSTM(CellSpec):
@@ -99,9 +87,7 @@ class SLSTM(CellSpec):
         """The input products with their bias: ``(N, D)`` to ``(N, 4 * H)``."""
         return F.linear(values, weights.input, weights.bias)
 
-    def step(
-        self, weights: SLSTMWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: SLSTMWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` and four ``(R, H)`` to the output ``(R, H)`` and the new states."""
         h, c, n, m = state
         i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
@@ -115,7 +101,7 @@ class SLSTM(CellSpec):
         return h, (h, c, n, m)
 
     def _recurrent(self, hidden: Tensor, h: Tensor) -> Tensor:
-        """What the gates get from the state, ``(R, 4 * H)``: each head's units from the head's own."""
+        """The products with the state, ``(R, 4 * H)``: each head's units from the head's own."""
         if self.heads == 1:
             return h @ hidden.t()
         size = hidden.shape[1]

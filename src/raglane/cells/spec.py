@@ -1,4 +1,4 @@
-"""What a cell is: the equations of one step, in plain torch, and the weights that they read.
+"""The interface of a cell: the equations of one step, in plain torch, and the weights that they read.
 
 A cell knows nothing of batches, schedules or devices. It says how many gates it has and in which order they
 stand in the rows of its weights, which states it carries, what can be computed for all elements at once
@@ -10,12 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-__all__ = ["CellSpec", "Shapes", "Weights", "bounded", "clipped", "masked", "summed_bias"]
 
 Shapes = dict[str, tuple[int, ...] | None]
 """Parameters by name, with their shapes; None for one that a layer of these sizes does not have."""
+
+States = tuple[Tensor, ...]
+"""One ``(R, size)`` for each state of a cell."""
+
+Stepped = tuple[Tensor, States]
+"""The result of a step: the output ``(R, size of the first state)`` and the new states."""
 
 
 class Weights(NamedTuple):
@@ -46,50 +51,24 @@ class Weights(NamedTuple):
 
 
 def summed_bias(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Both biases as one, for cells that only ever add them.
-
-    Returns:
-        ``(G * H,)``, or None where there is no bias.
-
-    Example:
-        >>> import torch
-        >>> summed_bias(torch.ones(1), torch.ones(1)).tolist()
-        [2.0]
-    """
+    """Both biases ``(G * H,)`` as one, for cells that only ever add them; None where there is no bias."""
     if one is None or other is None:
         return other if one is None else one
     return one + other
 
 
 def masked(h: Tensor, mask: Tensor | None) -> Tensor:
-    """The state as a cell's weights read it: times its dropout mask, where there is one.
-
-    Example:
-        >>> import torch
-        >>> masked(torch.ones(2), torch.tensor([0.0, 2.0])).tolist()
-        [0.0, 2.0]
-    """
+    """The state as a cell's weights read it: times its dropout mask, where there is one."""
     return h if mask is None else h * mask
 
 
 def bounded(arguments: Tensor, clip: float | None) -> Tensor:
-    """The arguments of an activation, held between ``-clip`` and ``clip`` where a cell clips them.
-
-    Example:
-        >>> import torch
-        >>> bounded(torch.tensor([-5.0, 0.5]), 2.0).tolist()
-        [-2.0, 0.5]
-    """
+    """The arguments of an activation, held between ``-clip`` and ``clip`` where a cell clips them."""
     return arguments if clip is None else arguments.clamp(-clip, clip)
 
 
 def clipped(name: str, clip: float | None) -> str:
-    """A cell's name, which says so where its gates are clipped: no faster kernel may take it for the plain one.
-
-    Example:
-        >>> clipped("gru", 3.0)
-        'gru clipped at 3.0'
-    """
+    """A cell's name, which says so where its gates are clipped: no faster kernel may take it for the plain one."""
     return name if clip is None else f"{name} clipped at {clip}"
 
 
@@ -195,9 +174,11 @@ class CellSpec(ABC):
         bound = hidden_size**-0.5
         nn.init.uniform_(tensor, -bound, bound)
 
-    @abstractmethod
-    def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
-        """What needs no state, for all elements at once: the input products and the biases that go with them.
+    def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
+        """The part that needs no state, for all elements at once: the input products and the biases that go with them.
+
+        Of :class:`Weights` it is the product and both biases. A cell whose biases do not simply add, or with weights of
+        its own, says what else.
 
         Args:
             weights: of one layer in one direction, a ``weights_type``.
@@ -207,11 +188,10 @@ class CellSpec(ABC):
         Returns:
             ``(N, G * H)``: one row per element. Row ``i`` may depend on elements of the same sequence alone.
         """
+        return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
 
     @abstractmethod
-    def step(
-        self, weights: Any, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step of ``R`` rows, each a sequence of its own. Rows must not look at each other.
 
         Args:

@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseSpec, ElementwiseWeights, seen
-from raglane.cells.spec import Shapes
-
-__all__ = ["SRU"]
+from raglane.cells.spec import Shapes, States, Stepped
 
 
 class SRU(ElementwiseSpec):
@@ -55,9 +53,7 @@ class SRU(ElementwiseSpec):
         skip = values if weights.skip is None else F.linear(values, weights.skip)
         return torch.cat([F.linear(values, weights.input, bias), skip], 1)
 
-    def step(
-        self, weights: ElementwiseWeights, prepared: Tensor, state: tuple[Tensor, ...], mask: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
         _, c = state
         n, f, r, skip = prepared.chunk(4, 1)

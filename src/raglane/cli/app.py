@@ -12,21 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from raglane.cli.bench import bench
-from raglane.cli.compare import compare
+from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
-from raglane.cli.convert import convert
+from raglane.cli.data import convert, inspect
 from raglane.cli.evaluate import evaluate
-from raglane.cli.export import export
-from raglane.cli.inspect import inspect
-from raglane.cli.predict import predict
-from raglane.cli.sample import sample
+from raglane.cli.predict import export, predict, sample
 from raglane.cli.train import train
 from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
 from raglane.training.own_cell import place_of_error
-
-__all__ = ["app", "run"]
 
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input, or a machine that is full; 3 a training that ran away; "

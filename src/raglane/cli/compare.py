@@ -1,43 +1,47 @@
-"""``raglane compare``: runs beside each other."""
+"""``raglane compare`` and ``raglane bench``: tables of runs beside each other, and of our layers beside PyTorch's."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raglane.cli import console, options
-from raglane.errors import ArgumentError, message, quote
-from raglane.training.options import RUN
+from raglane.cli.options import option
+from raglane.errors import ArgumentError, message, quote, shorten
 
-__all__ = ["compare"]
+if TYPE_CHECKING:
+    from raglane._utils.table import Table
+    from raglane.planner.timing import Size
 
-_SUFFIXES = (".md", ".csv", ".png", ".svg")
+_MOST = 2**20
 
-Runs = Annotated[
+_Runs = Annotated[
     list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
 ]
-Outputs = Annotated[
+_Outputs = Annotated[
     list[Path] | None,
-    typer.Option(
+    option(
+        "File for the table (.md or .csv) or a picture (.png or .svg); repeat it for several.",
+        options.RUN,
         "--output",
         "-o",
         parser=options.path,
-        help="File for the table (.md or .csv) or a picture (.png or .svg); repeat it for several.",
         show_default="none",
-        rich_help_panel=RUN,
     ),
 ]
 
 
 @options.command
 def compare(
-    runs: Runs,
+    runs: _Runs,
     *,
-    output: Outputs = None,
+    output: _Outputs = None,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Put runs beside each other: what differs in their settings, what they reached, and what it took.
 
@@ -49,27 +53,134 @@ def compare(
 
     raglane compare runs/gru runs/lstm -o cells.md -o cells.png
     """
-    from raglane._utils.files import check_new_file, write_files
-
-    places = output or []
-    for place in places:
-        if place.suffix.lower() not in _SUFFIXES:
-            rule = f"a name that ends in {', '.join(_SUFFIXES)}"
-            raise ArgumentError(message("output", quote(str(place)), rule, "name the file so"))
-        check_new_file("output", place)
-    from raglane.report.comparison import as_csv, as_markdown, as_picture, as_text
+    from raglane._utils.files import write_files
+    from raglane._utils.table import as_text
+    from raglane.report.figures import compared_picture
     from raglane.runs.comparison import compare as put_together
 
+    places = output or []
+    _check_outputs(places, ".md, .csv, .png, .svg")
     groups = put_together(runs)
     content = {}
     for place in places:
-        suffix = place.suffix.lower()
-        if suffix in (".png", ".svg"):
-            content[place] = as_picture(groups, suffix == ".svg")
-        else:
-            content[place] = as_csv(groups) if suffix == ".csv" else as_markdown(groups).encode()
+        is_picture, is_svg = place.suffix.lower() in (".png", ".svg"), place.suffix.lower() == ".svg"
+        content[place] = compared_picture(groups, is_svg) if is_picture else _written(place, groups)
     write_files(content)
     if not quiet:
         console.say(*as_text(groups).splitlines())
         if places:
             console.say(f"written: {', '.join(map(str, places))}")
+
+
+def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
+    """Refuse files of another kind, or in no folder, before anything is read or measured."""
+    from raglane._utils.files import check_new_file
+
+    for place in places:
+        if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
+            rule = f"a name that ends in {suffixes}"
+            raise ArgumentError(message("output", quote(str(place)), rule, "name the file so"))
+        check_new_file("output", place)
+
+
+def _written(place: Path, tables: Sequence[Table]) -> bytes:
+    """Tables as the suffix of their file says."""
+    from raglane._utils.table import as_csv, as_markdown
+
+    return as_csv(tables) if place.suffix.lower() == ".csv" else as_markdown(tables).encode()
+
+
+_Cells = Annotated[str, typer.Option(metavar="NAME,...|all", help="lstm, gru and rnn_tanh.")]
+_Sizes = Annotated[str, typer.Option(metavar="BxHxD,...", help="Sequences of a batch, units, features.")]
+_Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        parser=options.path,
+        metavar="FILE",
+        help="Text file with the length of a sequence per line.",
+        show_default="lognormal, 30 on average",
+    ),
+]
+_Modes = Annotated[str, typer.Option(metavar="train,infer|all", help="Modes.")]
+_Output = Annotated[
+    Path | None,
+    option(
+        "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
+    ),
+]
+
+
+@options.command
+def bench(
+    lengths: _Lengths = None,
+    sizes: _Sizes = "8x64x64,32x128x128,64x256x256",
+    cells: _Cells = "all",
+    modes: _Modes = "all",
+    output: _Output = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Time the recurrent layers against PyTorch's, on packed and on padded batches.
+
+    Each is timed only after its outputs are verified. "times faster" is to the faster of torch's two ways. By default,
+    it takes a minute or two.
+
+    For example:
+
+    raglane bench
+
+    raglane bench --lengths my-lengths.txt --sizes 64x256x80 --cells lstm -o times.csv
+    """
+    import torch
+
+    from raglane._utils.files import write_file
+    from raglane._utils.table import Table, as_text
+    from raglane.planner.machine import is_busy, load
+    from raglane.planner.probe import MODES, lognormal
+    from raglane.planner.timing import CELLS, COLUMNS, lengths_of_file, time_layer
+
+    if output is not None:
+        _check_outputs([output], ".csv or .md")
+    listed = lognormal(1000, 30, 1) if lengths is None else lengths_of_file(lengths)
+    wanted = [size_of(text) for text in parts_of("sizes", sizes)]
+    chosen, ways = pick("cells", cells, CELLS), pick("modes", modes, MODES)
+    rows = [time_layer(cell, size, listed, mode) for cell in chosen for size in wanted for mode in ways]
+    name = "lognormal lengths" if lengths is None else f"lengths of {shorten(lengths.name, 40)}"
+    table = Table(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
+    if output is not None:
+        write_file(output, _written(output, [table]))
+    if not quiet:
+        console.say(*as_text([replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]).splitlines())
+        if is_busy(load()):
+            console.say("the load is above the number of processors: other programs make these times too long")
+
+
+def parts_of(option: str, text: str) -> list[str]:
+    """The parts of a list with commas, none twice."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise ArgumentError(message(option, quote(text), "names with a comma between them", "leave none empty"))
+    return list(dict.fromkeys(parts))
+
+
+def pick(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Names among those known, or all of them."""
+    parts = parts_of(option, text)
+    if parts == ["all"]:
+        return list(known)
+    for part in parts:
+        if part not in known:
+            raise ArgumentError(message(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"))
+    return parts
+
+
+def size_of(text: str) -> Size:
+    """The size of a batch and a layer, such as 64x256x80."""
+    from raglane.planner.timing import Size
+
+    match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)
+    numbers = [int(number) for number in match.groups()] if match else []
+    if not numbers or not all(1 <= number <= _MOST for number in numbers):
+        rule = f"sequences x units x features, each from 1 to {_MOST:,}"
+        raise ArgumentError(message("sizes", quote(text), rule, "pass 64x256x256, say"))
+    return Size(*numbers)

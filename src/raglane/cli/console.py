@@ -6,8 +6,6 @@ import sys
 
 from raglane.errors import printable
 
-__all__ = ["complain", "say"]
-
 
 def say(*lines: str) -> None:
     """Print lines to the standard output, each as one line of printable characters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from raglane.cli import console, options
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-__all__ = ["evaluate", "report", "tell_empty", "tell_skipped"]
+
+_Data = Annotated[Path | None, options.argument("Data with labels. Without it: what the run was to be tested on.")]
 
 # Above this many classes a table is wider than a terminal: it goes to its file only.
 _WIDEST_TABLE = 20
@@ -28,7 +29,7 @@ _LONGEST_TABLE = 30
 @options.command
 def evaluate(
     run: options.Run,
-    data: options.DataToEvaluate = None,
+    data: _Data = None,
     *,
     columns: options.Columns,
     format: options.Format = None,
@@ -38,7 +39,6 @@ def evaluate(
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
 
@@ -56,7 +56,7 @@ def evaluate(
     """
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
-    from raglane.training.folder import EVALUATION, at_work
+    from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
     def say(line: str) -> None:
@@ -68,7 +68,7 @@ def evaluate(
     model_folder(run)
     with at_work(run, "run") as is_back:
         if is_back:
-            say(options.IS_BACK)
+            say(IS_BACK)
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
@@ -120,39 +120,29 @@ def report(
 
 
 def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
-    """What goes with the numbers: a matrix, a table, a picture, as files by their names."""
-    from raglane.report.figures import points_png
-    from raglane.report.tables import rows_table
+    """The matrix, the table and the pictures that belong to the numbers, as files by their names."""
+    from raglane._utils.table import Table
+    from raglane.report.figures import confusion_png, confusion_table, points_png
 
     details: dict[str, bytes] = {}
-    measured = evaluation.measured
+    tables: dict[str, tuple[Table, bool]] = {}
+    measured, numbers, labels = evaluation.measured, evaluation.numbers, evaluation.labels
     if evaluation.confusion is not None:
-        details |= _confusion(folder, evaluation, say)
+        matrix = evaluation.confusion.tolist()
+        title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
+        details["confusion.png"] = confusion_png(matrix, labels, title)
+        tables["confusion.txt"] = confusion_table(matrix, labels), len(labels) <= _WIDEST_TABLE
     if measured.table:
-        table = rows_table(measured.table)
-        details["table.txt"] = (table + "\n").encode()
-        if say is not None and len(measured.table) <= _LONGEST_TABLE:
-            for line in table.splitlines():
+        tables["table.txt"] = Table.of("Numbers", measured.table), len(measured.table) <= _LONGEST_TABLE
+    for name, (table, is_small) in tables.items():
+        text = table.text()
+        details[name] = f"{text}\n".encode()
+        if say is not None and is_small:
+            for line in text.splitlines():
                 say(line)
     if measured.points:
         details["points.png"] = points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
     return details
-
-
-def _confusion(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
-    """The confusion matrix as picture and text."""
-    from raglane.report.figures import confusion_png
-    from raglane.report.tables import confusion_table
-
-    matrix: list[list[int]] = [] if evaluation.confusion is None else evaluation.confusion.tolist()
-    table = confusion_table(matrix, evaluation.labels)
-    if say is not None and len(evaluation.labels) <= _WIDEST_TABLE:
-        for line in table.splitlines():
-            say(line)
-    numbers = evaluation.numbers
-    title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
-    picture = confusion_png(matrix, evaluation.labels, title)
-    return {"confusion.png": picture, "confusion.txt": (table + "\n").encode()}
 
 
 def _numbers(evaluation: Evaluation) -> str:

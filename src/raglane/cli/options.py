@@ -1,34 +1,45 @@
 """The options of the commands, with their help and panels, in one place so that the commands agree.
 
 What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
-``Annotated[Given, Settings]`` is one option for each of them.
+``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task layer"]`` for
+these. ``--config`` reads options from a TOML file.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from raglane.cli.configuration import CONFIG, DEFAULT, FILE, IGNORE, Key, names_of, origin_of, read_config
-from raglane.errors import flags, quote
+from raglane._utils.files import read_file
+from raglane.errors import ArgumentError, flags, message, nearest, quote
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
-
-__all__ = ["Given", "Origins", "command", "path"]
+from raglane.training.stored import checked, rule_of
 
 Given = Mapping[str, Any]
 """What was given of the options of a dataclass, by their names; what was left at its default is not in it."""
 
 Origins = Mapping[str, str]
 """Where the value of each option of the command comes from, by names: ``option``, ``file`` or ``default``."""
+
+
+CONFIG, IGNORE = "config", "ignore"
+"""The options that name a file, and what is not to be taken from it."""
+
+OPTION, FILE, DEFAULT = "option", "file", "default"
+
+# More than this is no file of options.
+_LONGEST = 1_000_000
+_RULE = "an option of this command, by its flag without dashes"
 
 
 def path(text: str | Path) -> Path:
@@ -52,12 +63,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     origins: str | None = None
     for parameter in inspect.signature(function).parameters.values():
-        kinds = [kind for kind in getattr(hints[parameter.name], "__metadata__", ()) if is_dataclass(kind)]
-        if kinds:
-            made = [_parameter(kinds[0], name) for name in options(kinds[0])]
-            parts[parameter.name] = [option.name for option in made]
+        described, *some = getattr(hints[parameter.name], "__metadata__", (None,))
+        if is_dataclass(described):
+            names = some[0].split() if some else list(options(described))
+            made = [_parameter(described, name) for name in names]
+            parts[parameter.name] = names
             parameters += made
-            words = {name: option.also for name, option in options(kinds[0]).items()}
+            words = {name: option.also for name, option in options(described).items()}
         elif hints[parameter.name] == Origins:
             origins = parameter.name
             continue
@@ -66,8 +78,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             made, words = [parameter.replace(annotation=hints[parameter.name], kind=kind)], {}
             parameters += made
         known |= {option.name: Key.of(option.annotation, option.name, words.get(option.name)) for option in made}
+    # The trace of an error is shown by the application, whatever the command.
+    parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug))
     if CONFIG in known:
-        for name in (CONFIG, "show_config", "debug"):
+        for name in (CONFIG, "show_config"):
             known.pop(name, None)
         config, ignore = _config(known, ("search",) if "trials" in known else ())
         place = next(place for place, option in enumerate(parameters) if option.name == CONFIG)
@@ -79,7 +93,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
-        values.pop(IGNORE, None)
+        for name in (IGNORE, "debug"):
+            values.pop(name, None)
         sources = {name: origin_of(context, name) for name in known}
         for part, names in parts.items():
             chosen = {name: values.pop(name) for name in names}
@@ -186,125 +201,143 @@ def _number_or(word: str, text: str | int) -> int | str:
         raise typer.BadParameter(f"{quote(text)} is not a whole number, and not {word!r}.") from None
 
 
+@dataclass(frozen=True)
+class Key:
+    """What an option is called in a file, and what it may be there."""
+
+    name: str
+    hint: Any
+    word: str | None = None
+
+    @classmethod
+    def of(cls, annotation: Any, name: str, word: str | None) -> Key:
+        """The key of a parameter of a command."""
+        hint, details = get_args(annotation)[:2]
+        # Within Annotated, Typer keeps the first flag where a default would be.
+        said = (getattr(details, "default", None), *(getattr(details, "param_decls", None) or ()))
+        flag = next((flag for flag in said if str(flag).startswith("--")), name.replace("_", "-"))
+        # A path is a text in a file, and a number where the command line has a text for the sake of a word.
+        kind: Any = int if word is not None else str if hint in (Path, Path | None) else hint
+        return cls(flag.partition("/")[0].removeprefix("--"), kind, word)
+
+    def read(self, value: Any, file: Path) -> Any:
+        """The value of this option in a file."""
+        if self.word is not None and value == self.word:
+            return value
+        try:
+            found = checked(self.hint, value, "")
+        except ValueError as error:
+            fix = "correct it, or leave it out"
+            raise ArgumentError(message(f"{self.name} in {file}", quote(value), rule_of(error), fix)) from error
+        return str(found) if self.word is not None else found
+
+
+def read_config(file: Path, known: Mapping[str, Key], tables: Iterable[str] = ()) -> dict[str, Any]:
+    """The options that a file gives."""
+    found: dict[str, Any] = {}
+    for key, value in read_toml(file).items():
+        if key in tables:
+            continue
+        (name,) = names_of([key], known, str(file))
+        found[name] = known[name].read(value, file)
+    return found
+
+
+def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--ignore") -> list[str]:
+    """The names in Python of options that are named as in a file."""
+    found = []
+    for key in keys:
+        name = next((name for name, option in known.items() if option.name == key.replace("_", "-")), None)
+        if name is None:
+            # Whoever knows Python's name of an option is told the other.
+            meant = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
+            fix = f"write {meant}, perhaps" if meant else "--help lists them"
+            raise ArgumentError(message(where, f"the unknown option {quote(key)}", _RULE, fix))
+        found.append(name)
+    return found
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """What a TOML file holds."""
+    rule, fix = "a file of TOML, such as the run.toml of a run", "correct it, or name another file"
+    try:
+        content = read_file(file)
+        if len(content) > _LONGEST:
+            raise ArgumentError(message("--config", f"{file}, of {len(content):,} bytes", rule, fix))
+        return tomllib.loads(content.decode())
+    except OSError as error:
+        raise ArgumentError(message("--config", f"{file}: {error.strerror or error}", rule, fix)) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(message(str(file), f"{error}", rule, fix)) from error
+
+
+def origin_of(context: typer.Context, name: str) -> str:
+    """Where the value of an option comes from."""
+    source = context.get_parameter_source(name)
+    names = {"COMMANDLINE": OPTION, "ENVIRONMENT": OPTION, "DEFAULT_MAP": FILE}
+    return DEFAULT if source is None else names.get(source.name, DEFAULT)
+
+
+def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
+    """What Typer takes of an option that is in no dataclass."""
+    return typer.Option(*flags, help=help, rich_help_panel=panel, **details)
+
+
+def argument(help: str, **details: Any) -> Any:
+    """What Typer takes of an argument that is a path."""
+    return typer.Argument(parser=path, help=help, show_default=False, **details)
+
+
 Choices = Annotated[Given, Settings]
 Columns = Annotated[Given, ColumnNames]
 Device = Annotated[str, _shown(Settings, "device")]
-Engine = Annotated[
-    str,
-    typer.Option(
-        metavar="processes|ray",
-        help="ray: on a Ray cluster, for Parquet files, to a folder of such.",
-        rich_help_panel=RUN,
-    ),
-]
 
 Data = Annotated[
     Path | None,
-    typer.Argument(
-        parser=path,
-        help="A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder that raglane convert wrote, or a folder of "
-        "text files, one per class. "
-        "Without it: Japanese vowels, the embedded default.",
-        show_default=False,
+    argument(
+        "A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder that raglane convert wrote, or a folder of "
+        "text files, one per class. Without it: Japanese vowels, the embedded default."
     ),
 ]
-DataToEvaluate = Annotated[
-    Path | None,
-    typer.Argument(
-        parser=path, help="Data with labels. Without it: what the run was to be tested on.", show_default=False
-    ),
-]
-DataToPredict = Annotated[
-    Path | None,
-    typer.Argument(
-        parser=path,
-        help="Data of the kind that the model was trained on. Without it: what the run was to be tested on.",
-        show_default=False,
-    ),
-]
-Run = Annotated[Path, typer.Argument(parser=path, help="Folder of a run, or of a saved model.", show_default=False)]
-
+Run = Annotated[Path, argument("Folder of a run, or of a saved model.")]
 Cell = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE.py:CLASS",
-        help="The cell of one's own that the model was trained with; its file must be as it was.",
-        rich_help_panel=RUN,
-        show_default=False,
+    option(
+        "The cell of one's own that the model was trained with; its file must be as it was.", metavar="FILE.py:CLASS"
     ),
 ]
-
 Format = Annotated[
     str | None,
-    typer.Option(
-        metavar="ts|parquet|arrow|jsonl|csv|text|folder",
-        help="Format of the data.",
-        show_default="by suffix",
-        rich_help_panel=DATA,
-    ),
+    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|csv|text|folder", show_default="by suffix"),
 ]
 Test = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "Data to evaluate the best model on at the end.",
+        DATA,
         parser=path,
-        help="Data to evaluate the best model on at the end.",
         show_default="none; the official test part of the default data",
-        rich_help_panel=DATA,
     ),
 ]
 Validation = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path,
-        help="Data that decides which epoch is best.",
-        show_default="held out",
-        rich_help_panel=DATA,
-    ),
+    Path | None, option("Data that decides which epoch is best.", DATA, parser=path, show_default="held out")
 ]
-
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path,
-        help="Folder of the run.",
-        show_default="runs/<data>-<task>-<cell>",
-        rich_help_panel=RUN,
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Go on with the run in --out, with its data and settings.", rich_help_panel=RUN),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.", rich_help_panel=RUN)]
-Output = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        parser=path,
-        help="File to write: .parquet, .csv or .jsonl.",
-        show_default=False,
-        rich_help_panel=RUN,
-    ),
-]
-Probabilities = Annotated[
-    bool,
-    typer.Option("--probabilities", help="Add one column p_<label> per class.", rich_help_panel=RUN),
-]
-Horizon = Annotated[int, typer.Option(help="Elements to forecast (forecast, language).", rich_help_panel=RUN)]
-Top = Annotated[int, typer.Option(help="Also tell this many of the likeliest classes.", rich_help_panel=RUN)]
-PredictionBatchSize = Annotated[int, typer.Option("--batch-size", help="Sequences of a batch.", rich_help_panel=RUN)]
+Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_default="runs/<data>-<task>-<cell>")]
+Resume = Annotated[bool, option("Go on with the run in --out, with its data and settings.", RUN, "--resume")]
+Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
+Horizon = Annotated[int, option("Elements to forecast (forecast, language).")]
+Top = Annotated[int, option("Also tell this many of the likeliest classes.")]
+PredictionBatchSize = Annotated[int, option("Sequences of a batch.", RUN, "--batch-size")]
 Config = Annotated[Path | None, "made by the command that has it: see _config"]
 ShowConfig = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Print all options as TOML, with where each comes from: option, file or default; and train nothing.",
+        RUN,
         "--show-config",
-        help="Print all options as TOML, with where each comes from: option, file or default; and train nothing.",
-        rich_help_panel=RUN,
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.", rich_help_panel=RUN)]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the trace of an error, and warnings.", rich_help_panel=RUN)]
-
-# What a command says of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+Quiet = Annotated[bool, option("Print errors only.", RUN, "--quiet", "-q")]
+_Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]

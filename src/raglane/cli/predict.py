@@ -1,27 +1,34 @@
-"""``raglane predict``: what a model makes of data."""
+"""``raglane predict``, ``sample`` and ``export``: answers of a model, texts from it, and a file for other programs."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from raglane.cli import console, options
 from raglane.cli.evaluate import tell_empty, tell_skipped
-from raglane.errors import ArgumentError, message, quote
-from raglane.training.choices import ENGINES
-from raglane.training.options import RUN
+from raglane.cli.options import argument, option
+from raglane.errors import ArgumentError, count_of, message, quote
+from raglane.training.settings import ENGINES
 
-__all__ = ["predict"]
-
-
+_Output = Annotated[
+    Path, option("File to write: .parquet, .csv or .jsonl.", options.RUN, "--output", "-o", parser=options.path)
+]
+_Data = Annotated[
+    Path | None,
+    argument("Data of the kind that the model was trained on. Without it: what the run was to be tested on."),
+]
+_Probabilities = Annotated[bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")]
+_Engine = Annotated[
+    str, option("ray: on a Ray cluster, for Parquet files, to a folder of such.", metavar="processes|ray")
+]
 _EscapeFormulas = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Put an apostrophe before texts of a .csv that a spreadsheet would execute: =, +, -, @.",
+        options.RUN,
         "--escape-formulas",
-        help="Put an apostrophe before texts of a .csv that a spreadsheet would execute: =, +, -, @.",
-        rich_help_panel=RUN,
     ),
 ]
 
@@ -29,21 +36,20 @@ _EscapeFormulas = Annotated[
 @options.command
 def predict(
     run: options.Run,
-    output: options.Output,
-    data: options.DataToPredict = None,
+    output: _Output,
+    data: _Data = None,
     *,
-    probabilities: options.Probabilities = False,
+    probabilities: _Probabilities = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
     device: options.Device = "auto",
-    engine: options.Engine = "processes",
+    engine: _Engine = "processes",
     escape_formulas: _EscapeFormulas = False,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
@@ -79,7 +85,7 @@ def predict(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
         return
-    from raglane.data.skipping import skipped_lines
+    from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, write_predictions
@@ -130,3 +136,97 @@ def _on_ray(
     count = predict_on_ray(load(run, cell=cell), str(data), output, **asked)
     if not quiet:
         console.say(f"predictions: {count:,} sequences, {output}")
+
+
+_Prompt = Annotated[str, option("How each text begins.", show_default=False)]
+_Count = Annotated[int, option("How many texts.")]
+_Length = Annotated[int, option("The most tokens that are drawn for a text.")]
+_Temperature = Annotated[float, option("Below 1 the likely becomes likelier; 0 takes the likeliest.")]
+_Seed = Annotated[int, option("Of the draw.")]
+
+
+@options.command
+def sample(
+    run: options.Run,
+    *,
+    prompt: _Prompt = "",
+    count: _Count = 5,
+    length: _Length = 200,
+    temperature: _Temperature = 1.0,
+    seed: _Seed = 0,
+    device: options.Device = "auto",
+    cell: options.Cell = None,
+) -> None:
+    """Draw text from the best model of a run of the task language: one text per line.
+
+    For example:
+
+    raglane sample runs/names --count 10 --temperature 0.8
+
+    raglane sample runs/novel --prompt "It was" --length 500
+    """
+    from raglane.training import sampling
+    from raglane.training.checkpoint import load_model
+    from raglane.training.folder import tidy
+    from raglane.training.inference import pick_device
+
+    where = pick_device(device)
+    tidy(run)
+    texts = sampling.sample(
+        load_model(run, cell),
+        prompt=prompt,
+        count=count,
+        length=length,
+        temperature=temperature,
+        seed=seed,
+        device=where,
+    )
+    for text in texts:
+        console.say(text)
+
+
+class _Layout(StrEnum):
+    padded = "padded"
+    flat = "flat"
+
+
+_File = Annotated[Path, argument("File to write: .onnx.")]
+_LayoutOption = Annotated[_Layout, option("Values and lengths, or values and offsets.")]
+_Verify = Annotated[bool, option("Compare the file with the model first.", options.RUN, "--verify/--no-verify")]
+
+
+@options.command
+def export(
+    run: options.Run,
+    path: _File,
+    *,
+    layout: _LayoutOption = _Layout.padded,
+    verify: _Verify = True,
+    quiet: options.Quiet = False,
+    cell: options.Cell = None,
+) -> None:
+    """Write the best model of a run as an ONNX file, and what a program must know of it as a JSON beside it.
+
+    Scaling is part of the file: it takes the channels as they are in the data. Of tokens it takes their places in the
+    vocabulary, which is in the JSON with the labels.
+
+    For example:
+
+    raglane export runs/vowels vowels.onnx
+    """
+    from raglane.runs.exported import description_path
+    from raglane.runs.run import load
+    from raglane.training.predictions import check_apart
+
+    for file in (path, description_path(path)):
+        check_apart(file, run, run)
+    exported = load(run, cell=cell).export(path, layout=layout.value, verify=verify)
+    if quiet:
+        return
+    console.say(f"model: {path}, {path.stat().st_size:,} bytes; what it takes and gives: {description_path(path)}")
+    if exported.verified is not None:
+        found = exported.verified
+        console.say(
+            f"checked in ONNX Runtime: {count_of(found.sequences, 'sequence')} of fresh random lengths, "
+            f"at most {found.largest_difference:.1e} of the largest number away"
+        )

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.configuration import DEFAULT, FILE, read_toml
-from raglane.cli.train import check_default, settings_of
+from raglane.cli.options import DEFAULT, FILE, option, read_toml
+from raglane.cli.train import settings_of
 from raglane.errors import ArgumentError, message
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
-from raglane.runs.sources import ColumnNames, Source
-from raglane.training.auto import left_to_plan
-from raglane.training.options import RUN, TRAINING
+from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import named_choice
+from raglane.training.settings import left_to_plan
 
-__all__ = ["tune"]
+if TYPE_CHECKING:
+    from raglane.runs.tuning import Search
 
-Trials = Annotated[
-    int,
-    typer.Option(help="Trials in all, with those of earlier calls and other processes.", rich_help_panel=TRAINING),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="After which no trial goes on.", show_default="no end", rich_help_panel=TRAINING),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        parser=options.path, help="Folder of the study.", show_default="runs/tune-<data>-<task>", rich_help_panel=RUN
-    ),
+_Trials = Annotated[int, option("Trials in all, with those of earlier calls and other processes.", options.TRAINING)]
+_Minutes = Annotated[float | None, option("After which no trial goes on.", options.TRAINING, show_default="no end")]
+_Out = Annotated[
+    Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
 ]
 
 
@@ -44,15 +36,14 @@ def tune(
     format: options.Format = None,
     test: options.Test = None,
     validation: options.Validation = None,
-    trials: Trials = 30,
-    minutes: Minutes = None,
-    out: Out = None,
+    trials: _Trials = 30,
+    minutes: _Minutes = None,
+    out: _Out = None,
     choices: options.Choices,
     config: options.Config = None,
     show_config: options.ShowConfig = False,
     origins: options.Origins,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,  # noqa: ARG001
 ) -> None:
     """Search for the settings with the lowest validation loss, and keep the best run.
 
@@ -68,8 +59,7 @@ def tune(
     """
     from raglane._utils.checks import check_whole
     from raglane.errors import require
-    from raglane.runs.search import default_space, read_space
-    from raglane.runs.tuning import Order
+    from raglane.runs.tuning import Search, default_space, read_space
     from raglane.training.machine import check_machine
 
     check_whole("trials", trials, 1, "pass 30, say")
@@ -108,19 +98,20 @@ def tune(
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(said, FILE)
         _show(settings, source.columns, others, origins, space, tables)
         return
-    parts, tested = _parts(records, source, settings, validation, test, say)
+    given = [None if path is None else replace(source, path=path) for path in (validation, test)]
+    sources = Sources(source, *given)
+    parts, tested = _parts(sources, records, settings, say)
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
-    kept = _origin(source, validation, test)
     seconds = None if minutes is None else 60 * minutes
-    order = Order(settings, space, *parts, kept, source.found_in(parts[0]), trials, seconds)
-    _search(order, folder, tested, say)
+    kept, names = asdict(SavedSource.of(*sources)), source.found_in(parts[0])
+    _search(Search(folder, settings, space, *parts, kept, names, trials, say, seconds), tested)
 
 
 def _show(
     settings: Any, columns: ColumnNames, others: dict[str, Any], origins: options.Origins, space: Any, tables: Any
 ) -> None:
     """Print every option with its value and its origin, and what is searched, as a file that --config reads."""
-    from raglane.runs.search import as_table
+    from raglane.runs.tuning import as_table
 
     fixed = {entry.key: entry for entry in entries(settings, origins)}
     for name in space:
@@ -145,41 +136,23 @@ def _opened(source: Source, settings: Any, is_told: bool, say: Any) -> tuple[Any
     return records, Settings(**{**settings.to_config(), "task": task})
 
 
-def _parts(
-    records: Any, source: Source, settings: Any, validation: Path | None, test: Path | None, say: Any
-) -> tuple[tuple[Any, Any], Any]:
+def _parts(sources: Sources, records: Any, settings: Any, say: Callable[[str], None]) -> tuple[tuple[Any, Any], Any]:
     """The training and the validation part, and the test part, which is only read."""
-    from raglane.runs.sources import DEFAULT_DATA
-    from raglane.runs.steps import divide
+    from raglane.runs.training import read_parts
 
-    def read(path: Path) -> Any:
-        return replace(source, path=path).read(settings.task)
-
-    where = DEFAULT_DATA if source.path is None else str(source.path)
-    given = None if validation is None else read(validation)
-    training, held_out, notes = divide(records, given, settings, where, str(validation))
-    for note in notes:
-        say(note)
+    training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
         raise ArgumentError(message("validation", "no validation part", rule, fix))
-    if test is not None:
-        return (training, held_out), read(test)
-    return (training, held_out), source.read(settings.task, part="test") if source.path is None else None
+    return (training, held_out), tested
 
 
-def _origin(source: Source, validation: Path | None, test: Path | None) -> dict[str, Any]:
-    """Where the data comes from, as run.json keeps it."""
-    paths = {"path": source.path, "validation": validation, "test": test}
-    texts = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
-    return {**texts, "format": source.format, "columns": asdict(source.columns)}
-
-
-def _search(order: Any, folder: Path, tested: Any, say: Any) -> None:
+def _search(search: Search, tested: Any) -> None:
     """Search, and make a run of the best trial."""
     from raglane.cli.evaluate import report
-    from raglane.runs.steps import close_run
-    from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS, publish, tune
+    from raglane.runs.card import Parts
+    from raglane.runs.training import close_run
+    from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import LAST, at_work
     from raglane.training.inference import pick_device
@@ -187,8 +160,10 @@ def _search(order: Any, folder: Path, tested: Any, say: Any) -> None:
     from raglane.training.state import load_progress
     from raglane.training.tasks import TASKS
 
-    tuned = tune(order, folder, say)
-    say(f"study: {folder / STUDY}, {tuned.done} of {order.trials} trials; compare: raglane compare {folder / TRIALS}/*")
+    folder, say = search.folder, search.say
+    tuned = search.run()
+    trials = f"{tuned.done} of {search.trials} trials"
+    say(f"study: {folder / STUDY}, {trials}; compare: raglane compare {folder / TRIALS}/*")
     if tuned.stopped_by is not None:
         say("stopped, and saved; the same command goes on")
         raise typer.Exit(128 + tuned.stopped_by)
@@ -198,11 +173,12 @@ def _search(order: Any, folder: Path, tested: Any, say: Any) -> None:
     if tuned.best is None:
         say("no trial has come to its end; the same command goes on")
         return
-    place = publish(tuned, folder)
+    place = search.publish(tuned.best)
     with at_work(place):
         state = load_progress(place / LAST)
-        result = TrainingResult(place, TASKS[order.settings.task].terms(tuned.settings)[0], state)
-        close_run(place, tuned.settings, result, order.training, order.validation, tested, order.data)
+        result = TrainingResult(place, TASKS[search.settings.task].terms(tuned.settings)[0], state)
+        parts = Parts(search.training, search.validation, tested, search.data["path"])
+        close_run(place, tuned.settings, result, parts)
         say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
         if tested is not None:
             device = pick_device(tuned.settings.device)

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from raglane.data.chunks import Chunk, Chunks
     from raglane.data.conversion import Conversion, convert
     from raglane.data.dataset import SequenceDataset, split
-    from raglane.data.features import Feature
     from raglane.data.formats import FORMATS, Format, japanese_vowels, read
     from raglane.data.missing import observations
     from raglane.data.objects import records_from
     from raglane.data.order import Batches, Limit, Order
     from raglane.data.preprocess import Preprocessor
-    from raglane.data.records import Columns, Records
+    from raglane.data.records import Columns, Feature, Records
     from raglane.data.statistics import Statistics
     from raglane.data.stored_dataset import Dataset
 
@@ -58,7 +57,7 @@ _HOMES = {
     "Columns": "records",
     "Conversion": "conversion",
     "Dataset": "stored_dataset",
-    "Feature": "features",
+    "Feature": "records",
     "Format": "formats",
     "Limit": "order",
     "Order": "order",

@@ -19,8 +19,6 @@ from raglane.data.order.shares import share_out
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 
-__all__ = ["Chunk", "Chunks"]
-
 _Numbers = npt.NDArray[np.int64]
 
 

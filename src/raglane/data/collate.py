@@ -12,12 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_tensor
+from raglane._utils.checks import as_tensor, check_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
-
-__all__ = ["Samples", "collate"]
 
 # Which classes are treated as what; the first that fits. NumPy's strings are strings, but its numbers, some of which
 # are Python's float and complex too, keep their own dtype; and bool is an int.

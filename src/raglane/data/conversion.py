@@ -18,26 +18,20 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.checks import check_choice, check_flag
-from raglane._utils.files import check_place, put_folder, settle, whole_file, write_file
+from raglane._utils.files import as_path, check_place, put_folder, settle, whole_file, write_file
 from raglane._utils.lock import locked
-from raglane._utils.reading import as_path
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.integrity import checksums, seal
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
-from raglane.data.formats.pieces import pieces_of, sift
-from raglane.data.jobs import Job, State, clear, progress_file
+from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, pieces_of, sift, skipped_lines
+from raglane.data.jobs import Job, Progress, State, clear, progress_file
 from raglane.data.layout import Layout, check_labels
 from raglane.data.locations import expand, fingerprint, local, size_of
-from raglane.data.progress import Progress
 from raglane.data.records import LISTS, Columns, Records, Skipped
-from raglane.data.shards import bounded, bytes_of, write_shard
-from raglane.data.skipping import ON_BAD_ROW, SKIPPED, Alike, skipped_lines
+from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.data.statistics import Statistics
-from raglane.data.stores import offsets_in, span_in
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
-
-__all__ = ["Conversion", "convert"]
 
 FORMAT = "raglane-dataset"
 
@@ -160,14 +154,7 @@ def _check_output(folder: Path, locations: Sequence[str]) -> None:
 
 
 class _Writer:
-    """What reads the inputs and writes shards.
-
-    Args:
-        work: the folder in which all is made.
-        job: what to convert.
-        state: how far it is; kept up to date.
-        progress: told how far.
-    """
+    """What reads the inputs and writes shards."""
 
     def __init__(self, work: Path, job: Job, state: State, progress: Progress) -> None:
         self._work, self._job, self._state, self._progress = work, job, state, progress

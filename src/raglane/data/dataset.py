@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,22 +10,84 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset as TorchDataset
 
-from raglane._utils.checks import check_flag, check_kind, check_real, check_tensor, check_whole, read_index
+from raglane import segments
+from raglane._utils.checks import (
+    check_flag,
+    check_kind,
+    check_offsets,
+    check_real,
+    check_tensor,
+    check_whole,
+    read_index,
+)
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ShapeError, argument, message
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.checks import check_offsets
-
-__all__ = ["SequenceDataset", "held_out", "split"]
 
 
-class SequenceDataset(Dataset[dict[str, Tensor]]):
+class Sequences(TorchDataset[dict[str, Tensor]]):
+    """Sequences as a torch dataset, in memory or not: its items, and whole batches of them."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of sequences."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Tensor:
+        """``(B,)`` integers: the elements of each sequence's inputs."""
+
+    @property
+    @abstractmethod
+    def ids(self) -> tuple[str | int, ...]:
+        """One per sequence."""
+
+    @abstractmethod
+    def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> Sequences:
+        """Some of the sequences, in the order of ``index``."""
+
+    @abstractmethod
+    def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
+        """Some of the sequences, as tensors in memory."""
+
+    @abstractmethod
+    def targets_of_all(self) -> Tensor | None:
+        """The targets of all sequences; None where there are none."""
+
+    def in_memory(self) -> SequenceDataset:
+        """All sequences, as tensors in memory."""
+        return self.take(range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """The item of row ``index``; below 0 counts from the end."""
+        index = check_whole("index", index)
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
+        return self._item(row)
+
+    def _item(self, row: int) -> dict[str, Tensor]:
+        return {**self.take([row])._item(0), "index": torch.tensor(row)}
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
+        """The items of some rows, for a DataLoader, which asks for all of a batch at once."""
+        # For a list from a sampler read_index takes as long as the rest of a small batch.
+        is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
+        if is_plain and min(indices) >= 0 and max(indices) < len(self):
+            return _Items(self, torch.tensor(indices))
+        return _Items(self, read_index(indices, len(self)))
+
+    def _batch(self, rows: Tensor) -> dict[str, Ragged | Tensor]:
+        """The batch of some rows."""
+        return {**self.take(rows).batch(), "index": rows}
+
+
+class SequenceDataset(Sequences):
     """Sequences, and what is to be learned of them, held as flat tensors.
 
     An item is a dict: ``"inputs"``, ``(L, *features)``, a view of the flat values; ``"target"`` where there are
@@ -89,18 +152,23 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         self.targets = targets
         self.per_element = per_element
         self.forecast = forecast
-        self.lengths = (offsets.diff() - 1).clamp(min=0) if forecast else offsets.diff()
-        self.ids: tuple[str | int, ...] = tuple(range(count)) if ids is None else tuple(ids)
+        self._lengths = (offsets.diff() - 1).clamp(min=0) if forecast else offsets.diff()
+        self._ids: tuple[str | int, ...] = tuple(range(count)) if ids is None else tuple(ids)
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """The item of row ``index``; below 0 counts from the end."""
-        index = check_whole("index", index)
-        row = index + len(self) if index < 0 else index
-        if not 0 <= row < len(self):
-            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
+    @property
+    def lengths(self) -> Tensor:
+        """``(B,)`` int64: the elements of each sequence's inputs."""
+        return self._lengths
+
+    @property
+    def ids(self) -> tuple[str | int, ...]:
+        """One per sequence."""
+        return self._ids
+
+    def _item(self, row: int) -> dict[str, Tensor]:
         start, end = self.offsets[row : row + 2].tolist()
         item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
         if self.forecast:
@@ -109,21 +177,6 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
         item["index"] = torch.tensor(row)
         return item
-
-    def __getitems__(self, indices: Sequence[int]) -> Samples:
-        """The items of some rows, for a DataLoader, which asks for all of a batch at once.
-
-        Example:
-            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
-            >>> items = data.__getitems__([1, 0])
-            >>> len(items), items[0]["target"], items.batch()["target"], items.batch()["inputs"].lengths
-            (2, tensor(8), tensor([8, 7]), tensor([3, 2]))
-        """
-        # For a list from a sampler read_index takes as long as the rest of a small batch.
-        is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
-        if is_plain and min(indices) >= 0 and max(indices) < len(self):
-            return _Items(self, torch.tensor(indices))
-        return _Items(self, read_index(indices, len(self)))
 
     def batch(self) -> dict[str, Ragged | Tensor]:
         """All sequences as the batch that :func:`raglane.collate` makes of them, without a copy where it can be.
@@ -135,7 +188,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         """
         rows = torch.arange(len(self))
         if self.forecast:
-            return _Items(self, rows).batch()
+            return self._batch(rows)
         batch: dict[str, Ragged | Tensor] = {}
         # Without the checks of from_flat: they are those of the dataset.
         inputs = Ragged._make(self.values, self.offsets, self.lengths if self.lengths.is_cpu else None)
@@ -143,6 +196,21 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         if self.targets is not None:
             batch["target"] = inputs._like(self.targets) if self.per_element else self.targets
         return {**batch, "index": rows}
+
+    def _batch(self, rows: Tensor) -> dict[str, Ragged | Tensor]:
+        lengths = self._lengths[rows]
+        elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
+        values, offsets = self.values[elements], segments.offsets_from_lengths(lengths)
+        # Without the checks of from_flat: the dataset has checked what these follow from.
+        inputs = Ragged._make(values, offsets.to(values.device), lengths if lengths.is_cpu else None)
+        batch: dict[str, Ragged | Tensor] = {"inputs": inputs}
+        if self.forecast:
+            batch["target"] = inputs._like(self.values[elements + 1])
+        elif self.targets is not None:
+            targets = self.targets
+            batch["target"] = inputs._like(targets[elements]) if self.per_element else targets[rows]
+        batch["index"] = rows
+        return batch
 
     def cut(self, longest: int) -> SequenceDataset:
         """The same elements, with every longer sequence as pieces of at most some length, which share memory with it.
@@ -207,13 +275,24 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
             ids=[self.ids[row] for row in rows.tolist()],
         )
 
+    def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
+        """The same as :meth:`subset`."""
+        return self.subset(index)
+
+    def targets_of_all(self) -> Tensor | None:
+        """The targets."""
+        return self.targets
+
+    def in_memory(self) -> SequenceDataset:
+        """The dataset itself."""
+        return self
+
 
 class _Items(Samples):
-    """Items of a dataset, each made only when somebody takes it."""
+    """Items of a dataset, each made only when it is used."""
 
-    def __init__(self, dataset: SequenceDataset, rows: Tensor) -> None:
-        self._dataset = dataset
-        self._rows = rows
+    def __init__(self, dataset: Sequences, rows: Tensor) -> None:
+        self._dataset, self._rows = dataset, rows
 
     def __len__(self) -> int:
         return self._rows.shape[0]
@@ -223,21 +302,8 @@ class _Items(Samples):
         return self._dataset[int(rows)] if rows.dim() == 0 else _Items(self._dataset, rows)
 
     def batch(self) -> dict[str, Ragged | Tensor]:
-        """The batch, by index arithmetic on the flat values."""
-        dataset, rows = self._dataset, self._rows
-        lengths = dataset.lengths[rows]
-        elements = segments.element_index(dataset.offsets[rows], lengths, int(lengths.sum()))
-        values, offsets = dataset.values[elements], segments.offsets_from_lengths(lengths)
-        # Without the checks of from_flat: the dataset has checked what these follow from.
-        inputs = Ragged._make(values, offsets.to(values.device), lengths if lengths.is_cpu else None)
-        batch: dict[str, Ragged | Tensor] = {"inputs": inputs}
-        if dataset.forecast:
-            batch["target"] = inputs._like(dataset.values[elements + 1])
-        elif dataset.targets is not None:
-            targets = dataset.targets
-            batch["target"] = inputs._like(targets[elements]) if dataset.per_element else targets[rows]
-        batch["index"] = rows
-        return batch
+        """The batch, without a loop over the items."""
+        return self._dataset._batch(self._rows)
 
 
 def split(records: Records, fraction: float, seed: int = 0, stratify: bool = True) -> tuple[Records, Records]:
@@ -280,12 +346,7 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
 
 
 def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which sequences :func:`split` holds out.
-
-    Example:
-        >>> int(held_out(10, None, 0.3, 0).sum())
-        3
-    """
+    """Which sequences :func:`split` holds out."""
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     check_least("seed", seed, 0)

@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
-from raglane.data.features import Feature
-from raglane.data.labels import look_up, places_of
 from raglane.data.missing import fill_missing, how_to_fill
-from raglane.data.statistics import FeatureCounts
-from raglane.data.vocabulary import UNKNOWN, fit_vocabulary
-from raglane.errors import ArgumentError, CheckpointError, DataError, message, quote, quote_all
-
-__all__ = ["FeatureEncoder", "encode", "fit_encoders"]
+from raglane.data.records import TASKS, Feature
+from raglane.data.statistics import FeatureCounts, Statistics
+from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 # Places are float32 in a row of numbers, which holds whole numbers up to here.
 _MOST = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 
+# What stands for every word that training has not seen: the first entry of each vocabulary.
+UNKNOWN = "<unk>"
+
+# What stands before and after each text of a language model: the second entry of its vocabulary.
+END = "<end>"
+
 
 @dataclass(frozen=True)
 class FeatureEncoder:
-    """What was learned of one feature: the scale of numbers, or the categories.
-
-    Attributes:
-        name: of the feature.
-        per_sequence: whether there is one per sequence, rather than per element.
-        mean: subtracted from numbers.
-        std: above 0; numbers are divided by it.
-        vocabulary: the categories, the unknown one first; None for numbers.
-
-    Raises:
-        ArgumentTypeError: an attribute of the wrong class.
-        ArgumentError: no scale, or one that is not finite.
-
-    Example:
-        >>> FeatureEncoder("city", True, vocabulary=("<unk>", "Bonn", "Rome")).kind
-        'categories per sequence'
-    """
+    """What was learned of one feature: the scale of numbers, or the categories."""
 
     name: str
     per_sequence: bool = False
@@ -116,14 +108,7 @@ def encode(
     missing: str,
     source: str,
 ) -> npt.NDArray[np.float32]:
-    """Features as columns of numbers, one row per element.
-
-    Example:
-        >>> city = FeatureEncoder("city", True, vocabulary=("<unk>", "Bonn", "Rome"))
-        >>> there = Feature("city", np.array(["Rome", "Oslo"], dtype=object), per_sequence=True)
-        >>> encode([city], [there], np.array([0, 1, 3]), "error", "data").tolist()
-        [[2.0], [0.0], [0.0]]
-    """
+    """Features as columns of numbers, one row per element."""
     known = {feature.name: feature for feature in features}
     numbers: list[npt.NDArray[np.float32]] = []
     places: list[npt.NDArray[np.float32]] = []
@@ -158,3 +143,108 @@ def _refuse_missing(feature: Feature, source: str) -> None:
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
         raise DataError(message(source, got, "features are there", f"correct the data, or {how_to_fill()}"))
+
+
+def fit_vocabulary(
+    counted: Mapping[str, int], special: tuple[str, ...] = (UNKNOWN,), minimum_count: int = 1, most: int | None = None
+) -> tuple[str, ...]:
+    """The special words, then the others from the most frequent, in alphabetical order where equally frequent."""
+    counts = Counter(counted)
+    for word in special:
+        del counts[word]
+    ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    kept = [word for word, count in ranked if count >= minimum_count]
+    return (*special, *(kept if most is None else kept[: most - len(special)]))
+
+
+def no_tokens() -> DataError:
+    """What to raise where a language model is to read numbers."""
+    rule = "a language model reads tokens"
+    return DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
+
+
+def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
+    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
+    if len(values) and values.dim() > 1:
+        raise no_tokens()
+    more = 2 if with_last else 1
+    lengths = offsets.diff() + more
+    wrapped = segments.offsets_from_lengths(lengths)
+    result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
+    before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
+    result[torch.arange(len(values)) + before] = values.reshape(len(values)).long()
+    return result, wrapped
+
+
+def sort_labels(labels: Iterable[str]) -> list[str]:
+    """The distinct labels in order: those that are numbers first, by value, then the others, by text."""
+    return sorted(set(map(str, labels)), key=_label_key)
+
+
+def _label_key(label: str) -> tuple[int, float, str]:
+    """What a label is sorted by."""
+    try:
+        number = float(label)
+    except ValueError:
+        return 1, 0.0, label
+    # NaN compares with nothing, so it is taken for a word.
+    return (0, number, label) if number == number else (1, 0.0, label)
+
+
+def look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
+    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
+    return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
+
+
+@functools.lru_cache(maxsize=8)
+def places_of(words: tuple[str, ...]) -> dict[str, int]:
+    """The place of each word; made once for the batches of an epoch."""
+    return {word: place for place, word in enumerate(words)}
+
+
+def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
+    """What a preprocessor keeps of the targets of the training part, by the names of its attributes."""
+    kind = TASKS[task].label
+    if kind is None:
+        return {}
+    if kind != "numbers":
+        if not known.labels and kind == "class":
+            raise nothing_to_learn(source, task)
+        labels = tuple(sort_labels(known.labels))
+        if kind == "class":
+            return {"labels": labels}
+        if not labels:
+            rule = "at least one label to learn"
+            raise DataError(message(source, "no label anywhere", rule, "check the column of labels"))
+        return {"labels": labels, "per_element": known.per_element}
+    if not known.targets:
+        raise nothing_to_learn(source, task)
+    if not sum(channel.count for channel in known.targets.values()):
+        raise DataError(message(source, "no number to learn", "at least one", "check the data"))
+    mean = tuple(channel.mean for channel in known.targets.values())
+    std = tuple(channel.deviation for channel in known.targets.values())
+    for name, numbers in (("mean", mean), ("deviation", std)):
+        if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
+            got = f"numbers to learn of {name} {list(numbers)}"
+            raise DataError(message(source, got, "mean and deviation fit 32 bits", "give them in another unit"))
+    return {
+        "per_element": known.per_element,
+        "target_names": tuple(known.targets),
+        "target_mean": mean,
+        "target_std": std,
+    }
+
+
+def nothing_to_learn(source: str, task: str) -> DataError:
+    """The error of data that has no labels or numbers of a task's kind."""
+    wanted = TASKS[task]
+    column = f"name their column with {argument('label', of='Columns')}"
+    if wanted.label == "class":
+        got, rule = "no labels", "classifying needs one per sequence"
+        if wanted.per == "element":
+            got, rule = "no label for each element", "tagging needs them"
+        return DataError(message(source, got, rule, column))
+    got = "numbers" if wanted.label == "numbers" else "sets of labels"
+    rule = f"the task {task} needs {got}, per sequence or per element"
+    fix = f"{column}, and read with {argument('task', task)}"
+    return DataError(message(source, f"no {got} to learn", rule, fix))

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from raglane._utils.checks import check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
 
-__all__ = ["Epochs", "check_least"]
-
 Item = TypeVar("Item")
 
 
@@ -114,15 +112,7 @@ class Epochs(Generic[Item]):
 
 
 def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> None:
-    """Check a whole number that a caller gives.
-
-    Example:
-        >>> check_least("steps", 3, 1)
-        >>> check_least("steps", 0, 1)
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ArgumentError: steps: got 0; the rule: at least 1. Fix: pass 1 or more.
-    """
+    """Check a whole number that a caller gives."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(message(name, quote(value), "an int", f"pass {least} or more"))
     if value < least:

@@ -17,8 +17,6 @@ from raglane.data.records import Columns
 from raglane.data.statistics import Statistics
 from raglane.errors import ArgumentError, argument, message, quote
 
-__all__ = ["Job", "State", "clear", "progress_file"]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -43,17 +41,7 @@ class Job:
 
 @dataclass
 class State:
-    """How far a conversion is.
-
-    Attributes:
-        shards: what each holds: ``file``, ``sequences``, ``elements``.
-        statistics: of them.
-        skipped: ``location``, ``place`` and ``error`` of the rows that were left out.
-        layout: None before the first shard.
-        columns: that the first rows were read with.
-        source: the number of the input that is read next.
-        start: where in it.
-    """
+    """How far a conversion is."""
 
     shards: list[dict[str, Any]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
@@ -125,3 +113,13 @@ def clear(work: Path) -> None:
     for path in work.iterdir():
         if path.name != LOCK:
             remove(path)
+
+
+class Progress:
+    """What is told how far the work has come; this one keeps it to itself."""
+
+    def stage(self, name: str) -> None:
+        """The next part of the work begins."""
+
+    def done(self, share: float) -> None:
+        """So much of the part is done, from 0 to 1."""

@@ -7,29 +7,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
-from raglane.data.records import Columns, Records
-from raglane.data.targets import TASKS, kinds_of
+from raglane.data.records import TASKS, Columns, Records, kinds_of
 from raglane.errors import DataError, message, quote, quote_all
-
-__all__ = ["Layout", "check_labels", "layout_in"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What all shards have in common.
-
-    Attributes:
-        is_tokens: tokens rather than features.
-        channels: of features.
-        ids: ``"numbers"``, ``"texts"`` or ``"none"``.
-        has_labels: one per sequence.
-        has_tags: one label per element.
-        targets: ``"numbers"`` or ``"sets"`` of labels to learn, or ``"none"``.
-        targets_per_element: whether there is one row of them per element.
-        target_names: of the numbers.
-        features: beside the values: the name of each, whether there is one per sequence, and whether it is a number.
-        label_kinds: what classes, or the labels of sets, were in the source; () where that is not known.
-    """
+    """What all shards have in common."""
 
     is_tokens: bool
     channels: tuple[str, ...]
@@ -70,12 +54,7 @@ class Layout:
         return own if not self.features else f"{own} beside {quote_all(name for name, _, _ in self.features)}"
 
     def serves(self, task: str) -> bool:
-        """Whether there are labels of the kind that a task learns.
-
-        Example:
-            >>> Layout(True, (), "none", False, True).serves("tag"), Layout(True, (), "none", True, False).serves("tag")
-            (True, False)
-        """
+        """Whether there are labels of the kind that a task learns."""
         wanted = TASKS[task]
         if wanted.label == "class":
             return self.has_tags if wanted.per == "element" else self.has_labels
@@ -117,12 +96,7 @@ class Layout:
         return cls(**{**config, **names, "features": tuple(map(tuple, config.get("features", ())))})
 
     def names(self, columns: Columns) -> dict[str, str]:
-        """What the columns of a shard are called, by their roles: as in the source, where that has names.
-
-        Example:
-            >>> Layout(True, (), "texts", True, False).names(Columns(label="kind"))
-            {'label': 'kind', 'id': 'id', 'sequence': 'sequence'}
-        """
+        """What the columns of a shard are called, by their roles: as in the source, where that has names."""
         wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
         if not (self.has_labels or self.has_tags or self.targets != "none"):
             del wanted["label"]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bin", "Bucket", "Distribution", "Summary", "bins", "buckets", "summary"]
-
 _Integers = npt.NDArray[np.int64]
 
 # Bars of a histogram, and buckets.
@@ -20,17 +18,7 @@ _LONG = 8
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """How often each length comes.
-
-    Attributes:
-        values: the different lengths, ascending, ``(D,)``.
-        counts: of each, ``(D,)``.
-
-    Example:
-        >>> lengths = Distribution.of(np.array([4, 2, 4, 0]))
-        >>> lengths.values.tolist(), lengths.counts.tolist(), lengths.quantile(0.5), lengths.quantile(1.0)
-        ([0, 2, 4], [1, 1, 2], 2, 4)
-    """
+    """How often each length comes."""
 
     values: _Integers
     counts: _Integers
@@ -58,17 +46,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """Lengths in a few numbers.
-
-    Attributes:
-        count: of sequences.
-        empty: how many of them have no element.
-        elements: of all.
-        minimum, q1, median, q3, p95, p99, maximum: quantiles: each is the least length that such a share of the
-            sequences does not exceed.
-        mean: elements per sequence.
-        fill: the share of one padded batch of all sequences that is real.
-    """
+    """Lengths in a few numbers."""
 
     count: int
     empty: int
@@ -85,13 +63,7 @@ class Summary:
 
 
 def summary(lengths: Distribution) -> Summary:
-    """The few numbers of lengths.
-
-    Example:
-        >>> found = summary(Distribution.of(np.array([4, 6, 8, 5, 4, 3, 7, 8])))
-        >>> found.minimum, found.median, found.maximum, found.elements, round(found.fill, 2)
-        (3, 5, 8, 45, 0.7)
-    """
+    """The few numbers of lengths."""
     elements = int(lengths.values @ lengths.counts)
     count, longest = lengths.count, int(lengths.values[-1])
     return Summary(
@@ -123,23 +95,16 @@ class Bin:
 
 
 def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
-    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others.
-
-    Example:
-        >>> [str(bin) for bin in bins(Distribution.of(np.array([1, 2, 2, 9])), most=3)]
-        ['0-4', '5-9']
-        >>> [str(bin) for bin in bins(Distribution.of(np.array([1] * 99 + [1000])), most=4)]
-        ['1-5', '6-31', '32-177', '178-1,000']
-    """
+    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others."""
     first, last = int(lengths.values[0]), int(lengths.values[-1])
     if last >= _LONG * max(1, lengths.quantile(0.95)):
         edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
         edges = np.concatenate([[0], edges]) if first == 0 else edges
     else:
-        width = _round_width((last - first + 1) / most)
+        width = round_up((last - first + 1) / most)
         start = first // width * width
         if (last - start) // width + 1 > most:
-            width = _round_width(width + 1)
+            width = round_up(width + 1)
             start = first // width * width
         edges = np.arange(start, last + width + 1, width)
     places = np.searchsorted(edges, lengths.values, side="right") - 1
@@ -152,8 +117,8 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
     return tuple(found)
 
 
-def _round_width(least: float) -> int:
-    """1, 2, 5, 10, 20, 50 ...: the first that is not less."""
+def round_up(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 ... that is not less."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -164,13 +129,7 @@ def _round_width(least: float) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of similar lengths.
-
-    Attributes:
-        low, high: the shortest and the longest of them.
-        count: of sequences.
-        elements: of all of them.
-    """
+    """Sequences of similar lengths."""
 
     low: int
     high: int
@@ -184,12 +143,7 @@ class Bucket:
 
 
 def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
-    """Buckets of about as many sequences each; those of one length are never parted.
-
-    Example:
-        >>> [(bucket.low, bucket.high, bucket.fill) for bucket in buckets(Distribution.of(np.array([1, 3, 4, 9])), 2)]
-        [(1, 3, 0.6666666666666666), (4, 9, 0.7222222222222222)]
-    """
+    """Buckets of about as many sequences each; those of one length are never parted."""
     ends = sorted({lengths.quantile((place + 1) / most) for place in range(most)})
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()
     found = []
@@ -197,3 +151,21 @@ def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
         values, counts = lengths.values[start:stop], lengths.counts[start:stop]
         found.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
     return tuple(found)
+
+
+def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers) -> tuple[_Integers, _Integers]:
+    """The longest sequence and the elements of each batch of an epoch, as ``Batches.whole`` gives one.
+
+    Padded, a batch has as many elements as its longest sequence, times its sequences.
+    """
+    if len(rows) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    ordered, starts = lengths[rows], bounds[:-1]
+    return np.maximum.reduceat(ordered, starts), np.add.reduceat(ordered, starts)
+
+
+def batch_fill(lengths: _Integers, rows: _Integers, bounds: _Integers) -> float:
+    """The share of an epoch's padded batches that is real; 1 where there is nothing to pad."""
+    longest, elements = longest_and_elements(lengths, rows, bounds)
+    padded = int((longest * np.diff(bounds)).sum())
+    return int(elements.sum()) / padded if padded else 1.0

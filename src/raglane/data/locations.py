@@ -18,29 +18,17 @@ from raglane.data.formats.base import open_error
 from raglane.data.formats.ipc import is_converted
 from raglane.errors import ArgumentError, DataError, message, printable, quote, require, shorten
 
-__all__ = ["expand", "fingerprint", "is_url", "local", "open_location", "size_of"]
-
 # Bytes at each end of a file that tell it from another of the same size.
 _EDGE = 1 << 20
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL rather than a path.
-
-    Example:
-        >>> is_url("s3://bucket/names.parquet"), is_url("data/names.parquet")
-        (True, False)
-    """
+    """Whether a location is a URL rather than a path."""
     return "://" in location
 
 
 def expand(locations: Any) -> list[str]:
-    """The files, folders and URLs that are meant, in order.
-
-    Example:
-        >>> expand(["b.parquet", Path("a.csv")])
-        ['b.parquet', 'a.csv']
-    """
+    """The files, folders and URLs that are meant, in order."""
     many = isinstance(locations, Sequence) and not isinstance(locations, (str, bytes))
     found: list[str] = []
     for given in locations if many else [locations]:

@@ -5,6 +5,8 @@ A feature is missing where it is NaN or infinite.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,8 +15,6 @@ from raglane._utils.checks import check_choice, check_kind
 from raglane.data.records import Records, place_of
 from raglane.errors import DataError, ShapeError, argument, message, quote
 from raglane.ragged import Ragged
-
-__all__ = ["BLOCKS", "MISSING", "check_policy", "fill_missing", "how_to_fill", "observations", "refuse_missing"]
 
 BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
 """How many columns each channel has, by what is done about missing features."""
@@ -28,42 +28,37 @@ def check_policy(missing: str) -> None:
 
 
 def how_to_fill() -> str:
-    """How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them.
-
-    Example:
-        >>> how_to_fill()
-        "train with missing='zero' or missing='forward'"
-    """
+    """How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them."""
     return f"train with {argument('missing', 'zero')} or {argument('missing', 'forward')}"
 
 
 def refuse_missing(records: Records) -> None:
-    """Raise if a feature is missing, naming the first: its row, step and channel.
+    """Raise if a feature is missing, naming the first: its row, step and channel."""
+    refuse_absent(records.values, records.offsets, records.channels, records.where)
 
-    Example:
-        >>> from raglane.data.records import offsets_of
-        >>> values = np.array([[1.0], [np.nan]], dtype=np.float32)
-        >>> refuse_missing(Records(values, offsets_of([1, 1]), ids=("a", "b"), channels=("x0",)))
-        Traceback (most recent call last):
-        ...
-        raglane.errors.DataError: .: got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing); \
-the rule: features are finite numbers. Fix: correct the data, or train with missing='zero' or missing='forward'.
-    """
-    absent = ~np.isfinite(records.values)
+
+def refuse_absent(
+    values: npt.NDArray[np.float32],
+    offsets: npt.NDArray[np.int64],
+    channels: Sequence[str],
+    where: Callable[[int], tuple[str, str]],
+) -> None:
+    """The same of values; ``where`` gives the source and the words for a row."""
+    absent = ~np.isfinite(values)
     count = int(absent.sum())
     if count == 0:
         return
     element, channel = divmod(int(absent.argmax()), absent.shape[1])
-    row, step = place_of(records.offsets, element)
-    place = f"{records.describe_row(row)}, step {step}, channel {quote(records.channels[channel])}"
+    row, step = place_of(offsets, element)
+    source, sequence = where(row)
     share = f"{count} of {absent.size} features {'is' if count == 1 else 'are'} missing"
-    value = records.values[element, channel]
+    value = values[element, channel]
     if np.isinf(value):
         # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
-    got = f"{value} in {place} ({share})"
+    got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
     fix = f"correct the data, or {how_to_fill()}"
-    raise DataError(message(f"{records.source}", got, "features are finite numbers", fix))
+    raise DataError(message(source, got, "features are finite numbers", fix))
 
 
 def fill_missing(
@@ -77,13 +72,6 @@ def fill_missing(
     ``"zero"`` fills with 0; ``"forward"`` with the last value before it in the same sequence and channel, and with 0
     where there is none. Call it on scaled features: there 0 is the mean. ``"elapsed"`` fills like ``"forward"``, and
     appends for each channel the time since it was last present before the element, or since the sequence began.
-
-    Example:
-        >>> series = np.array([[1.0], [np.nan], [np.nan], [4.0]], dtype=np.float32)
-        >>> fill_missing(series, np.array([0, 2, 4]), "forward").tolist()
-        [[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [4.0, 0.0]]
-        >>> fill_missing(series, np.array([0, 4]), "elapsed")[:, 2].tolist()
-        [0.0, 1.0, 2.0, 3.0]
     """
     absent = ~np.isfinite(values)
     result = np.empty((values.shape[0], BLOCKS[missing] * values.shape[1]), dtype=np.float32)

@@ -20,8 +20,6 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
 from raglane.ragged import Ragged
 
-__all__ = ["is_panel", "is_text", "records_from"]
-
 # How messages name what has no file.
 _DATA, _LABELS = Path("data"), Path("labels")
 
@@ -181,12 +179,7 @@ def _width(matrix: npt.NDArray[Any]) -> int:
 
 
 def is_text(sequences: Sequence[Any]) -> bool:
-    """Whether sequences are texts, or lists of texts; the first that is not empty tells.
-
-    Example:
-        >>> is_text(["the cat"]), is_text([[], ["the", "cat"]]), is_text([[1.0]])
-        (True, True, False)
-    """
+    """Whether sequences are texts, or lists of texts; the first that is not empty tells."""
     first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
     return isinstance(first, str) or (first is not None and isinstance(first[0], str))
 
@@ -307,11 +300,6 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
 def is_panel(data: Any) -> bool:
     """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
     each entry; or a list of tables.
-
-    Example:
-        >>> import pandas
-        >>> is_panel(pandas.DataFrame({"a": [pandas.Series([1.0, 2.0])]})), is_panel(pandas.DataFrame({"a": [1.0]}))
-        (True, False)
     """
     if isinstance(data, (list, tuple)):
         return len(data) > 0 and _is_pandas(data[0], "DataFrame")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
@@ -12,26 +13,42 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.checks import as_tensor, check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
-from raglane.data.encoders import FeatureEncoder, encode, fit_encoders
+from raglane.data.encoders import (
+    END,
+    UNKNOWN,
+    FeatureEncoder,
+    between_ends,
+    encode,
+    fit_encoders,
+    fit_targets,
+    fit_vocabulary,
+    look_up,
+    no_tokens,
+    nothing_to_learn,
+    places_of,
+)
 from raglane.data.epochs import check_least
-from raglane.data.features import Feature
-from raglane.data.labels import encode_targets, fit_targets, look_up, places_of
-from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_missing
-from raglane.data.preprocess_config import OPTIONAL, TUPLES, check_fitted, read_config
-from raglane.data.records import TIME_GAP, Records
-from raglane.data.statistics import Counted, Statistics
-from raglane.data.targets import TASKS, check_task
-from raglane.data.vocabulary import END, UNKNOWN, between_ends, fit_vocabulary, no_tokens
+from raglane.data.fragments import Fragment
+from raglane.data.gathering import Fragments, Gathered, Places
+from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent, refuse_missing
+from raglane.data.records import TASKS, TIME_GAP, Records, Targets, check_task, for_task, place_of
+from raglane.data.statistics import Counted, Statistics, statistics_of
+from raglane.data.stores import Memory
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
-
-__all__ = ["Preprocessor"]
 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+# The attributes that are tuples, and those of them that may be None.
+OPTIONAL = ("mean", "std", "vocabulary", "labels")
+
+TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
+_NUMBERS = ("mean", "std", "target_mean", "target_std")
+# What models of the first format do not have.
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
 
 
 @dataclass(frozen=True)
@@ -137,22 +154,25 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
-        split = records.columns.split if isinstance(records, (Records, Counted)) else None
-        if isinstance(records, Counted):
-            records = records.statistics
         rule = "Records, a Dataset, or Statistics"
-        check_kind("records", records, (Records, Statistics), rule, "read them with rl.data.read")
+        check_kind("records", records, (Records, Counted, Statistics), rule, "read them with rl.data.read")
         check_flag("standardize", standardize)
         check_least("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             # The unknown token and another.
             check_least("max_vocabulary", max_vocabulary, 2)
-        known = Statistics.of(records) if isinstance(records, Records) else records
+        split = None if isinstance(records, Statistics) else records.columns.split
+        source = "data" if isinstance(records, Statistics) else str(records.source)
+        if isinstance(records, Records):
+            records = for_task(records, task)
+            has_any = any(part is not None for part in (records.labels, records.tags, records.targets))
+            if TASKS[task].label is not None and not has_any:
+                raise nothing_to_learn(source, task)
+        known = statistics_of(records)
         if known.elements == 0:
-            source = records.source if isinstance(records, Records) else "data"
             got = f"{known.sequences} sequences without an element"
-            raise DataError(message(f"{source}", got, "training needs elements", "check the data"))
-        learned = fit_targets(records if isinstance(records, Records) else None, known, task)
+            raise DataError(message(source, got, "training needs elements", "check the data"))
+        learned = fit_targets(known, task, source)
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} beside the tokens"
             rule = "a language model reads its own tokens alone"
@@ -166,8 +186,13 @@ class Preprocessor:
             return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
             raise no_tokens()
-        if missing == "error":
-            _refuse_missing(records)
+        absent = next((name for name, channel in known.channels.items() if channel.missing), None)
+        if missing == "error" and absent is not None:
+            if isinstance(records, Records):
+                refuse_missing(records)
+            got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
+            fix = f"correct the data, or {how_to_fill()}"
+            raise DataError(message("data", got, "features are finite numbers", fix))
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
@@ -234,56 +259,116 @@ class Preprocessor:
             DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
                 label that training has not seen.
         """
-        if isinstance(records, Counted):
-            return records.with_preprocessor(self)
-        check_kind("records", records, Records, "Records", "read them with rl.data.read")
+        check_kind("records", records, (Records, Counted), "Records", "read them with rl.data.read")
         check_flag("require_targets", require_targets)
-        values = self._tokens(records) if self.vocabulary is not None else self._features(records)
-        values = self.beside(values, records.features, records.offsets, str(records.source))
+        if isinstance(records, Counted):
+            return records.with_preprocessor(self, require_targets)
+        # A forecast has no labels to be read.
+        held = Fragments([Memory(for_task(records, self.task if require_targets else "forecast"))])
+        rows = np.arange(len(records))
+        found = Gathered(held, rows, lambda number: self.places_in(held.get(number), with_classes=require_targets))
+        return self.encode(found, with_targets=require_targets, ids=records.ids)
+
+    def encode(
+        self, found: Gathered, *, with_targets: bool, scale: bool = True, ids: Sequence[str | int] | None = None
+    ) -> SequenceDataset:
+        """A batch as tensors; without ``scale`` features stay as they are."""
         follows = TASKS[self.task].label is None
-        targets = encode_targets(self, records) if require_targets and not follows else None
-        offsets = torch.from_numpy(records.offsets.copy())
+        values = as_tensor(self._values(found) if scale else found.values)
+        if self.features and (scale or found.features) and found.layout is not None:
+            more = torch.from_numpy(encode(self.features, found.features, found.offsets, self.missing, found.source))
+            # Tokens stand last, where the places of categories are.
+            values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
+        targets = self._targets(found) if with_targets and not follows else None
+        offsets = torch.from_numpy(found.offsets)
         if self.task == "language":
-            values, offsets = between_ends(values, offsets, with_last=require_targets)
-        return SequenceDataset(
-            values,
-            offsets,
-            targets,
-            per_element=bool(self.per_element) and not follows,
-            forecast=require_targets and follows,
-            ids=records.ids,
-        )
+            values, offsets = between_ends(values, offsets, with_last=with_targets)
+        per_element = bool(self.per_element) and not follows
+        forecast = with_targets and follows
+        return SequenceDataset(values, offsets, targets, per_element=per_element, forecast=forecast, ids=ids)
 
-    def beside(
-        self, values: Tensor, features: Sequence[Feature], offsets: npt.NDArray[np.int64], source: str
-    ) -> Tensor:
-        """Inputs with the features beside their main column.
-
-        Args:
-            values: ``(N, channels)`` float32 or ``(N,)`` int64, of the main column.
-            features: of the data.
-            offsets: ``(B + 1,)`` int64.
-            source: where the data is from, for messages.
-
-        Returns:
-            ``(N, input_size)`` float32; ``values`` themselves where training had no such features.
-
-        Raises:
-            DataError: a feature of training is not there, of another kind, or missing.
-        """
-        if not self.features:
-            return values
-        more = torch.from_numpy(encode(self.features, features, offsets, self.missing, source))
-        # Tokens stand last, where the places of categories are.
-        return torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
-
-    def _tokens(self, records: Records) -> Tensor:
-        """``(N,)`` int64: each token's place in the vocabulary, 0 for an unknown one."""
+    def _values(self, found: Gathered) -> npt.NDArray[Any]:
+        """``(N,)`` int64 places of tokens; or ``(N, C)`` float32, the channels of training, scaled, then filled."""
         # Sequences of length 0 are of every kind: the model's own kind decides.
-        if len(records.values) == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
-        return torch.from_numpy(self.token_places(records.values.tolist()))
+        if len(found.values) == 0 or found.layout is None:
+            if self.is_tokens and (found.layout is not None or not self.features):
+                return np.zeros(0, dtype=np.int64)
+            width = self.input_size if found.layout is None else self.input_size - self.features_size
+            return np.zeros((0, width), dtype=np.float32)
+        channels = found.layout.channels
+        self.check_kind(channels, found.layout.is_tokens, found.source)
+        if self.is_tokens:
+            return found.values
+        values = found.values
+        if self.channels != channels:
+            values = values[:, [channels.index(name) for name in self.channels]]
+        if self.missing == "error":
+            refuse_absent(values, found.offsets, self.channels, found.where)
+        return self.scaled(values, found.offsets)
+
+    def _targets(self, found: Gathered) -> Tensor:
+        """The targets of a batch."""
+        kind = TASKS[self.task].label
+        if found.layout is None and kind != "class":
+            return torch.zeros(0, len(self.target_names) if kind == "numbers" else self.class_count)
+        if kind == "class":
+            has_own = found.layout is None or found.layout.has_tags == self.per_element
+            if found.classes is None or not has_own:
+                raise nothing_to_learn(found.source, self.task)
+            self._refuse_unknown(found, found.classes, np.arange(len(found.classes)), found.class_word)
+            return torch.from_numpy(found.classes)
+        targets = self._fitting(found)
+        if kind == "numbers":
+            scaled = (targets.values - np.array(self.target_mean)) / np.array(self.target_std)
+            return torch.from_numpy(scaled.astype(np.float32))
+        counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
+        words: list[str] = list(chain.from_iterable(targets.values))
+        places, rows = self.class_places(words), np.repeat(np.arange(len(counts)), counts)
+        self._refuse_unknown(found, places, rows, lambda *_: words[int((places < 0).argmax())])
+        result = torch.zeros(len(counts), self.class_count)
+        result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
+        return result
+
+    def _refuse_unknown(
+        self,
+        found: Gathered,
+        places: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        word: Callable[[int, int | None], str],
+    ) -> None:
+        """Raise if a label is not one of training; ``rows`` holds the sequence or element of each."""
+        if not (places < 0).any():
+            return
+        row, step = int(rows[int((places < 0).argmax())]), None
+        if self.per_element:
+            row, step = place_of(found.offsets, row)
+        source, sequence = found.where(row)
+        got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
+        known = f"the labels seen in training are {quote_all(self.labels or ())}"
+        raise DataError(message(source, got, known, "train on data that has this label, or correct it"))
+
+    def _fitting(self, found: Gathered) -> Targets:
+        """The targets, as many and for the same things as in training."""
+        targets = found.targets
+        if targets is None or targets.is_numbers != (TASKS[self.task].label == "numbers"):
+            raise nothing_to_learn(found.source, self.task)
+        if targets.per_element and not self.per_element:
+            got, rule = "targets per element", "the model was trained on one per sequence"
+            raise DataError(message(found.source, got, rule, "give data of the same form"))
+        if len(targets.names) != len(self.target_names):
+            got = f"{len(targets.names)} numbers to learn"
+            rule = f"the model was trained on {len(self.target_names)}: {quote_all(self.target_names)}"
+            raise DataError(message(found.source, got, rule, "give data of the same form"))
+        if self.per_element and not targets.per_element:
+            # A file in which no sequence has two different labels says so once per sequence.
+            return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
+        return targets
+
+    def places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
+        """The place of each word of a fragment: of its tokens in the vocabulary, of its labels among the classes."""
+        tokens = None if fragment.words is None else self.token_places(fragment.words)
+        labels = self.class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
+        return tokens, labels
 
     def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
@@ -342,18 +427,6 @@ class Preprocessor:
         usual = self.mean[place] if self.mean is not None else 1.0
         return gaps / usual if usual > 0 else gaps
 
-    def _features(self, records: Records) -> Tensor:
-        """``(N, input_size)`` float32: the channels of the training part, scaled, then filled."""
-        if len(records.values) == 0:
-            return torch.zeros(0, self.input_size - self.features_size)
-        self.check_kind(records.channels, records.is_tokens, f"{records.source}")
-        values = records.values
-        if self.missing == "error":
-            refuse_missing(records)
-        if self.channels != records.channels:
-            values = values[:, [records.channels.index(name) for name in self.channels]]
-        return as_tensor(self.scaled(values, records.offsets))
-
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values; :meth:`from_config` gives back an equal object."""
         config = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -375,13 +448,50 @@ class Preprocessor:
         return fitted
 
 
-def _refuse_missing(records: Records | Statistics) -> None:
-    """Raise if a feature is missing; of records the place is known, too."""
-    if isinstance(records, Records):
-        refuse_missing(records)
-        return
-    for name, channel in records.channels.items():
-        if channel.missing:
-            got = f"{channel.missing:,} features of the channel {quote(name)} that are NaN or infinite"
-            fix = f"correct the data, or {how_to_fill()}"
-            raise DataError(message("data", got, "features are finite numbers", fix))
+def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a preprocessor, of JSON values."""
+    given: Any = config
+    if not isinstance(given, Mapping):
+        rule = f"an object with {', '.join(names)}"
+        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
+    odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
+    if odd:
+        got = f"entries {quote_all(odd)} missing or unknown"
+        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
+    }
+    features = values.get("features", ())
+    if not isinstance(features, tuple):
+        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
+    values["features"] = tuple(map(FeatureEncoder.from_config, features))
+    for name in TUPLES:
+        kind = (int, float) if name in _NUMBERS else str
+        value = values.setdefault(name, ())
+        # To Python a bool is an int.
+        fits = isinstance(value, tuple) and all(
+            isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
+        )
+        if not fits and (value is not None or name not in OPTIONAL):
+            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+    return values
+
+
+def check_fitted(fitted: Preprocessor) -> None:
+    """Refuse attributes that do not go together."""
+    if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
+        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
+        raise CheckpointError(message("preprocessing", got, rule, "train again"))
+    if not isinstance(fitted.split, str | None):
+        raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
+    if not isinstance(fitted.per_element, bool):
+        got = f"per_element = {quote(fitted.per_element)}"
+        raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
+    wanted = TASKS[fitted.task].label
+    for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
+        value = getattr(fitted, name) or None
+        if (value is not None) != is_wanted:
+            got = f"{name} = {quote(value)} for the task {fitted.task!r}"
+            rule = "labels for classes, names for numbers to learn, and neither for a forecast"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))

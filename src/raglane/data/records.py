@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,27 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_flag, check_kind, read_index
-from raglane.data.features import Feature, check_features
+from raglane import segments
+from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
 from raglane.data.splitting import check_split
-from raglane.data.targets import TASKS, Targets, check_task
 from raglane.errors import DataError, message, quote
-from raglane.segments import plain as segments
-from raglane.segments.numbers import read_lengths
-
-__all__ = [
-    "LISTS",
-    "ROLES",
-    "TASKS",
-    "TIME_GAP",
-    "Columns",
-    "Records",
-    "Skipped",
-    "check_task",
-    "note_empty",
-    "offsets_of",
-    "place_of",
-]
 
 # What a column can be to a reader: the attributes of Columns that name one, and those that name several.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
@@ -39,27 +23,31 @@ ROLES = (*_ROLES, *LISTS)
 # The channel that a reader adds where it is asked for the time since the element before.
 TIME_GAP = "time_gap"
 
-
-def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Where each sequence starts, and the end of the last.
-
-    Example:
-        >>> offsets_of([4, 0, 2]).tolist()
-        [0, 4, 4, 6]
-    """
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
-    return offsets
+_NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
 
 
-def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
-    """The sequence and the step of one element.
+@dataclass(frozen=True)
+class Wanted:
+    """What a task wants of the data beside the sequences."""
 
-    Example:
-        >>> place_of(np.array([0, 2, 2, 5]), 3)
-        (2, 1)
-    """
-    row = int(np.searchsorted(offsets, element, side="right")) - 1
-    return row, element - int(offsets[row])
+    label: str | None
+    per: str
+
+
+TASKS: dict[str, Wanted] = {
+    "classify": Wanted("class", "sequence"),
+    "tag": Wanted("class", "element"),
+    "regress": Wanted("numbers", "either"),
+    "multilabel": Wanted("set", "either"),
+    "forecast": Wanted(None, "element"),
+    "language": Wanted(None, "element"),
+}
+"""The tasks by name; :mod:`raglane.training.tasks` says what a model does about each."""
+
+
+def check_task(task: str) -> None:
+    """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
+    check_choice("task", task, tuple(TASKS))
 
 
 @dataclass(frozen=True)
@@ -135,15 +123,159 @@ class Columns:
         return self.need_labels and TASKS[self.task].label is not None
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A row that was left out.
+def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Where each sequence starts, and the end of the last."""
+    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
+    return offsets
+
+
+def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
+    """The sequence and the step of one element."""
+    row = int(np.searchsorted(offsets, element, side="right")) - 1
+    return row, element - int(offsets[row])
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What is to be learned of sequences or elements, where it is not one class each.
 
     Attributes:
-        location: the file that it stands in.
-        place: where: ``"row 3"``, ``"line 7"``.
-        error: what is wrong with it.
+        values: ``(M, T)`` float64, ``T`` finite numbers each; or ``(M,)`` object, a tuple of labels (str) each. There
+            are ``M`` sequences or elements.
+        per_element: whether there is one row per element.
+        names: of the ``T`` numbers; () for labels.
+
+    Raises:
+        ArgumentTypeError: an attribute of the wrong class.
+        DataError: values of another shape or dtype.
+
+    Example:
+        >>> Targets(np.array([[1.5], [2.0]]), names=("height",)).is_numbers
+        True
     """
+
+    values: npt.NDArray[Any]
+    per_element: bool = False
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_kind("targets", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
+        check_flag("per_element", self.per_element)
+        check_kind("names", self.names, tuple, "a tuple", "convert it with tuple(...)")
+        if self.values.dtype == object:
+            fits = self.values.ndim == 1 and not self.names
+        else:
+            is_matrix = self.values.dtype == np.float64 and self.values.ndim == 2
+            fits = is_matrix and self.values.shape[1] == len(self.names) and bool(np.isfinite(self.values).all())
+        if not fits:
+            got = f"{self.values.dtype} of shape {self.values.shape} and {len(self.names)} names"
+            rule = "(M, T) float64, finite, with T names, or (M,) object with none"
+            raise DataError(message("targets", got, rule, "convert the values, and name each column of numbers"))
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether they are numbers, rather than labels."""
+        return bool(self.values.dtype != object)
+
+    def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
+        """Those of some sequences."""
+        return replace(self, values=self.values[elements if self.per_element else rows])
+
+
+def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
+    """What labels are that are nothing but texts in their source, by how they are written; in order, each once."""
+    return tuple(sorted(set(map(_kind_of, set(labels)))))
+
+
+def _kind_of(label: str) -> str:
+    if label.lower() in ("true", "false"):
+        # Which are other labels.
+        return "truth values" if label.islower() else "truth values with a capital"
+    found = _NUMBER.fullmatch(label)
+    return "texts" if found is None else "fractions" if found[2] else "whole numbers"
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """A named column beside the values of sequences.
+
+    Attributes:
+        name: of the column.
+        values: ``(M,)`` float32 numbers, NaN where one is missing; or ``(M,)`` object, categories (str), "" where one
+            is missing. There are ``M`` elements or sequences.
+        per_sequence: whether there is one per sequence, rather than per element.
+
+    Raises:
+        ArgumentTypeError: an attribute of the wrong class.
+        DataError: values of another shape or dtype.
+
+    Example:
+        >>> Feature("age", np.array([31, 58], np.float32), per_sequence=True).is_numbers
+        True
+    """
+
+    name: str
+    values: npt.NDArray[Any]
+    per_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        check_kind("name", self.name, str, "a text", "pass the name of the column")
+        check_kind("values", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
+        check_flag("per_sequence", self.per_sequence)
+        if self.values.ndim != 1 or self.values.dtype not in (np.dtype(np.float32), np.dtype(object)):
+            got = f"{self.values.dtype} of shape {self.values.shape}"
+            rule = "(M,) float32 for numbers, or (M,) object for categories"
+            raise DataError(message(f"the feature {quote(self.name)}", got, rule, "convert the values"))
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether they are numbers, rather than categories."""
+        return bool(self.values.dtype != object)
+
+    @property
+    def kind(self) -> str:
+        """What they are, in words."""
+        return f"{'numbers' if self.is_numbers else 'categories'} per {'sequence' if self.per_sequence else 'element'}"
+
+    def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Feature:
+        """Those of some sequences.
+
+        Args:
+            rows: ``(M,)``, which sequences.
+            elements: the flat indices of their elements.
+        """
+        return replace(self, values=self.values[rows if self.per_sequence else elements])
+
+
+def check_features(features: Any, sequences: int, elements: int) -> None:
+    """Refuse features of the wrong class or number, and two of one name."""
+    check_kind("features", features, tuple, "a tuple of Feature", "convert it with tuple(...)")
+    known: set[str] = set()
+    for feature in features:
+        check_kind("features", feature, Feature, "a tuple of Feature", "make each a rl.data.Feature")
+        what = f"the feature {quote(feature.name)}"
+        expected, per = (sequences, "sequence") if feature.per_sequence else (elements, "element")
+        if len(feature.values) != expected:
+            rule = f"one per {per}, and there are {expected}"
+            raise DataError(message(what, f"{len(feature.values)} values", rule, "pass one each"))
+        if feature.name in known:
+            raise DataError(message(what, "two of this name", "a feature's name is its own", "rename one"))
+        known.add(feature.name)
+
+
+def joined(runs: Sequence[tuple[Feature, ...]]) -> tuple[Feature, ...]:
+    """The same features of several runs of sequences, one run after the other."""
+    if not runs:
+        return ()
+    return tuple(
+        replace(feature, values=np.concatenate([run[place].values for run in runs]))
+        for place, feature in enumerate(runs[0])
+    )
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that was left out."""
 
     location: str
     place: str
@@ -169,7 +301,7 @@ class Records:
         columns: what the reader was asked for, with the columns that it found: asking for these again reads another
             file in the same way, whatever else that file holds.
         skipped: rows of the source that were left out, where that was asked for.
-        label_kinds: what the labels were in the source, as ``raglane.data.targets.kinds_of`` calls it; None where
+        label_kinds: what the labels were in the source, as ``raglane.data.records.kinds_of`` calls it; None where
             the source has nothing but texts.
 
     Raises:
@@ -272,6 +404,10 @@ class Records:
         """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
+    def where(self, row: int) -> tuple[str, str]:
+        """The source of a sequence, and the sequence in words."""
+        return str(self.source), self.describe_row(row)
+
     def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
         """Some of the sequences, in the order of ``index``.
 
@@ -304,14 +440,7 @@ class Records:
 
 
 def note_empty(records: Records) -> str | None:
-    """A line on the sequences without an element: a class is learned of them, or given to them, all the same.
-
-    Example:
-        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([0, 2]), channels=("x0",)))
-        '1 of 2 sequences is empty (row 0): its class follows from the initial state alone'
-        >>> note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x0",))) is None
-        True
-    """
+    """A line on the sequences without an element: a class is learned of them, or given to them, all the same."""
     empty = np.flatnonzero(records.lengths == 0)
     if len(empty) == 0:
         return None
@@ -320,3 +449,14 @@ def note_empty(records: Records) -> str | None:
     if len(empty) == 1:
         return f"{share} is empty ({first}): its class follows from the initial state alone"
     return f"{share} are empty (the first: {first}): their class follows from the initial state alone"
+
+
+def for_task(records: Records, task: str) -> Records:
+    """Records with the labels or numbers that a task learns, and no others."""
+    label, per = TASKS[task].label, TASKS[task].per
+    targets = records.targets
+    if targets is not None and label != ("numbers" if targets.is_numbers else "set"):
+        targets = None
+    labels = records.labels if (label, per) == ("class", "sequence") else None
+    tags = records.tags if (label, per) == ("class", "element") else None
+    return replace(records, labels=labels, tags=tags, targets=targets)

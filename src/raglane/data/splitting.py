@@ -11,18 +11,12 @@ import numpy.typing as npt
 
 from raglane.errors import ArgumentError, message, quote, require
 
-__all__ = ["SPLITS", "characters_in", "check_split", "join_tokens", "split_texts"]
-
 SPLITS = ("words", "characters", "bytes")
 """How texts can be cut; the name of a tokenizer file of Hugging Face, which ends in ``.json``, is a fourth way."""
 
 
 def check_split(split: str) -> None:
-    """Raise unless texts can be cut in this way.
-
-    Example:
-        >>> check_split("characters")
-    """
+    """Raise unless texts can be cut in this way."""
     if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
@@ -31,16 +25,7 @@ def check_split(split: str) -> None:
 
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
-    r"""Cut texts into tokens.
-
-    Example:
-        >>> for split in SPLITS:
-        ...     tokens, lengths = split_texts(["to be", "\u00e9"], split)
-        ...     print(tokens.tolist(), lengths.tolist())
-        ['to', 'be', 'é'] [2, 1]
-        ['t', 'o', ' ', 'b', 'e', 'é'] [5, 1]
-        ['t', 'o', ' ', 'b', 'e', 'Ã', '©'] [5, 2]
-    """
+    """Cut texts into tokens."""
     if split == "words":
         parts: list[Any] = [text.split() for text in texts]
     elif split == "characters":
@@ -56,12 +41,7 @@ def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object
 
 
 def join_tokens(tokens: Sequence[str], split: str | None) -> str:
-    """The text of some tokens.
-
-    Example:
-        >>> join_tokens(["t", "o"], "characters"), join_tokens(["to", "be"], "words"), join_tokens(["Ã", "©"], "bytes")
-        ('to', 'to be', 'é')
-    """
+    """The text of some tokens."""
     if split == "characters":
         return "".join(tokens)
     if split == "bytes":
@@ -73,12 +53,7 @@ def join_tokens(tokens: Sequence[str], split: str | None) -> str:
 
 
 def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int | None:
-    """How many characters some texts have, with the break at the end of each line.
-
-    Example:
-        >>> characters_in(["to", "be"], 1, "words"), characters_in(["Ã", "©"], 1, "bytes")
-        (6, 2)
-    """
+    """How many characters some texts have, with the break at the end of each line."""
     if split == "characters":
         return len(tokens) + texts
     if split == "bytes":

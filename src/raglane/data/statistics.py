@@ -8,16 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.features import Feature
-from raglane.data.records import Columns, Records
-from raglane.data.targets import Targets
-
-__all__ = ["Channel", "Counted", "FeatureCounts", "Statistics"]
+from raglane.data.records import Columns, Feature, Records, Skipped, Targets
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -25,19 +22,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Channel:
-    """The features of a channel that are present, which means finite.
-
-    Attributes:
-        count: of them.
-        mean: of them.
-        squares: the sum of their squared differences from the mean.
-        low, high: the least and the greatest; infinite where there is none.
-        missing: how many features are NaN or infinite.
-
-    Example:
-        >>> Channel.of(np.array([1.0, np.nan, 3.0], np.float32)) + Channel.of(np.array([5.0], np.float32))
-        Channel(count=3, mean=3.0, squares=8.0, low=1.0, high=5.0, missing=1)
-    """
+    """The features of a channel that are present, which means finite."""
 
     count: int = 0
     mean: float = 0.0
@@ -105,19 +90,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class FeatureCounts:
-    """What is counted of a feature beside the main column.
-
-    Attributes:
-        per_sequence: whether there is one per sequence, rather than per element.
-        channel: of numbers; None for categories.
-        words: how often each category comes.
-
-    Example:
-        >>> city = Feature("city", np.array(["Rome", "", "Rome"], dtype=object), per_sequence=True)
-        >>> counts = FeatureCounts.of(city)
-        >>> counts.words["Rome"], counts.missing, counts.categories
-        (2, 1, 1)
-    """
+    """What is counted of a feature beside the main column."""
 
     per_sequence: bool
     channel: Channel | None = None
@@ -282,13 +255,13 @@ def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
 
 
 class Counted(ABC):
-    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch.
-
-    Attributes:
-        columns: what they were read with.
-    """
+    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
 
     columns: Columns
+    # As of records, which have more to tell.
+    source = Path("data")
+    notes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     @abstractmethod
@@ -296,10 +269,17 @@ class Counted(ABC):
         """What is counted of them."""
 
     @abstractmethod
-    def with_preprocessor(self, preprocessor: Any) -> Any:
+    def with_preprocessor(self, preprocessor: Any, require_targets: bool = True) -> Any:
         """The same sequences, as a preprocessor turns them into tensors."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """A short text that differs for other sequences, or another order."""
+
+
+def statistics_of(data: Records | Statistics | Counted) -> Statistics:
+    """The statistics of sequences, which are counted now if they are in memory."""
+    if isinstance(data, Records):
+        return Statistics.of(data)
+    return data if isinstance(data, Statistics) else data.statistics

@@ -6,34 +6,28 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_kind, check_whole, read_index
-from raglane.data.collate import Samples
-from raglane.data.dataset import SequenceDataset
-from raglane.data.gathering import Gathered, KeptParts, Places
-from raglane.data.opening import stores_of
+from raglane._utils.checks import as_tensor, check_kind, read_index
+from raglane.data.dataset import SequenceDataset, Sequences
+from raglane.data.encoders import between_ends
+from raglane.data.gathering import Fragments, Gathered, Places
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns
+from raglane.data.records import TASKS, Columns
 from raglane.data.statistics import Counted, Statistics
-from raglane.data.targets import TASKS
-from raglane.data.vocabulary import between_ends
-from raglane.errors import message
+from raglane.data.stores import stores_of
 
-__all__ = ["Dataset"]
-
-# Parts of whose words the places are kept.
+# Fragments whose tables of places are kept.
 _TABLES = 256
 
 
-class Dataset(TorchDataset[dict[str, Tensor]], Counted):
+class Dataset(Sequences, Counted):
     """Sequences in files, in a table or in a frame, of which only the batch at hand is in memory.
 
     It gives what :class:`~raglane.data.SequenceDataset` gives, its twin whose tensors are in memory: items, and batches
@@ -79,7 +73,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         fix = "fit one with rl.data.Preprocessor.fit"
         check_kind("preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix)
         stores, self.columns = stores_of(source, columns, format)
-        self._parts = KeptParts(stores)
+        self._fragments = Fragments(stores)
         self._preprocessor = preprocessor
         self._learned: Preprocessor | None = None
         self._rows: npt.NDArray[Any] | None = None
@@ -92,7 +86,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         return {**self.__dict__, "_tables": {}, "_lengths": None}
 
     def __len__(self) -> int:
-        return len(self._parts) if self._rows is None else len(self._rows)
+        return len(self._fragments) if self._rows is None else len(self._rows)
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -110,7 +104,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
     def statistics(self) -> Statistics:
         """What is counted of all sequences of the files; read where it stands beside them, else counted now."""
         if self._statistics is None:
-            self._statistics = self._parts.statistics()
+            self._statistics = self._fragments.statistics()
         return self._statistics
 
     @property
@@ -127,8 +121,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
 
         Only labels are read; they take 8 bytes each.
         """
-        rows = np.arange(len(self._parts)) if self._rows is None else self._rows.astype(np.int64)
-        return self._parts.labels(rows, self._places)
+        rows = np.arange(len(self._fragments)) if self._rows is None else self._rows.astype(np.int64)
+        return self._fragments.labels(rows, self._places)
 
     @property
     def forecast(self) -> bool:
@@ -153,31 +147,21 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
     @property
     def _all_lengths(self) -> npt.NDArray[Any]:
         if self._lengths is None:
-            self._lengths = self._parts.lengths()
+            self._lengths = self._fragments.lengths()
         return self._lengths
 
     @property
     def ids(self) -> tuple[str | int, ...]:
         """One per sequence, those of the data, or the row numbers from 0 where it has none."""
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
-        return tuple(map(self._parts.id_of, rows))
+        return tuple(map(self._fragments.id_of, rows))
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """The item of row ``index``; below 0 counts from the end."""
-        index = check_whole("index", index)
-        row = index + len(self) if index < 0 else index
-        if not 0 <= row < len(self):
-            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
-        return {**self.take([row])[0], "index": torch.tensor(row)}
-
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The items of some rows, for a DataLoader, which asks for all of a batch at once."""
-        return _Items(self, read_index(indices, len(self)))
-
-    def with_preprocessor(self, preprocessor: Preprocessor) -> Dataset:
-        """The same sequences, turned into tensors in another way."""
+    def with_preprocessor(self, preprocessor: Preprocessor, require_targets: bool = True) -> Dataset:
+        """The same sequences, turned into tensors in another way; without targets if none are required."""
         other = copy.copy(self)
-        other._preprocessor = preprocessor
+        other._preprocessor, other._tables = preprocessor, {}
+        if not require_targets:
+            other.columns = replace(self.columns, need_labels=False)
         return other
 
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> Dataset:
@@ -195,7 +179,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         chosen = rows if self._rows is None else self._rows[rows]
         other = copy.copy(self)
         # Half the memory, where that is enough.
-        other._rows = chosen.astype(np.int32) if len(self._parts) < 2**31 else chosen
+        other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
         return other
 
     def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
@@ -216,51 +200,39 @@ class Dataset(TorchDataset[dict[str, Tensor]], Counted):
         rows = read_index(index, len(self)).numpy()
         if self._rows is not None:
             rows = self._rows[rows].astype(np.int64)
-        found = Gathered(self._parts, rows, self._places)
-        learns = self.columns.wants_labels and not self.forecast
-        if learns:
-            found.check_targets(self.columns.task)
-        if self._preprocessor is not None:
-            found.preprocess(self._preprocessor)
-        targets = None if found.targets is None else torch.from_numpy(found.targets)
-        per_element = found.has_tags
-        if learns and found.sets_or_numbers is not None and TASKS[self._task].label != "class":
-            targets, per_element = found.encoded(self.preprocessor), bool(self.preprocessor.per_element)
-        inputs, offsets = as_tensor(found.values), torch.from_numpy(found.offsets)
-        if found.features:
-            inputs = found.beside(self.preprocessor, inputs)
-        if self._task == "language":
-            inputs, offsets = between_ends(inputs, offsets, with_last=self.forecast)
-        return SequenceDataset(
-            inputs, offsets, targets, per_element=targets is not None and per_element, forecast=self.forecast
-        )
+        found = Gathered(self._fragments, rows, self._places)
+        if self._preprocessor is None and not (self._learns_labels or found.features or self._has_words(found)):
+            # Nothing is learned of the data, so it is not counted.
+            values, offsets = as_tensor(found.values), torch.from_numpy(found.offsets)
+            if self._task == "language":
+                values, offsets = between_ends(values, offsets, with_last=self.forecast)
+            return SequenceDataset(values, offsets, forecast=self.forecast)
+        with_targets = self.forecast or self._learns_labels
+        return self.preprocessor.encode(found, with_targets=with_targets, scale=self._preprocessor is not None)
+
+    def targets_of_all(self) -> Tensor | None:
+        """The class of each sequence, of which only labels are read; or all targets, with all that is read for them."""
+        if TASKS[self._task].label == "class" and not self.preprocessor.per_element:
+            labels = self.labels()
+            return None if labels is None else torch.from_numpy(labels)
+        return self.in_memory().targets
+
+    @property
+    def _learns_labels(self) -> bool:
+        return self.columns.wants_labels and not self.forecast
+
+    def _has_words(self, found: Gathered) -> bool:
+        return found.layout is not None and found.layout.is_tokens
 
     def _places(self, number: int) -> Places:
-        """What the words of a part are to the model: the places of its tokens and of its labels."""
+        """The places of the words of a fragment."""
         if number not in self._tables:
             if len(self._tables) > _TABLES:
                 self._tables.clear()
-            part = self._parts.get(number)
-            tokens = None if part.words is None else self.preprocessor.token_places(part.words)
-            wanted = part.labels is not None and self.columns.wants_labels and not self.forecast
-            labels = self.preprocessor.class_places(part.label_words) if wanted else None
-            self._tables[number] = tokens, labels
+            fragment = self._fragments.get(number)
+            is_plain = fragment.words is None and (fragment.labels is None or not self._learns_labels)
+            with_classes = self._learns_labels
+            self._tables[number] = (
+                (None, None) if is_plain else self.preprocessor.places_in(fragment, with_classes=with_classes)
+            )
         return self._tables[number]
-
-
-class _Items(Samples):
-    """Items of a dataset, each made only when somebody takes it."""
-
-    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
-        self._dataset, self._rows = dataset, rows
-
-    def __len__(self) -> int:
-        return self._rows.shape[0]
-
-    def __getitem__(self, place: Any) -> Any:
-        rows = self._rows[place]
-        return self._dataset[int(rows)] if rows.dim() == 0 else _Items(self._dataset, rows)
-
-    def batch(self) -> dict[str, Any]:
-        """The batch, cut out of the files."""
-        return {**self._dataset.take(self._rows).batch(), "index": self._rows}

@@ -2,248 +2,116 @@
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import weakref
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from raglane.data.beside import lists_of
+from raglane.data.formats import FORMATS, pick, read
 from raglane.data.formats.base import check_readable
-from raglane.data.formats.integrity import Blocks, damaged, verify_file
-from raglane.data.formats.ipc import DESCRIPTION, LENGTHS, STATISTICS, described, opened, readable
+from raglane.data.formats.ipc import (
+    is_converted,
+    named,
+    readable,
+    slices,
+    table_of,
+    with_names,
+)
 from raglane.data.formats.table import Chosen, choose, records_of
-from raglane.data.layout import Layout, layout_in
-from raglane.data.locations import is_url, open_location
-from raglane.data.parts import Part, Store, list_lengths
-from raglane.data.records import Columns
-from raglane.data.statistics import Statistics
-from raglane.errors import require
-
-__all__ = ["Groups", "Shards", "offsets_in", "span_in"]
-
-# Bytes of the offsets and labels of all sequences up to which they are copied into memory; and bytes of all values up
-# to which they are mapped. Beyond them what a batch needs is read: 256 sequences of 8 elements, of 2 GB, take 0.8 ms
-# so, 0.3 ms where all of it is mapped, and 2.5 to 3 ms where pages must be mapped and given back for it.
-_COPIED = _MAPPED = 1 << 29
+from raglane.data.fragments import RecordStore, Store
+from raglane.data.layout import Layout, check_labels
+from raglane.data.locations import expand, is_url, local, open_location
+from raglane.data.records import Columns, Records
+from raglane.data.shards import Shards
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument, message, quote, require
 
 
 @dataclass(frozen=True, eq=False)
-class Shards(Store):
-    """The Arrow files of a folder that was converted, mapped into memory; offsets and labels are copied while small.
+class Memory(RecordStore):
+    """Records in memory: one fragment."""
 
-    Attributes:
-        folder: of the files.
-        shards: ``file`` and ``sequences`` of each.
-        names: of the columns, by their roles.
-        layout: of all.
-    """
-
-    folder: Path
-    shards: list[dict[str, Any]]
-    names: dict[str, Any]
-    layout: Layout
-    checksums: dict[str, str]
-    _mapped: dict[int, mmap.mmap] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, folder: Path) -> tuple[Shards, str]:
-        """The shards of a folder, and the task that it was converted for."""
-        description = described(folder)
-        try:
-            layout = layout_in(description)
-            shards, names = description["shards"], description["columns"]
-            return cls(folder, shards, names, layout, description["checksums"]), description["task"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged(folder / DESCRIPTION) from error
+    held: Records
 
     @property
     def sizes(self) -> list[int]:
-        """As the description says."""
-        return [shard["sequences"] for shard in self.shards]
+        """The number of sequences of each."""
+        return [len(self.held)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As they were when they were converted."""
-        return self.layout.label_kinds
+        """What the labels are."""
+        return Layout.of(self.held).label_kinds
 
-    def load(self, number: int) -> Part:
-        """The arrays of a file, without a copy."""
-        shard = self.shards[number]
-        path = self.folder / shard["file"]
-        mapped = self._mapped[number] = _map(path)
-        blocks = Blocks(path, memoryview(mapped), shard["checksums"])
-        # Before Arrow reads any of it.
-        blocks.verify_outside(*shard["values"])
-        batch = _batch_in(path, mapped)
-        with readable(path, "Arrow"):
-            sequences = batch.column(self.names["sequence"])
-            offsets, words = sequences.offsets.to_numpy(), None
-            values = _values_of(sequences, self.layout)
-            if self.layout.is_tokens:
-                words = tuple(sequences.values.dictionary.to_pylist())
-            labels, label_words = None, ()
-            if self.layout.has_labels or self.layout.has_tags:
-                column = batch.column(self.names["label"])
-                column = column.values if self.layout.has_tags else column
-                labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
-            ids = batch.column(self.names["id"]) if "id" in self.names else None
-            beside = lists_of(batch, self.layout, self.names.get("label"))
-        if sum(self.sizes) * 8 <= _COPIED:
-            # A row then touches the pages of its values alone: two thirds less to be mapped for it.
-            offsets = np.array(offsets)
-            labels = labels if labels is None or self.layout.has_tags else np.array(labels)
-        has_all = len(offsets) == shard["sequences"] + 1 and len(values) == shard["elements"]
-        # Else rows would be cut out of other memory.
-        if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-            raise damaged(path)
-        part = _ReadPart(offsets, values, words, labels, label_words, self.layout, ids, beside)
-        is_large = sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED
-        part.lies_in(path if is_large else None, mapped, blocks)
-        return part
+    def name(self, number: int) -> str:  # noqa: ARG002
+        """The name in messages."""
+        return str(self.held.source)
 
-    def lengths_of_all(self) -> npt.NDArray[Any]:
-        """From the file beside the shards, which is mapped into memory."""
-        path = self.folder / LENGTHS
-        verify_file(path, self.checksums[LENGTHS])
-        try:
-            # Copied where it is written to, which nobody does: so torch need not be told that nobody may.
-            lengths: npt.NDArray[Any] = np.load(path, mmap_mode="c")
-        except (OSError, ValueError) as error:
-            raise damaged(path) from error
-        if lengths.shape != (sum(self.sizes),) or lengths.dtype.kind != "i":
-            raise damaged(path)
-        return np.asarray(lengths)
-
-    def statistics(self) -> Statistics:
-        """From the file beside the shards."""
-        path = self.folder / STATISTICS
-        verify_file(path, self.checksums[STATISTICS])
-        try:
-            return Statistics.from_config(json.loads(path.read_bytes()))
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise damaged(path) from error
-
-    def name(self, number: int) -> str:
-        """The file."""
-        return str(self.folder / self.shards[number]["file"])
-
-    def drop(self) -> None:
-        """The pages stay in the system's cache, so that most are back at once."""
-        for mapped in self._mapped.values():
-            if hasattr(mapped, "madvise"):
-                mapped.madvise(mmap.MADV_DONTNEED)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Another process may stand in another folder.
-        return {**self.__dict__, "folder": self.folder.absolute(), "_mapped": {}}
-
-
-def _width(values: npt.NDArray[Any]) -> int:
-    return int(values.shape[1]) if values.ndim == 2 else 1
-
-
-class _ReadPart(Part):
-    """A part whose values are verified as they are read: where they are mapped, or from the file if it is large."""
-
-    _place: int
-    _blocks: Blocks
-    _file: int | None = None
-
-    def lies_in(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
-        """Set where the values are."""
-        if path is not None:
-            descriptor = os.open(path, os.O_RDONLY)
-            weakref.finalize(self, os.close, descriptor)
-            object.__setattr__(self, "_file", descriptor)
-        object.__setattr__(self, "_place", _place_in(mapped, self.values))
-        object.__setattr__(self, "_blocks", blocks)
-
-    def cut(
-        self,
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
-        elements: npt.NDArray[np.int64] | slice,
-    ) -> npt.NDArray[Any]:
-        """The values of some sequences, one after the other."""
-        size = self.values.itemsize * _width(self.values)
-        begins, counts = starts * size + self._place, lengths * size
-        self._blocks.verify(begins, begins + counts)
-        if self._file is None or isinstance(elements, slice):
-            return super().cut(starts, lengths, elements)
-        wanted = zip(counts.tolist(), begins.tolist(), strict=True)
-        content = b"".join([os.pread(self._file, count, start) for count, start in wanted])
-        found = np.frombuffer(content, dtype=self.values.dtype)
-        return found.reshape(int(lengths.sum()), *self.values.shape[1:])
-
-
-def _map(path: Path) -> mmap.mmap:
-    """A shard, mapped into memory."""
-    if not path.exists():
-        raise damaged(path)
-    check_readable(path)
-    with readable(path, "Arrow"), path.open("rb") as file:
-        # Not Arrow's own mapping, whose pages nobody can give back.
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise damaged(path, "0 bytes") from error
-
-
-def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
-    """The one batch of a shard."""
-    arrow = require("pyarrow", "data")
-    with readable(path, "Arrow"):
-        batch = opened(arrow.BufferReader(arrow.py_buffer(mapped))).get_batch(0)
-        batch.validate()
-        return batch
-
-
-def _values_of(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
-    """The values of the column of sequences: features ``(N, C)``, or the places of tokens ``(N,)``."""
-    if layout.is_tokens:
-        places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
-        return places
-    width = max(len(layout.channels), 1)
-    flat = sequences.values.flatten() if width > 1 else sequences.values
-    values: npt.NDArray[Any] = flat.to_numpy().reshape(-1, width)
-    return values
-
-
-def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
-    """The byte of a file at which values begin that lie in it."""
-    return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
-
-
-def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
-    """The bytes of a file of :func:`~raglane.data.shards.write_shard` that hold its values: the first, and the end."""
-    mapped = _map(path)
-    values = _values_of(_batch_in(path, mapped).column(sequence), layout)
-    begin = _place_in(mapped, values) if values.size else 0
-    return begin, begin + values.nbytes
-
-
-def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
-    """The offsets of the column of sequences in a file of :func:`~raglane.data.shards.write_shard`, without a copy."""
-    offsets: npt.NDArray[Any] = _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()
-    return offsets
+    def records(self, number: int) -> Records:  # noqa: ARG002
+        """A fragment as records."""
+        return self.held
 
 
 @dataclass(frozen=True, eq=False)
-class Groups(Store):
-    """The row groups of a Parquet file, which are read when they are needed.
+class Tables(RecordStore):
+    """Tables of Arrow, cut into runs of rows: for each its file, and the number of its first row there."""
 
-    Attributes:
-        location: of the file, also a URL.
-        columns: that were asked for.
-    """
+    tables: list[tuple[Path, int, Any]]
+    chosen: Chosen
+    columns: Columns
 
+    @property
+    def sizes(self) -> list[int]:
+        """The number of sequences of each."""
+        return [table.num_rows for _, _, table in self.tables]
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """What the labels are."""
+        schemas = [table.schema for _, _, table in self.tables[:1]]
+        return self.chosen.label_kinds(schemas[0], self.columns.task) if schemas else ()
+
+    def name(self, number: int) -> str:
+        """The name in messages."""
+        path, first, _ = self.tables[number]
+        return f"{path}, rows from {first}"
+
+    def records(self, number: int) -> Records:
+        """A fragment as records."""
+        path, first, table = self.tables[number]
+        with readable(path, "Arrow"):
+            table.validate(full=True)
+            records = records_of(path, table.select(self.chosen.names), self.chosen, self.columns, first=first)
+            return named(records, table, self.chosen)
+
+    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+        """The lengths from the offsets, without the values, if the column is one of lists."""
+        _, _, table = self.tables[number]
+        found = list_lengths(table.column(self.chosen.sequence))
+        return super().lengths_of(number) if found is None else found
+
+
+def list_lengths(column: Any) -> npt.NDArray[Any] | None:
+    """The length of each list of a column; None where it holds no lists, or a null."""
+    arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    if column.null_count:
+        return None
+    with suppress(arrow.ArrowNotImplementedError):
+        found: npt.NDArray[Any] = compute.list_value_length(column).to_numpy()
+        return found
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Groups(RecordStore):
+    """The row groups of a Parquet file, which are read when they are needed."""
+
+    # Row groups that are read are in memory.
+    is_cheap = False
     location: str
     columns: Columns
     _file: dict[str, Any] = field(default_factory=dict)
@@ -265,41 +133,121 @@ class Groups(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """As the end of the file says."""
+        """The number of sequences of each."""
         metadata = self._open()[0].metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """As the type of the column says."""
+        """What the labels are."""
         file, chosen = self._open()
         return chosen.label_kinds(file.schema_arrow, self.columns.task)
 
-    def load(self, number: int) -> Part:
-        """The records of a row group, taken apart."""
+    def records(self, number: int) -> Records:
+        """A fragment as records."""
         file, chosen = self._open()
         path = Path(self.location)
         with readable(path, "Parquet"):
             table = file.read_row_group(number, columns=chosen.names, use_threads=False)
-            return Part.of(records_of(path, table, chosen, self.columns, first=sum(self.sizes[:number])))
+            return records_of(path, table, chosen, self.columns, first=sum(self.sizes[:number]))
 
-    def lengths(self, number: int) -> npt.NDArray[Any]:
-        """Of the column of sequences alone."""
+    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+        """The lengths from the column of sequences, without the others."""
         file, chosen = self._open()
         with readable(Path(self.location), "Parquet"):
             table = file.read_row_group(number, columns=[chosen.sequence], use_threads=False)
             found = list_lengths(table.column(chosen.sequence))
-        return super().lengths(number) if found is None else found
+        return super().lengths_of(number) if found is None else found
 
     def name(self, number: int) -> str:
-        """The file and the group."""
+        """The name in messages."""
         return f"{self.location}, row group {number}"
-
-    @property
-    def is_cheap(self) -> bool:
-        """What is read of Parquet is in memory."""
-        return False
 
     def __getstate__(self) -> dict[str, Any]:
         location = self.location if is_url(self.location) else os.path.abspath(self.location)
         return {**self.__dict__, "location": location, "_file": {}}
+
+
+def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
+    """Where the parts of a dataset come from, and the columns that are read."""
+    require("pyarrow", "data")
+    if not _names_files(source):
+        asked = columns or Columns()
+        store = _of_table(Path(type(source).__name__), _table(source), asked)
+        return [store], asked
+    stores: list[Store] = []
+    found: Columns | None = None
+    locations = expand(source)
+    for location in locations:
+        path = Path(location)
+        if not is_url(location) and format in (None, "arrow") and is_converted(path):
+            shards, task = Shards.of(path)
+            columns = columns or Columns(task=task)
+            if columns.wants_labels and not shards.layout.serves(columns.task):
+                rule = f"{quote(str(path))} was converted for the task {task}, and holds no labels of another kind"
+                fix = f"convert the data again, with {argument('task', columns.task)}"
+                raise ArgumentError(message("task", repr(columns.task), rule, fix))
+            stores.append(shards)
+            found = found or with_names(columns, shards.names)
+            continue
+        columns = columns or Columns()
+        stores.append(_of_file(location, columns, format))
+    found = found or columns or Columns()
+    if found.wants_labels and len(stores) > 1:
+        _check_labels(stores, locations)
+    return stores, found
+
+
+def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
+    """Refuse files whose labels are of other kinds than those of the files before."""
+    first, known = "", set[str]()
+    for store, location in zip(stores, locations, strict=True):
+        kinds = store.label_kinds
+        check_labels(kinds, location, tuple(sorted(known)), first)
+        first, known = first or (location if kinds else ""), known | set(kinds)
+
+
+def _names_files(source: Any) -> bool:
+    if isinstance(source, (str, os.PathLike)):
+        return True
+    return isinstance(source, Sequence) and all(isinstance(one, (str, os.PathLike)) for one in source)
+
+
+def _table(source: Any) -> Any:
+    """What speaks Arrow as a ``pyarrow.Table``, without a copy where it is in Arrow's memory."""
+    arrow = require("pyarrow", "data")
+    try:
+        if hasattr(source, "__arrow_c_stream__"):
+            return arrow.table(source)
+        if hasattr(source, "with_format"):
+            # A dataset of Hugging Face: the rows that it shows, in their order.
+            found = source.with_format("arrow")[:]
+            if isinstance(found, arrow.Table):
+                return found
+    except arrow.ArrowException as error:
+        detail = " ".join(str(error).split())
+        rule = "columns that Arrow has: lists of numbers or of strings, texts, numbers"
+        raise DataError(message("source", quote(detail), rule, "make the entries of a column alike")) from error
+    rule = "a path, a list of paths, or what speaks Arrow: a pyarrow.Table, a frame, a dataset of Hugging Face"
+    raise ArgumentTypeError(message("source", quote(source), rule, "pass a path, or build a pyarrow.Table"))
+
+
+def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
+    chosen = choose(path, table.schema, columns)
+    return Tables([(path, row, part) for row, part in slices(table)], chosen, columns)
+
+
+def _of_file(location: str, columns: Columns, format: str | None) -> Store:
+    """The parts of a file: mapped into memory, read by row group, or read as a whole."""
+    path = Path(location)
+    name = format
+    if name is None and is_url(location):
+        name = next((known.name for known in FORMATS.values() if path.suffix.lower() in known.suffixes), None)
+    if name is None or not is_url(location):
+        name = pick(path, format).name
+    if name == "parquet":
+        return Groups(location, columns)
+    if name == "arrow" and not is_url(location):
+        return _of_table(path, table_of(path), columns)
+    with tempfile.TemporaryDirectory() as folder, local(location, Path(folder)) as copy:
+        return Memory(replace(read(copy, columns, name), source=path))

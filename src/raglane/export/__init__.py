@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raglane.export.aot import Packaged, package
-from raglane.export.extension import build_operators
+from raglane.export.aot import Packaged, build_operators, package
 from raglane.export.to_onnx import Exported, onnx
 from raglane.export.verify import Verified
 

@@ -10,27 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import require
-from raglane.segments.index import owners
-
-__all__ = [
-    "decompositions",
-    "elements_of_padded",
-    "exact_decompositions",
-    "exact_translations",
-    "offsets_within",
-    "padded_of_elements",
-]
+from raglane.segments import owners
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """The elements of a padded tensor ``(B, T, *features)`` and their offsets, by operators that a graph can hold.
 
     Lengths above ``T`` count as ``T``, and below 0 as 0.
-
-    Example:
-        >>> values, offsets = elements_of_padded(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1]))
-        >>> values.tolist(), offsets.tolist()
-        ([1, 2, 3], [0, 2, 3])
     """
     lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
@@ -44,10 +30,6 @@ def offsets_within(offsets: Tensor, total: Any) -> Tensor:
     Those that do stay as they are. Of others the first becomes 0 and the last ``total``; one in between that is out of
     range becomes the nearest that is not. A sequence that would end before it starts becomes empty, and those after it
     keep their lengths as far as there are elements.
-
-    Example:
-        >>> [offsets_within(torch.tensor(given), 3).tolist() for given in ([0, 2, 2, 3], [-1, 9, 1, 2])]
-        [[0, 2, 2, 3], [0, 3, 3, 3]]
     """
     place = torch.arange(offsets.shape[0], device=offsets.device)
     held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
@@ -57,12 +39,7 @@ def offsets_within(offsets: Tensor, total: Any) -> Tensor:
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
-    """``(B, steps, *features)`` with zeros where there is no element, by operators that a graph can hold.
-
-    Example:
-        >>> padded_of_elements(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2).tolist()
-        [[1, 2], [3, 0]]
-    """
+    """``(B, steps, *features)`` with zeros where there is no element, by operators that a graph can hold."""
     step = torch.arange(steps, device=values.device)
     is_real = step < offsets.diff().unsqueeze(1)
     element = torch.where(is_real, step + offsets[:-1].unsqueeze(1), values.shape[0])
@@ -70,7 +47,7 @@ def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """What stands for each operator, for ``ExportedProgram.run_decompositions``."""
+    """Replacements of operators, for ``ExportedProgram.run_decompositions``."""
     import raglane.packing.operators  # noqa: F401 (registers ours)
 
     return {
@@ -82,7 +59,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What stands for operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
+    """Replacements of operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
     aten = torch.ops.aten
     others = (aten.celu, aten.elu, aten.hardsigmoid, aten.leaky_relu)
     return {**torch._decomp.get_decompositions(others), aten.layer_norm.default: _layer_norm}

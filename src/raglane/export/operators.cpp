@@ -1,6 +1,6 @@
 // A layer of the CPU kernels as an operator of torch, for models that AOTInductor has compiled: no Python is called.
 //
-// Torch's stable ABI alone: a binary of this file runs with torch 2.11 and every later one. raglane.export.extension
+// Torch's stable ABI alone: a binary of this file runs with torch 2.11 and every later one. raglane.export.aot
 // builds it. What a caller passes is checked before its address goes down to the kernels.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

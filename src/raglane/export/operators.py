@@ -22,8 +22,6 @@ from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Step, Table
 
-__all__ = ["OPSET", "SCAN", "Loops"]
-
 OPSET = 20
 SCAN = "raglane::Step"
 """A node that stands for a Scan until :mod:`raglane.export.scans` has made its body."""
@@ -31,13 +29,9 @@ SCAN = "raglane::Step"
 
 @dataclass
 class Loops:
-    """Runs the layers of a model while it is traced, and keeps what the bodies of its Scans are made of.
+    """Runs the layers of a model while it is traced, and keeps what the bodies of its Scans are made of."""
 
-    Attributes:
-        steps: the steps of the Scans, in the order of their nodes' attribute ``step``.
-    """
-
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # the steps of the Scans
 
     def run_layer(self, layer: Request, table: Table) -> Result | None:
         """See :class:`raglane.kernels.graph.Loops`."""
@@ -81,19 +75,12 @@ def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
 
 
 class _Operator(NamedTuple):
-    """How one of ONNX's recurrent operators computes a cell.
+    """How one of ONNX's recurrent operators computes a cell."""
 
-    Attributes:
-        name: of the operator.
-        gates: where each of ONNX's gates stands among the cell's.
-        signs: by what each is multiplied; 0 for a gate that nobody looks at.
-        attributes: of the operator.
-    """
-
-    name: str
-    gates: tuple[int, ...]
-    signs: tuple[int, ...]
-    attributes: dict[str, Any]
+    name: str  # of the operator
+    gates: tuple[int, ...]  # where each of ONNX's gates stands among the cell's
+    signs: tuple[int, ...]  # by what each is multiplied; 0 for a gate that nobody looks at
+    attributes: dict[str, Any]  # of the operator
 
 
 def _operator_of(layer: Request) -> _Operator | None:

@@ -1,4 +1,4 @@
-"""Scans: the bodies of the loops that ONNX has no operator for, from the equations of the cells."""
+"""Passes over a graph of ONNX that torch has translated: Scans for the loops, and nothing computed twice."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from raglane.errors import require
 from raglane.export.decompositions import exact_decompositions, exact_translations
 from raglane.export.operators import OPSET, SCAN
-from raglane.export.simplify import simplify
 from raglane.kernels.graph import Step
 
-__all__ = ["place_scans"]
+# Bytes of a constant: a protocol buffer holds no more.
+_MOST = 2**31 - 1
 
 
 def place_scans(model: Any, steps: list[Step]) -> None:
@@ -46,7 +46,7 @@ def place_scans(model: Any, steps: list[Step]) -> None:
 
 
 def _key(step: Step, node: Any) -> Any:
-    """What steps have in common whose graphs are the same; a user's module may differ in more than its tensors."""
+    """The key that steps with equal graphs share; a user's module may differ in more than its tensors."""
     if step.is_module:
         return id(step)
     shapes = tuple(str(value.shape[-1]) for value in node.inputs[: step.states + 1])
@@ -91,3 +91,25 @@ def _traced(step: Step, node: Any) -> Any:
     )
     simplify(found.model)
     return found.model.graph
+
+
+def simplify(model: Any) -> None:
+    """Fold what depends on weights alone, compute once what is computed twice, and drop what only torch reads."""
+    passes: Any = require("onnx_ir", "export").passes.common
+    optimizer: Any = require("onnxscript.optimizer", "export")
+    passes.InlinePass()(model)
+    # What a fold makes constant may let another fold.
+    for _ in range(2):
+        optimizer.fold_constants(model, input_size_limit=_MOST, output_size_limit=_MOST)
+        passes.RemoveUnusedNodesPass()(model)
+    for one in (
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedFunctionsPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.ClearMetadataAndDocStringPass(),
+        passes.NameFixPass(),
+    ):
+        one(model)

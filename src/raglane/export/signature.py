@@ -1,4 +1,4 @@
-"""What goes into an exported model and what comes out of it: names, shapes, and fresh batches to try it on."""
+"""The inputs and outputs of an exported model: names, shapes, and fresh batches to try it on."""
 
 from __future__ import annotations
 
@@ -16,22 +16,13 @@ from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.export.decompositions import elements_of_padded, offsets_within, padded_of_elements
 from raglane.ragged import Ragged
 
-__all__ = ["Layout", "Signature", "Surface"]
-
 Layout = Literal["padded", "flat"]
 _LAYOUTS = ("padded", "flat")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a model, as an example of them says.
-
-    Args:
-        names: of the parameters of ``forward``, one per argument.
-        example: the arguments.
-        layout: how a Ragged is passed: ``padded`` or ``flat``.
-        output_names: of what the model gives, once it has been traced.
-    """
+    """The arguments of a model, as an example of them says."""
 
     names: tuple[str, ...]
     example: tuple[Any, ...]
@@ -49,9 +40,8 @@ class Signature:
         rule = "a Ragged, or a tuple of arguments of which one at least is a Ragged and the others are tensors"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
-            raise ArgumentTypeError(
-                message("example", f"a {got}", rule, "wrap the sequences with rl.Ragged(sequences)")
-            )
+            fix = "wrap the sequences with rl.Ragged(sequences)"
+            raise ArgumentTypeError(message("example", f"a {got}", rule, fix))
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
             raise ArgumentError(message("example", f"{got} sequences", "as many in each batch", "pass one batch"))
@@ -160,12 +150,7 @@ class Signature:
 
 
 class Surface(nn.Module):
-    """A model with tensors alone at its surface: what is traced.
-
-    Args:
-        model: the model.
-        signature: of its arguments.
-    """
+    """A model with tensors alone at its surface: what is traced."""
 
     def __init__(self, model: nn.Module, signature: Signature) -> None:
         super().__init__()

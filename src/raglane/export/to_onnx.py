@@ -15,14 +15,10 @@ from raglane._utils.files import check_new_file, write_file
 from raglane.errors import ExportError, message, require
 from raglane.export.decompositions import decompositions, exact_decompositions, exact_translations
 from raglane.export.operators import OPSET, Loops
-from raglane.export.place import Place
-from raglane.export.scans import place_scans
+from raglane.export.scans import place_scans, simplify
 from raglane.export.signature import Layout, Signature
-from raglane.export.simplify import simplify
-from raglane.export.tracing import check_dtype, evaluating, quiet, traced
+from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
-
-__all__ = ["Exported", "made", "onnx"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def made(
     verify: bool = True,
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, Exported]:
-    """What :func:`onnx` writes, not yet written: for who writes more than one file. Arguments and errors as there."""
+    """The content that :func:`onnx` writes, for callers that write several files. Arguments and errors as there."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
     check_flag("verify", verify)
     target = Path(path)

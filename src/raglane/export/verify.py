@@ -17,8 +17,6 @@ from raglane.errors import ExportError, message, require
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 
-__all__ = ["Run", "Verified", "check_agrees", "in_runtime"]
-
 # Of the largest number of an output.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 # How often the model is compared with itself, rounded otherwise, where that does not hold; and how much further away
@@ -50,7 +48,7 @@ Run = Callable[[dict[str, Tensor]], Sequence[Any]]
 
 
 def in_runtime(content: bytes) -> Run:
-    """What ONNX Runtime gives for a file."""
+    """A function that runs a file in ONNX Runtime."""
     engine: Any = require("onnxruntime", "export")
     options = engine.SessionOptions()
     options.log_severity_level = 4  # its warnings are for those who write the graph
@@ -104,7 +102,7 @@ def _array(part: Tensor) -> Any:
 
 
 def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) -> list[Tensor]:
-    """What the model gave, as the file gives it."""
+    """The model's outputs in the form of the file's."""
     starts = [part for part in leaves if isinstance(part, Ragged)]
     found: list[Tensor] = []
     for part in pytree.tree_leaves(output, is_leaf=lambda part: isinstance(part, Ragged)):

@@ -1,8 +1,8 @@
-"""What must hold of the tensors of a call before anybody computes with them.
+"""Checks of a request's tensors, in the words of every backend.
 
 A layer's parameters and attributes, and the offsets of a batch, are their owner's to change at any time. So every
-backend checks what it is given in every call, and a mistake gets the same words from each: by :func:`check` for a whole
-request, and by :meth:`raglane.kernels.cpu.memory.Layer.checked` for the cpu kernels, which read memory by its address.
+backend checks what it is given in every call: by :func:`check`, or by the gate of the cpu kernels
+(:mod:`raglane.kernels.cpu.gate`), which reads memory by its address and calls :func:`check` for the words.
 """
 
 from __future__ import annotations
@@ -22,30 +22,14 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Request
 
-__all__ = [
-    "check",
-    "check_offsets",
-    "check_stack",
-    "check_weights",
-    "weight_shapes",
-]
-
 Shapes = tuple[tuple[str, tuple[int, ...] | None, bool], ...]
 """What a cell's weights must be, in the order of its ``weights_type``: the name, the shape (None where there must be no
 such weight), and whether it may be left out."""
 
 
 def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes | None:
-    """What the weights of one layer in one direction must be.
-
-    Example:
-        >>> from raglane.cells import CELLS
-        >>> weight_shapes(CELLS["lstm"], 3, (2, 4))[1::2]
-        (('weight_hh', (16, 2), False), ('bias_hh', (16,), True))
-    """
-    if isinstance(cell, ModuleCell):
-        return None
-    return _weight_shapes(cell, input_size, state_sizes)
+    """What the weights of one layer in one direction must be; None for a user's module."""
+    return None if isinstance(cell, ModuleCell) else _weight_shapes(cell, input_size, state_sizes)
 
 
 @lru_cache(maxsize=512)
@@ -68,13 +52,7 @@ def check_weights(
     like: Tensor,
     place: tuple[int, int] = (0, 0),
 ) -> None:
-    """Refuse weights of one layer in one direction that do not fit its cell and sizes.
-
-    Example:
-        >>> from raglane.cells import CELLS, Weights
-        >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
-        >>> check_weights(CELLS["lstm"], weights, 3, (2, 2), torch.zeros(1))
-    """
+    """Refuse weights of one layer in one direction that do not fit its cell and sizes."""
     shapes = weight_shapes(cell, input_size, state_sizes)
     if shapes is None:
         return
@@ -89,16 +67,7 @@ def check_weights(
 
 
 def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
-    """Refuse offsets that do not say where the sequences of a batch are. Numbers on a device are taken on trust.
-
-    Args:
-        offsets: ``(B + 1,)`` int64.
-        total: ``N``.
-        device: where they must be.
-
-    Example:
-        >>> check_offsets(torch.tensor([0, 2, 2, 5]), 5, torch.device("cpu"))
-    """
+    """Refuse offsets that are not those of a batch of ``total`` elements. Numbers on a device are taken on trust."""
     if not isinstance(offsets, Tensor):
         raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
     _check_tensor(offsets, device)
@@ -137,21 +106,16 @@ def check_stack(
     state_sizes: tuple[int, ...],
     directions: int,
     like: Tensor,
+    depth: int = 0,
 ) -> None:
-    """Refuse weights of a stack of layers that do not fit its cell and sizes.
-
-    Example:
-        >>> from raglane.cells import CELLS, Weights
-        >>> weights = Weights(torch.zeros(8, 3), torch.zeros(8, 2))
-        >>> check_stack(CELLS["lstm"], (weights,), 3, (2, 2), 1, torch.zeros(1))
-    """
+    """Refuse weights of a stack of layers that do not fit its cell and sizes; ``depth`` is that of its first layer."""
     if isinstance(cell, Regularised):
         cell, weights = cell.inner, tuple(part.inner for part in weights)
     state_sizes = state_sizes[: len(cell.states)]
     for index, part in enumerate(weights):
         layer, direction = divmod(index, directions)
         width = directions * state_sizes[0] if layer else input_size
-        check_weights(cell.above() if layer else cell, part, width, state_sizes, like, (layer, direction))
+        check_weights(cell.above() if layer else cell, part, width, state_sizes, like, (depth + layer, direction))
 
 
 _copied = index_arithmetic(Tensor.clone)
@@ -160,8 +124,9 @@ _copied = index_arithmetic(Tensor.clone)
 def check(request: Request, *, numbers: bool = True) -> Request:
     """Check the tensors of a request."""
     values, offsets = request.values, request.offsets
-    if values.dim() != 2:
-        raise ShapeError(message("input", f"shape {tuple(values.shape)}", "(N, D)", "pass the flat values"))
+    if not isinstance(values, Tensor) or values.dim() != 2:
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ShapeError(message("input", got, "(N, D)", "pass the flat values"))
     check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)
@@ -170,9 +135,10 @@ def check(request: Request, *, numbers: bool = True) -> Request:
         check_offsets(offsets, values.shape[0], values.device)
     else:
         _check_tensor(offsets, values.device)
-    sizes = tuple(part.shape[-1] for part in request.state) or request.state_sizes
+    known = request.state_sizes
+    sizes = (*known, *(part.shape[-1] for part in request.state[len(known) :]))
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
         check_like(f"hx ({name})", part, (*rows, size), values)
-    check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values)
+    check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values, request.depth)
     return replace(request, offsets=offsets, lengths=None if offsets.is_cpu else request.lengths)

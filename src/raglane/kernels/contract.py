@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import CellSpec
-from raglane.segments.plain import lengths_from_offsets
+from raglane.segments import lengths_from_offsets
 
 __all__ = ["Backend", "Dense", "DirectionResult", "Packed", "Request", "Result", "Traits", "zero_state"]
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from raglane._utils.tracing import are_transforms_active, constant_when_traced
 from raglane.errors import DispatchError, message
-from raglane.kernels import cpu, program, reference
+from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
+from raglane.kernels.cpu import backend as cpu
 from raglane.schedules import SCHEDULES
 
 __all__ = ["AUTO", "BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]

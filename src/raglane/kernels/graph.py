@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raglane import segments
 from raglane._utils.tracing import constant_when_traced
 from raglane.kernels.contract import DirectionResult, Request, Result
 from raglane.kernels.layers import run_directions
-from raglane.segments import plain as segments
 
 __all__ = [
     "Loops",

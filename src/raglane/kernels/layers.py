@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane import segments
 from raglane.kernels.contract import DirectionResult, Request, Result
-from raglane.segments import plain as segments
 
 __all__ = ["RunDirection", "run_directions", "run_layers"]
 

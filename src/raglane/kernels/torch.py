@@ -12,17 +12,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.tracing import has_tangent, is_exporting
 from raglane.cells.spec import Weights
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_stack
 from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits
 from raglane.kernels.layers import run_directions, run_layers
-from raglane.packing.flat import flatten_padded
-from raglane.packing.index import flat_to_padded
-from raglane.segments import plain as segments
+from raglane.packing.convert import flat_to_padded, flatten_padded
+from raglane.packing.layouts import packed_layout
 from raglane.segments.indexing import place_rows, take_rows
-from raglane.segments.layouts import packed_layout
 
 __all__ = ["BACKEND", "TorchBackend"]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.schedules import Table
-from raglane.segments.plain import offsets_from_lengths, positions, reverse_index, segment_ids
+from raglane.segments import offsets_from_lengths, positions, reverse_index, segment_ids
 
 __all__ = ["Moment", "Order", "Walk", "walk"]
 

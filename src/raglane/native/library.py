@@ -22,24 +22,9 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from raglane._utils.forks import threads_before
+from raglane._utils import forks
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError, message
-
-__all__ = [
-    "ABI",
-    "DTYPES",
-    "Library",
-    "Struct",
-    "call",
-    "leave_lost_threads",
-    "library",
-    "location",
-    "missing_kernels",
-    "packed",
-    "preamble",
-    "program_preamble",
-]
 
 ABI = 14
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
@@ -68,7 +53,7 @@ def leave_lost_threads() -> None:
     An operation on more would wait forever for those that the fork has left behind, and what surrounds the kernels in
     a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
     """
-    before = threads_before()
+    before = forks.threads_before
     if before not in (None, 1) and torch.get_num_threads() == before:
         torch.set_num_threads(1)
 
@@ -122,7 +107,7 @@ class Library:
 
     def threads(self) -> int:
         """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
-        return torch.get_num_threads() if threads_before() is None else 1
+        return torch.get_num_threads() if forks.threads_before is None else 1
 
     def describe_cell(self, number: int) -> bytes | None:
         """The fields of ``raglane_cell_facts`` of the cell of a number, or None where there is none."""

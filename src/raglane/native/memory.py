@@ -1,8 +1,8 @@
-"""Memory that C may read: tensors whose numbers stand side by side on the host, and their addresses."""
+"""Memory that C may read: tensors whose numbers are side by side on the host, and their addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
@@ -10,38 +10,42 @@ from torch import Tensor
 
 from raglane.errors import ShapeError, message
 
-__all__ = ["NO_MEMORY", "address", "addresses", "lies_nowhere", "lies_well", "plain"]
-
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
 """What is raised where a quick look meets no tensor, or one without memory."""
 
 
-def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype, size: int) -> bool:
-    """Whether C can read a tensor as it is: side by side in the host's memory, and all of it there.
+def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, torch.UntypedStorage] | None:
+    """The address and the memory of a tensor that C can read unchanged; None where it cannot.
 
-    Example:
-        >>> part = torch.zeros(3, 2)
-        >>> lies_well(part, (3, 2), torch.float32, 4), lies_well(part.t(), (2, 3), torch.float32, 4)
-        (True, False)
+    The address is one in the memory that is returned, whatever memory another thread gives the tensor meanwhile.
     """
     try:
-        return (
-            part.shape == shape
-            and part.dtype is dtype
-            and part.is_cpu
-            and part.is_contiguous()
-            and not part.is_neg()
-            and not lies_nowhere(part)
-            and part.untyped_storage().nbytes() >= part.nbytes + part.storage_offset() * size
-        )
+        if (
+            part.shape != shape
+            or part.dtype is not dtype
+            or not part.is_cpu
+            or not part.is_contiguous()
+            or part.is_neg()
+        ):
+            return None
+        storage, begin, room = part.untyped_storage(), part.storage_offset(), math.prod(shape)
+        if room == 0:
+            return 0, storage
+        # A wrapper of other tensors has numbers and no memory. To C its address is that of a tensor which is missing.
+        if storage.nbytes() < (begin + room) * dtype.itemsize or not storage.data_ptr():
+            return None
+        return storage.data_ptr() + begin * dtype.itemsize, storage
     except NO_MEMORY:
-        return False
+        return None
+
+
+def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether C can read a tensor unchanged."""
+    return place(part, shape, dtype) is not None
 
 
 def lies_nowhere(part: Tensor) -> bool:
-    """Whether a tensor has numbers and no memory: a wrapper of other tensors, say, or zeros that nobody has written.
-
-    To C its address is that of a tensor which is missing.
+    """Whether a tensor has numbers and no memory, as zeros that nobody has written.
 
     Example:
         >>> lies_nowhere(torch.zeros(2)), lies_nowhere(torch.zeros(0)), lies_nowhere(torch._efficientzerotensor((2,)))
@@ -51,7 +55,7 @@ def lies_nowhere(part: Tensor) -> bool:
 
 
 def plain(name: str, part: Tensor) -> Tensor:
-    """A tensor whose numbers stand in memory as they are, side by side."""
+    """A tensor whose numbers are side by side in memory; the same one where they are already."""
     # What torch.func has left behind is wrapped still.
     alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
     try:
@@ -66,11 +70,5 @@ def plain(name: str, part: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor that was checked lies, and the null pointer where there is none."""
+    """The address of a tensor that was checked, and the null pointer for None."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor | None], count: int) -> list[int]:
-    """Where tensors lie, and null pointers where there are none, and for those that are missing of ``count``."""
-    found = [0 if part is None else part.data_ptr() for part in tensors]
-    return found + [0] * (count - len(found))

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_signature
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.arguments import check_count, check_dropout, check_dtype, check_signature
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
@@ -25,8 +24,6 @@ from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, M
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
-
-__all__ = ["LAYERS", "SequenceEncoder"]
 
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": LSTM,
@@ -155,11 +152,11 @@ class SequenceEncoder(nn.Module):
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 
     def extra_repr(self) -> str:
-        """What the modules within do not show."""
+        """The settings that the inner modules do not show."""
         return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
     def embed(self, batch: Any) -> Ragged:
-        """What the recurrent layer reads: the embeddings of tokens, or the floats themselves.
+        """The input of the recurrent layer: the embeddings of tokens, or the floats themselves.
 
         Args:
             batch: as for the call.
@@ -168,9 +165,8 @@ class SequenceEncoder(nn.Module):
             ArgumentTypeError, ShapeError, ArgumentError: as the call does.
         """
         if not isinstance(batch, Ragged):
-            raise ArgumentTypeError(
-                message("batch", f"a {type(batch).__name__}", "a Ragged", "wrap it with rl.Ragged(sequences)")
-            )
+            fix = "wrap it with rl.Ragged(sequences)"
+            raise ArgumentTypeError(message("batch", f"a {type(batch).__name__}", "a Ragged", fix))
         if self.embedding is None:
             return batch
         if not isinstance(self.embedding, nn.Embedding):
@@ -178,13 +174,11 @@ class SequenceEncoder(nn.Module):
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule = "tokens, of int64 or int32"
-            raise ArgumentTypeError(
-                message("batch", f"values of {batch.dtype}", rule, "leave embedding out for elements of floats")
-            )
+            fix = "leave embedding out for elements of floats"
+            raise ArgumentTypeError(message("batch", f"values of {batch.dtype}", rule, fix))
         if batch.features:
-            raise ShapeError(
-                message("batch", f"elements of shape {tuple(batch.features)}", "one token per element", "reshape it")
-            )
+            rule = "one token per element"
+            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"))
         # Only where looking does not wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
@@ -196,7 +190,7 @@ class SequenceEncoder(nn.Module):
 
 
 def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
-    """What makes the recurrent layer."""
+    """The class or function that makes the recurrent layer."""
     known = _NORMALISED if layer_norm else LAYERS
     if isinstance(layer, str) and layer in known:
         return known[layer]

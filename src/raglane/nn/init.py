@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.checks import check_number
 from raglane.cells import CELLS, CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, message
-from raglane.nn.arguments import check_number
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.layer import RecurrentLayer
 
@@ -140,9 +140,8 @@ def _cell_of(layer: nn.Module) -> CellSpec:
     for kind, name in _TORCH_CELLS.items():
         if isinstance(layer, kind):
             return CELLS[name]
-    raise ArgumentTypeError(
-        message("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", "pass the layer itself")
-    )
+    fix = "pass the layer itself"
+    raise ArgumentTypeError(message("layer", type(layer).__name__, "a recurrent layer of rl.nn or torch.nn", fix))
 
 
 def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
@@ -164,9 +163,8 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
             found = True
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
     if not found:
-        raise ArgumentError(
-            message("layer", f"cell {cell.name!r}", f"the cell has a matrix {name}", "leave this initialisation out")
-        )
+        fix = "leave this initialisation out"
+        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"the cell has a matrix {name}", fix))
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:

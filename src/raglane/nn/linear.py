@@ -19,10 +19,8 @@ from raglane._utils.tracing import is_jit_traced, is_transformed, records_operat
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.mingru import MinGRU
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu import BACKEND
+from raglane.kernels.cpu.backend import BACKEND
 from raglane.native.cells import has_cell
-
-__all__ = ["RowByRow", "RowLinear", "row_linear"]
 
 _CELL = MinGRU()
 # The sigmoid of this is 1, without rounding, in both dtypes.
@@ -35,19 +33,6 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     The cpu kernels compute it on a CPU, in float32 and float64: as a minGRU whose gate is open, on sequences of one
     element each. That is twice the work of the product. Elsewhere, where the kernels are not built, under autocast and
     where torch follows what operators are called it is ``torch.nn.functional.linear``.
-
-    Args:
-        input: ``(*, D)``.
-        weight: ``(H, D)``.
-        bias: ``(H,)``, or None.
-
-    Returns:
-        ``(*, H)``.
-
-    Example:
-        >>> rows, weight = torch.randn(40, 64), torch.randn(9, 64)
-        >>> torch.equal(row_linear(rows, weight)[7:8], row_linear(rows[7:8], weight))
-        True
     """
     if not _has_kernel(input, weight, bias):
         return F.linear(input, weight, bias)
@@ -64,7 +49,7 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the cpu kernels compute a product; what is wrong with one is for torch to say."""
+    """True if the cpu kernels compute a product; torch raises for a wrong one."""
     return (
         not records_operators()  # first: the number of rows may be a symbol
         and input.is_cpu
@@ -80,14 +65,7 @@ def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class RowLinear(nn.Linear):
-    """``torch.nn.Linear`` which is :func:`row_linear` outside of training, with its arguments and parameters.
-
-    Example:
-        >>> layer = RowLinear(64, 9).eval()
-        >>> rows = torch.randn(40, 64)
-        >>> torch.equal(layer(rows)[7:8], layer(rows[7:8]))
-        True
-    """
+    """``torch.nn.Linear`` which is :func:`row_linear` outside of training, with its arguments and parameters."""
 
     def forward(self, input: Tensor) -> Tensor:
         """``(*, in_features)`` to ``(*, out_features)``."""
@@ -95,14 +73,7 @@ class RowLinear(nn.Linear):
 
 
 class RowByRow(TorchFunctionMode):
-    """Within it torch's products and sigmoids round each row as if it were alone: for cells that no kernel runs.
-
-    Example:
-        >>> rows, weight = torch.randn(40, 64), torch.randn(9, 64)
-        >>> with RowByRow():
-        ...     torch.equal(F.linear(rows, weight)[7:8], F.linear(rows[7:8], weight))
-        True
-    """
+    """Within it torch's products and sigmoids round each row as if it were alone: for cells that no kernel runs."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_fits
+from raglane import segments
+from raglane._utils.checks import check_count, check_dtype, check_fits
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.nn.arguments import check_count, check_dtype
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-
-__all__ = ["POOLINGS", "AttentionPooling", "Pooling"]
 
 _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
     "last": Ragged.last,
@@ -32,14 +29,8 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(
-                "batch",
-                type(batch).__name__,
-                "a Ragged says where its sequences end",
-                "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)",
-            )
-        )
+        fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
+        raise ArgumentTypeError(message("batch", type(batch).__name__, "a Ragged says where its sequences end", fix))
 
 
 class Pooling(nn.Module):
@@ -64,9 +55,8 @@ class Pooling(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         if not isinstance(name, str) or name not in _PLAIN:
-            raise ArgumentError(
-                message("name", quote(name), f"one of {', '.join(_PLAIN)}", 'for "attention" build an AttentionPooling')
-            )
+            fix = 'for "attention" build an AttentionPooling'
+            raise ArgumentError(message("name", quote(name), f"one of {', '.join(_PLAIN)}", fix))
         self.name = name
 
     def forward(self, batch: Ragged) -> Tensor:
@@ -85,7 +75,7 @@ class Pooling(nn.Module):
         return _PLAIN[self.name](batch)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return repr(self.name)
 
 
@@ -151,14 +141,9 @@ class AttentionPooling(nn.Module):
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
-            raise ShapeError(
-                message(
-                    "batch",
-                    f"elements of shape {tuple(batch.features)}",
-                    f"one dimension of {self.features} features",
-                    "build the pooling with the features of its input",
-                )
-            )
+            rule = f"one dimension of {self.features} features"
+            fix = "build the pooling with the features of its input"
+            raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
 
@@ -180,7 +165,7 @@ class AttentionPooling(nn.Module):
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows."""
+        """The settings that ``print(module)`` shows."""
         return f"{self.features}, heads={self.heads}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.tracing import never_traced
-from raglane.packing.arguments import (
+from raglane.packing.checks import (
     check_range,
+    raise_unfit,
     raise_unsorted,
     read_flag,
     read_packed,
@@ -19,36 +21,21 @@ from raglane.packing.arguments import (
     read_padded_lengths,
     read_padding_side,
     read_padding_value,
+    read_permutation,
+    read_sequences,
     read_total_length,
 )
-from raglane.packing.flat import flatten_packed, flatten_padded
-from raglane.packing.lists import join, read_sequences, stack
-from raglane.packing.permutations import check_permutation, read_permutation
-from raglane.segments.indexing import place_rows, take_rows
-from raglane.segments.layouts import (
-    IntArray,
-    conjugate,
-    inverse,
-    on_host,
-    packed_rows,
-    rows_of,
-    send,
-)
+from raglane.packing.convert import flatten_packed, flatten_padded, lengths_of_packed
+from raglane.packing.layouts import inverse, packed_rows, padded_rows, rows_of, send, shape_and_strides
+from raglane.segments import IntArray, conjugate
+from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 
-__all__ = [
-    "invert_permutation",
-    "pack_padded_sequence",
-    "pack_sequence",
-    "pad_packed_sequence",
-    "pad_sequence",
-    "unpack_sequence",
-    "unpad_sequence",
-]
+# Narrower rows, and fewer numbers, are sooner placed row by row than cut out and joined as blocks of a sequence.
+_WIDE = 8
+_MANY = 65536
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The order of a pack
-# ---------------------------------------------------------------------------------------------------------------
+# -- the order of a pack -----------------------------------------------------------------------------------------------
 
 
 def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[IntArray, IntArray | None]:
@@ -127,9 +114,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
     return None if permutation is None else inverse(read_permutation(permutation))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Padded <-> packed
-# ---------------------------------------------------------------------------------------------------------------
+# -- padded <-> packed -------------------------------------------------------------------------------------------------
 
 
 @never_traced
@@ -215,23 +200,17 @@ def pad_packed_sequence(
     batch_first = read_flag("batch_first", batch_first)
     steps = read_total_length(total_length, batch_sizes.shape[0], count)
     data, fill = sequence.data, read_padding_value(padding_value)
-    shape, strides = ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
-    lengths = conjugate(batch_sizes, count)
-    starts: IntArray | Tensor | None = None
-    if sorted_indices is not None:
-        order = on_host(sorted_indices)
-        check_permutation(order, "sequence.sorted_indices", "make the pack anew: one of its tensors was changed")
-        starts = (order if data.is_cpu else sorted_indices) * strides[0]
-        longest_first, lengths = lengths, np.empty_like(lengths)
-        lengths[order] = longest_first
+    shape, strides = shape_and_strides(count, steps, batch_first)
+    lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, "sequence")
+    starts: IntArray | Tensor | None = order if data.is_cpu else sorted_indices
+    if starts is not None:
+        starts = starts * strides[0]
     index = packed_rows(starts, batch_sizes, strides, data.device)
     padded = place_rows(data, index, count * steps, fill).view(*shape, *data.shape[1:])
     return padded, torch.from_numpy(lengths)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Lists of sequences
-# ---------------------------------------------------------------------------------------------------------------
+# -- lists of sequences ------------------------------------------------------------------------------------------------
 
 
 @never_traced
@@ -267,7 +246,33 @@ def pad_sequence(
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
     # As a float a value outside the range of an integer dtype is refused, where an integer would be wrapped.
     fill = fill if isinstance(fill, complex) else float(fill)
-    return stack(parts, lengths, fill, batch_first, left)
+    return _stack(parts, lengths, fill, batch_first, left)
+
+
+def _stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool) -> Tensor:
+    """Lay sequences side by side, padded to the longest."""
+    count, steps = len(sequences), int(lengths[lengths.argmax()])
+    features = sequences[0].shape[1:]
+    try:
+        width = math.prod(features)
+        if batch_first and width >= _WIDE and width * count * steps >= _MANY:
+            return torch.cat(_with_padding(sequences, steps - lengths, fill, left)).view(count, steps, *features)
+        shape, strides = shape_and_strides(count, steps, batch_first)
+        index = padded_rows(lengths, int(lengths.sum()), strides, steps if left else None, sequences[0].device)
+        return place_joined_rows(sequences, index, count * steps, fill).view(*shape, *features)
+    except (RuntimeError, TypeError):
+        raise_unfit(sequences)
+        raise  # nothing wrong with the sequences: out of memory, for instance
+
+
+def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float, left: bool) -> list[Tensor]:
+    """Sequences and what they miss in turn: one after the other they are the padded batch, in a single pass."""
+    # Expanded: views of one number, however much padding there is.
+    padding = sequences[0].new_full((), fill).expand(int(missing.sum()), *sequences[0].shape[1:])
+    pieces = [padding] * (2 * len(sequences))
+    pieces[left::2] = sequences
+    pieces[not left :: 2] = padding.split_with_sizes(missing.tolist())
+    return pieces
 
 
 def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
@@ -328,7 +333,11 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
     enforce_sorted = read_flag("enforce_sorted", enforce_sorted)
     parts, lengths = read_sequences(sequences)
     batch_sizes, order = _rank_on_host(lengths, int(lengths[lengths.argmax()]), enforce_sorted)
-    flat = join(parts)
+    try:
+        flat = torch.cat(parts)
+    except (RuntimeError, TypeError):
+        raise_unfit(parts)
+        raise
     starts: IntArray = lengths.cumsum() - lengths
     if order is None:
         return _pack(flat, starts, (0, 1), batch_sizes, None)

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.packing.index import find_padded, flat_to_padded
+from raglane.packing.convert import find_padded, flat_to_padded
 from raglane.packing.rows import flatten_padded, layout_of_padded
 from raglane.segments.indexing import take_rows
-
-__all__ = ["padded_from_flat", "padded_to_flat"]
 
 
 @torch.library.custom_op("raglane::padded_to_flat", mutates_args=())
@@ -52,7 +50,7 @@ def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
 
 @torch.library.custom_op("raglane::padded_elements", mutates_args=())
 def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
-    """What :func:`padded_to_flat` gives where the offsets, and with them the number of elements, are known."""
+    """:func:`padded_to_flat` with known offsets, and so with a known number of elements."""
     if not padded.is_cpu:
         found = find_padded(padded, offsets.diff(), batch_first)
         return take_rows(found.rows, found.index)

@@ -1,6 +1,6 @@
 """Padded tensors and packs to flat values and back, one call of the kernels each way.
 
-What :mod:`raglane.packing.flat` does for every device by index arithmetic, some fifty operations of NumPy and torch,
+What :mod:`raglane.packing.convert` does for every device by index arithmetic, some fifty operations of NumPy and torch,
 which for a small batch take as long as the layer itself.
 """
 
@@ -23,11 +23,9 @@ from raglane._utils.tracing import index_arithmetic, is_transformed, records_ope
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, lies_well
+from raglane.packing.layouts import inverse, padded_rows, shape_and_strides, unpacked_rows
+from raglane.segments import lengths_from_offsets
 from raglane.segments.indexing import place_rows, take_rows
-from raglane.segments.layouts import inverse, padded_rows, unpacked_rows
-from raglane.segments.plain import lengths_from_offsets
-
-__all__ = ["Layout", "flatten_packed", "flatten_padded", "layout_of_padded", "padded_from_flat"]
 
 # raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
 _pack = struct.Struct("=15q").pack
@@ -43,21 +41,14 @@ class Layout:
     NOTE (plan): the way back must be the way there, whatever became of the caller's lengths or ``sorted_indices`` and
     of the offsets that others were given. So ``plan`` has copies of its own, and is for this class and C alone. It is
     not a tensor, because a tensor takes twice as long to make.
-
-    Attributes:
-        shape: of the tensor, without features.
-        batch_dim: the dimension of the sequences in a padded tensor; None for a pack.
-        count, steps: ``B`` and ``T``.
-        offsets: ``(B + 1,)`` int64, for callers that want them.
-        plan: 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``.
     """
 
-    shape: tuple[int, ...]
-    batch_dim: int | None
-    count: int
-    steps: int
-    offsets: Tensor
-    plan: array[int]
+    shape: tuple[int, ...]  # of the tensor, without features
+    batch_dim: int | None  # the dimension of the sequences in a padded tensor; None for a pack
+    count: int  # ``B``
+    steps: int  # ``T``
+    offsets: Tensor  # ``(B + 1,)`` int64, for callers that want them
+    plan: array[int]  # 64-bit integers, written when the elements are first read; see ``raglane_rows`` in ``raglane.h``
 
     def to_flat(self, table: Tensor, total: int) -> Tensor:
         """The elements, ``(N, *features)``, of a tensor of this layout."""
@@ -87,7 +78,7 @@ class Layout:
         offsets = plan[: count + 1]
         lengths = lengths_from_offsets(offsets).numpy()
         if self.batch_dim is not None:
-            return padded_rows(lengths, int(offsets[-1]), (self.steps, 1) if self.batch_dim == 0 else (1, count))
+            return padded_rows(lengths, int(offsets[-1]), shape_and_strides(count, self.steps, not self.batch_dim)[1])
         order, sizes = plan[count + 1 : 2 * count + 1], plan[2 * count + 1 :]
         return unpacked_rows(inverse(order).numpy(), lengths, sizes.numpy(), int(offsets[-1]), here)
 
@@ -144,7 +135,7 @@ class Layout:
 
 def _resolved(name: str, part: Tensor) -> Tensor:
     """A tensor in memory that C can read row by row."""
-    if lies_well(part, part.shape, part.dtype, part.element_size()) and not part.is_conj():
+    if lies_well(part, part.shape, part.dtype) and not part.is_conj():
         return part
     check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
     return part.resolve_conj().resolve_neg().contiguous()
@@ -182,21 +173,10 @@ _from_flat: Callable[..., Tensor] = super(torch.autograd.Function, _FromFlat).ap
 
 
 def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Tensor, Layout] | None:
-    """The elements of a padded tensor, and where they stood.
+    """The elements of a padded tensor ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``, and where they stood.
 
-    Args:
-        padded: ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``; any dtype.
-        lengths: what the caller gave; not changed, and copied.
-        batch_first: which of the two shapes.
-
-    Returns:
-        ``(N, D)`` and the layout; None where this is not for the kernels: no plain tensor on a CPU, lengths other than
-        a tensor of int64 there, or lengths that do not fit, of which ``packing.flat.find_padded`` says what is wrong.
-
-    Example:
-        >>> values, layout = flatten_padded(torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]]), torch.tensor([2, 1]), True)
-        >>> values.tolist(), layout.from_flat(-values).tolist()
-        ([[1.0], [2.0], [3.0]], [[[-1.0], [-2.0]], [[-3.0], [0.0]]])
+    None where this is not for the kernels: no plain tensor on a CPU, lengths other than a tensor of int64 there, or
+    lengths that do not fit, of which ``convert.find_padded`` says what is wrong.
     """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
@@ -209,60 +189,21 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
 
 
 def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: bool) -> Tensor | None:
-    """A padded tensor of flat elements, with zeros where it has none.
-
-    Args:
-        flat: ``(N, *features)``, any dtype.
-        offsets: ``(B + 1,)`` int64.
-        steps: ``T``, at least the largest length.
-        batch_first: whether the result is ``(B, T, *features)``, or else ``(T, B, *features)``.
-
-    Returns:
-        None where this is not for the kernels: no plain tensor on a CPU.
-
-    Example:
-        >>> padded_from_flat(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2, batch_first=True)
-        tensor([[1, 2],
-                [3, 0]])
-    """
+    """A padded tensor of flat elements, with zeros where it has none; None as in :func:`flatten_padded`."""
     if not (_is_ours(flat) and _is_list(offsets, None)):
         return None
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
 
 
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
-    """The layout of a padded tensor, whose plan are its offsets.
-
-    Args:
-        offsets: ``(B + 1,)`` int64 on the CPU.
-        steps: ``T``.
-        batch_first: as for :func:`padded_from_flat`.
-
-    Example:
-        >>> layout_of_padded(torch.tensor([0, 2, 3]), 2, batch_first=False).shape
-        (2, 2)
-    """
+    """The layout of a padded tensor, whose plan are its offsets."""
     count = offsets.shape[0] - 1
-    shape = (count, steps) if batch_first else (steps, count)
+    shape, _ = shape_and_strides(count, steps, batch_first)
     return Layout(shape, 0 if batch_first else 1, count, steps, offsets, array("q", offsets.tolist()))
 
 
 def flatten_packed(packed: PackedSequence) -> tuple[Tensor, Layout] | None:
-    """The elements of a pack in the caller's order, and where they stood.
-
-    Args:
-        packed: with data ``(N, *features)``.
-
-    Returns:
-        ``(N, *features)`` and the layout; None where this is not for the kernels: no plain tensors on a CPU, or parts
-        that do not fit together, of which ``packing.flat.find_packed`` says what is wrong.
-
-    Example:
-        >>> packed = torch.nn.utils.rnn.pack_sequence([torch.tensor([3.0]), torch.tensor([1.0, 2.0])], False)
-        >>> values, layout = flatten_packed(packed)
-        >>> values.tolist(), layout.from_flat(-values).tolist()
-        ([3.0, 1.0, 2.0], [-1.0, -3.0, -2.0])
-    """
+    """The elements of a pack in the caller's order, and where they stood; None as in :func:`flatten_padded`."""
     data, sizes, order, places = packed
     if data.dim() == 0 or not (_is_ours(data) and _is_list(sizes, None)):
         return None
@@ -295,7 +236,7 @@ def _flatten(table: Tensor, layout: Layout, total: int, given: tuple[Tensor, ...
 
 
 def _is_ours(table: Tensor) -> bool:
-    """Whether the memory of a tensor can be read, and nobody follows what happens to it but PyTorch's autograd."""
+    """True if the memory of a tensor can be read, and only PyTorch's autograd follows its operations."""
     return (
         not records_operators()
         and table.is_cpu
@@ -307,9 +248,9 @@ def _is_ours(table: Tensor) -> bool:
 
 
 def _is_list(numbers: Any, count: int | None) -> bool:
-    """Whether this is a row of ``count`` integers that lie side by side in the host's memory."""
+    """True for ``count`` int64 numbers side by side in the host's memory."""
     return (
         type(numbers) is Tensor
         and numbers.dim() == 1
-        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64, 8)
+        and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64)
     )

@@ -16,19 +16,14 @@ from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner import chart, store, words
-from raglane.planner.batches import Epoch, epoch_of, thin_out
-from raglane.planner.calibration import Calibration, calibrate
-from raglane.planner.largest import largest_batch
+from raglane.planner import calibration as calibrations
+from raglane.planner import words
+from raglane.planner.calibration import Calibration
 from raglane.planner.machine import is_busy, load, processors
-from raglane.planner.model import Profile
-from raglane.planner.others import compare_cells
-from raglane.planner.rows import Row, row_of
-from raglane.planner.ways import Way, as_layer, thread_counts, ways_of
+from raglane.planner.model import Way, as_layer, thread_counts, ways_of
+from raglane.planner.rows import Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
 from raglane.plot.picture import Picture
 from raglane.schedules.costs import lengths_of
-
-__all__ = ["Plan", "plan"]
 
 _BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512)
 # An epoch of fewer has too few steps to learn from, however fast they are.
@@ -89,7 +84,7 @@ class Plan:
             MissingExtraError: matplotlib is not installed.
             ArgumentTypeError, ShapeError: something else than one pair of axes.
         """
-        return chart.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
+        return words.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
     def __str__(self) -> str:
         return _table(self)
@@ -266,14 +261,14 @@ def _calibration(
     layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
 ) -> tuple[Calibration, bool]:
     """The kept calibration, or a new one, and whether something disturbed that: then it is not kept."""
-    key = store.key_of(layer, ways)
-    kept = None if fresh else store.load(key, ways)
+    key = calibrations.key_of(layer, ways)
+    kept = None if fresh else calibrations.load(key, ways)
     if kept is not None:
         return kept, False
     busy = is_busy(load())
-    found = calibrate(layer, ways, say)
+    found = calibrations.calibrate(layer, ways, say)
     if not busy:
-        store.save(key, found)
+        calibrations.save(key, found)
     return found, busy
 
 
@@ -285,26 +280,12 @@ def _rows(
     limits = [Limit(sequences=size) for size in sizes]
     limits += [Limit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
-    given: dict[str, Any]
+    given: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:
         for grouped in (False, True):
-            epoch: Epoch = epoch_of(part, limit, grouped=grouped)
-            given = {"factor": factor, "ranks": ranks, "weights": weights, "profiles": _shared_profiles()}
+            epoch = epoch_of(part, limit, grouped=grouped)
             rows += [row_of(way, limit, grouped, epoch, calibration, **given) for way in ways]
     return sorted(rows, key=lambda row: row.rank_seconds)
-
-
-def _shared_profiles() -> Callable[[Way, Tensor], Profile]:
-    """Profiles that ways of one schedule share, as long as one epoch's batches are looked at."""
-    found: dict[tuple[str, int, int], Profile] = {}
-
-    def profile(way: Way, lengths: Tensor) -> Profile:
-        key = way.schedule, way.threads if way.backend in ("cpu", "program") else 0, id(lengths)
-        if key not in found:
-            found[key] = Profile.of(way, lengths)
-        return found[key]
-
-    return profile
 
 
 def _best(offered: Sequence[Row], most: float) -> Row:

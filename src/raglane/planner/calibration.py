@@ -1,25 +1,29 @@
-"""What a layer costs on this machine: measurements of about a minute, and the model that is fitted to them."""
+"""What a layer costs on this machine: measurements of about a minute, the model fitted to them, and how it is kept."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 import torch
 
+from raglane._utils import caches
+from raglane.native.library import location
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
-from raglane.planner.model import Floats, Profile, features, fit
-from raglane.planner.peak import peak_bytes
-from raglane.planner.probe import MODES, PROBES
-from raglane.planner.ways import Way, at, cast
+from raglane.planner.machine import facts
+from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
+from raglane.planner.probe import MODES, PROBES, peak_bytes
 
-__all__ = ["Calibration", "calibrate"]
-
+# The folder among the user's caches, and what its files hold.
+_KIND, _FORMAT = "plans", 4
 # A way that takes so many times as long as the fastest, in most probes of every size, is not looked at again.
 _BEHIND = 2.0
 # Probes that take turns. The batches of an epoch differ, and one that comes again and again finds its memory in the
@@ -30,20 +34,16 @@ _TURNS = 4
 _LARGE = 160e6
 # What takes so many times as long as any call that was measured is known from a line through smaller ones alone.
 _REACH = 3.0
+# The longest call and the most rounds of a look: at all ways in short, then at those that can win. What else runs at
+# one time hardly runs at both.
+_LOOKS = ((0.15, 6), (0.5, 15))
 # Batches of which memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The coefficients of every way.
-
-    Attributes:
-        seconds: by way and mode, those of :func:`~raglane.planner.model.features`.
-        yardstick: seconds of the yardstick, the median while the layer was measured, at the most threads.
-        memory: by way, for a call, an element computed and a sequence, the bytes of a training step.
-        longest: by way and mode, seconds of the longest call that was measured.
-    """
+    """The coefficients of every way."""
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
@@ -69,25 +69,6 @@ def _size(profile: Profile) -> Floats:
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
-class _Look(NamedTuple):
-    """How thoroughly ways are measured.
-
-    Attributes:
-        longest: seconds for the first round of a group's probes, from the second group on. The slower ones are left
-            out, and so are the groups after them, which are larger: what lies beyond is extrapolated.
-        rounds: how often each probe is timed, at most.
-        share: about how much of the whole measurement this is, for the progress that is shown.
-    """
-
-    longest: float
-    rounds: int
-    share: float
-
-
-# All ways once, in short; then those that can win. What else the machine did at one time, it hardly did at both.
-_LOOKS = (_Look(0.15, 6, 0.5), _Look(0.5, 15, 0.5))
-
-
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
     """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
@@ -103,17 +84,15 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     said: dict[int, list[float]] = {way.threads: [] for way in ways}
     # Nobody takes the reference kernel for its speed where another runs the layer: it is measured on less, and once.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
-    done = 0.0
-    for look in _LOOKS:
+    for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
-            say(done + look.share * place / len(able))
+            say((done + place / len(able)) / len(_LOOKS))
             is_slow = one.way in slow
             probes = PROBES[:3] if is_slow else (*PROBES, probe.large_probes(_LARGE / max(memory[one.way][1], 1e-9)))
             groups = _take_turns(one.way, probes)
             with at(one.way):
                 said[one.way.threads] += _measure(one, layers[one.way.dtype], groups, look, yardstick)
-        done += look.share
-        say(done)
+        say((done + 1) / len(_LOOKS))
         able = [one for one in _ahead(able) if one.way not in slow]
     usual = {threads: statistics.median(found) for threads, found in said.items()}
     found = Calibration({}, memory, {}, usual[max(usual)])
@@ -183,7 +162,7 @@ def _measure(
     one: _Measured,
     layer: RecurrentLayer,
     groups: Sequence[Sequence[list[int]]],
-    look: _Look,
+    look: tuple[float, int],
     yardstick: probe.Yardstick,
 ) -> list[float]:
     """Time the probes of one way and mode, group by group, but for those that would take too long."""
@@ -194,8 +173,8 @@ def _measure(
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
         calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
         # The smallest are all measured, however slow the machine: a kind of batch that nobody saw would cost nothing.
-        longest = math.inf if group is groups[0] else look.longest
-        times = probe.time_in_turns(calls, probe.device_of(layer), look.rounds, longest)
+        longest = math.inf if group is groups[0] else look[0]
+        times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         said.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
             # What else ran meanwhile may have made a look too long, and none too short.
@@ -215,3 +194,62 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
             sizes.append(_size(Profile.of(way, lengths)))
             held.append(peak_bytes(call, probe.device_of(layer)))
     return fit(np.array(sizes), np.array(held, np.float64))
+
+
+def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
+    """What a calibration is of: machine, versions, the built kernels, the layer without its weights, and the ways."""
+    modules = {type(part) for part in layer.modules()}
+    own = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
+    kernels = location()
+    parts = [
+        _FORMAT,
+        PROBES,
+        facts(["numpy"]),
+        None if kernels is None else kernels.stat().st_mtime_ns,
+        f"{type(layer).__qualname__}: {layer!r}",
+        layer.training,
+        {name: [*weight.shape, str(weight.dtype), str(weight.device)] for name, weight in layer.named_parameters()},
+        sorted(_source(kind) for kind in own),
+        [astuple(way) for way in ways],
+        os.environ.get("RAGLANE_ISA"),
+    ]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def load(key: str, ways: Sequence[Way]) -> Calibration | None:
+    """The calibration that was saved under a key; None where there is none, or none that can be read."""
+    try:
+        content = json.loads(caches.load(_KIND, key) or "")
+        seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        memory = {way: _floats(content["memory"][str(way)]) for way in ways}
+        longest = {(way, mode): float(content["longest"][f"{way}; {mode}"]) for way in ways for mode in MODES}
+        _floats(list(longest.values()))
+        return Calibration(seconds, memory, longest, float(_floats([content["yardstick"]])[0]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def save(key: str, calibration: Calibration) -> None:
+    """Keep a calibration, whole or not at all; a folder that cannot be written is passed over."""
+    content = {
+        "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
+        "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
+        "yardstick": calibration.yardstick,
+        "memory": {str(way): list(found) for way, found in calibration.memory.items()},
+    }
+    caches.save(_KIND, key, json.dumps(content))
+
+
+def _floats(numbers: Sequence[float]) -> Floats:
+    found = np.array(numbers, np.float64)
+    if found.ndim != 1 or not np.isfinite(found).all():
+        raise ValueError("not a list of numbers")
+    return found
+
+
+def _source(kind: type[torch.nn.Module]) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        # Typed into an interpreter: what it was yesterday cannot be told.
+        return f"{kind!r} of process {os.getpid()}"

@@ -14,8 +14,6 @@ import torch
 
 from raglane.errors import MissingExtraError
 
-__all__ = ["facts", "is_busy", "load", "processors"]
-
 _CPU = Path("/sys/devices/system/cpu")
 
 
@@ -34,22 +32,12 @@ def load() -> float:
 
 
 def is_busy(average: float) -> bool:
-    """Whether more ran than the machine has processors.
-
-    Example:
-        >>> is_busy(10_000.0), is_busy(math.nan)
-        (True, False)
-    """
+    """Whether more ran than the machine has processors."""
     return average > (os.cpu_count() or 1)
 
 
 def facts(packages: Iterable[str] = ()) -> dict[str, str]:
-    """What the machine is, by name.
-
-    Example:
-        >>> list(facts())[:3]
-        ['processor', 'processors', 'caches']
-    """
+    """What the machine is, by name."""
     found = {
         "processor": _processor(),
         "processors": f"{processors()} for this process, {os.cpu_count()} in all",

@@ -1,4 +1,4 @@
-"""A small model of time: what a call takes, from how many rows run at each step.
+"""The ways to run a layer, and a small model of time: what a call takes, from how many rows run at each step.
 
 A step of a schedule costs something whatever it computes, and something per row; the more rows, the less each costs.
 So the time of a call is a sum of features of its batch, each with a coefficient of at least 0 that depends on the
@@ -17,17 +17,27 @@ coefficients of their own; its backward pass also fills a tensor of the whole ba
 
 from __future__ import annotations
 
+import copy
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane.errors import ArgumentTypeError, DispatchError, message
 from raglane.kernels.cpu.lanes import lanes_of
-from raglane.planner.ways import Way
+from raglane.kernels.dispatch import BACKENDS, using
+from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.recurrent.explain import explain
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.ragged import Ragged
 from raglane.schedules import SCHEDULES
-
-__all__ = ["Floats", "Integers", "Profile", "features", "fit"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -39,15 +49,81 @@ _MUCH = (16.0, 64.0, 256.0)
 _TRUSTED = 0.1
 
 
-class Profile(NamedTuple):
-    """How many rows a call runs over time.
+@dataclass(frozen=True)
+class Way:
+    """One way to run a layer."""
 
-    Attributes:
-        rows: ``(P,)``, in each phase.
-        steps: ``(P,)``, that it lasts.
-        count: sequences of the batch.
-        real: elements of the batch.
-    """
+    backend: str
+    schedule: str
+    dtype: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}, {self.schedule}, {self.dtype}, {self.threads} thread{'s'[: self.threads != 1]}"
+
+
+def as_layer(layer: object) -> RecurrentLayer:
+    """A copy of a layer that timing may change."""
+    if isinstance(layer, RecurrentLayer):
+        return copy.deepcopy(layer)
+    kind = type(layer)
+    if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
+        twin = accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
+        # They are what accelerate converts.
+        return typing.cast(RecurrentLayer, twin)
+    rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
+    raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
+
+
+def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
+    """Every way that can run the layer, the fastest backends first; no program where a kernel made by hand runs it."""
+    like = next(layer.parameters(), torch.empty(0))
+    found: list[Way] = []
+    for dtype in dtypes:
+        batch = Ragged.from_flat(torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1])
+        for name, backend in BACKENDS.items():
+            if name == "program" and any(way.backend == "cpu" for way in found):
+                continue  # the same work by hand is no slower
+            counts = (max(threads),) if name == "reference" else threads
+            for schedule in backend.schedules:
+                try:
+                    with using(schedule=schedule, backend=name):
+                        explain(layer, batch)
+                except DispatchError:
+                    continue
+                found += [Way(name, schedule, str(dtype).removeprefix("torch."), count) for count in counts]
+    return found
+
+
+def thread_counts(most: int) -> list[int]:
+    """Powers of two below the most, and the most."""
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
+    """A layer in a dtype; the layer itself where it has it already."""
+    wanted: torch.dtype = getattr(torch, dtype)
+    if all(weight.dtype is wanted for weight in layer.parameters()):
+        return layer
+    return copy.deepcopy(layer).to(wanted)
+
+
+@contextmanager
+def at(way: Way) -> Iterator[None]:
+    """Run all layers within the block this way; what held before holds again after it."""
+    before = torch.get_num_threads()
+    try:
+        if before != way.threads:
+            torch.set_num_threads(way.threads)
+        with using(schedule=way.schedule, backend=way.backend):
+            yield
+    finally:
+        if before != way.threads:
+            torch.set_num_threads(before)
+
+
+class Profile(NamedTuple):
+    """How many rows a call runs over time."""
 
     rows: Integers
     steps: Integers
@@ -57,9 +133,8 @@ class Profile(NamedTuple):
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
         """The profile of a call."""
-        lanes = lanes_of(lengths, way.threads) if way.backend in ("cpu", "program") else None
-        rows, steps = SCHEDULES[way.schedule].phases(lengths, lanes)
-        return cls(rows.numpy(), steps.numpy(), lengths.shape[0], int(lengths.sum()))
+        rows, steps = _phases(way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths)
+        return cls(rows, steps, lengths.shape[0], int(lengths.sum()))
 
     @property
     def length(self) -> int:
@@ -75,6 +150,12 @@ class Profile(NamedTuple):
     def is_even(self) -> bool:
         """Whether as many rows run at every step."""
         return self.rows.size == 0 or bool((self.rows == self.rows[0]).all())
+
+
+@lru_cache(maxsize=1024)  # by the identity of the lengths, which the ways of one schedule share
+def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Integers]:
+    rows, steps = SCHEDULES[schedule].phases(lengths, lanes_of(lengths, threads) if threads else None)
+    return rows.numpy(), steps.numpy()
 
 
 def features(way: Way, profile: Profile, held: float) -> Floats:
@@ -105,10 +186,7 @@ def fit(measured: Floats, seconds: Floats) -> Floats:
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
-    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974).
-
-    A millionth of the squares of ``x`` is added: where features cannot be told apart, they share.
-    """
+    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974)."""
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1
     unit = scaled / size

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.profiler import ProfilerActivity, profile
 
 from raglane.kernels.dispatch import using
+from raglane.native import large
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner.lengths import lognormal
-from raglane.planner.ways import Way
+from raglane.planner.model import Way
 from raglane.ragged import Ragged
-
-__all__ = [
-    "MODES",
-    "PROBES",
-    "Call",
-    "Yardstick",
-    "device_of",
-    "large_probes",
-    "make_batch",
-    "step_of",
-    "time_in_turns",
-]
 
 MODES = ("train", "infer")
 """``train``: forward, and backward to values and weights. ``infer``: forward, without gradients."""
@@ -41,6 +33,12 @@ _SECONDS, _FEWEST = 0.06, 3
 # What the yardstick's batch has: sequences at most and at least, steps on average, and elements times weights, about.
 # Calls at each look.
 _MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
+
+
+def lognormal(count: int, mean: float, seed: int) -> list[int]:
+    """Lengths as text and events have them: many short ones, few long ones."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - 0.3, 0.77, count)
+    return [int(length) for length in np.clip(np.rint(drawn), 1, 8 * mean)]
 
 
 PROBES: tuple[tuple[list[int], ...], ...] = (
@@ -124,18 +122,7 @@ def time_in_turns(
 
 
 class Yardstick:
-    """How fast the machine is at the moment: the time of a small training step of the layer, on the threads of torch.
-
-    Shared machines are now faster, now slower, by a half and for seconds. What is measured between two looks at the
-    yardstick can be told from that.
-
-    NOTE (why not a product of matrices): a machine has more than one way to be slow. In one state of a virtual machine,
-    steps of layers take up to 1.5 times as long and a product 1.05 times; see docs/performance.md.
-
-    Args:
-        layer: in whose dtype the way is.
-        way: to run it, whatever else is measured; its number of threads does not matter.
-    """
+    """The speed of the machine at the moment: the time of a small training step of the layer."""
 
     def __init__(self, layer: RecurrentLayer, way: Way) -> None:
         self._way, self._wait = way, _wait_of(device_of(layer))
@@ -155,7 +142,7 @@ class Yardstick:
 
 def _wait_of(device: torch.device) -> Callable[[], object]:
     """What waits until the device has done what it was told."""
-    return torch.cuda.synchronize if device.type == "cuda" else _nothing
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def _clock(call: Call, wait: Callable[[], object]) -> float:
@@ -165,5 +152,30 @@ def _clock(call: Call, wait: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _nothing() -> None:
-    pass
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """What a call adds to the memory that torch has allocated, at most, in bytes."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    # The profiler reports its own start and end on the error stream, unless it is told not to before its first use.
+    said = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = said or "99"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with large.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+                call()
+        results: Any = getattr(record.profiler, "kineto_results", None)
+        events = [event for event in results.events() if event.name() == "[memory]"]
+    finally:
+        if said is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

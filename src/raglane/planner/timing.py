@@ -1,4 +1,4 @@
-"""A layer of ours against PyTorch's on one batch: ``raglane bench``."""
+"""``raglane bench``: a layer of ours against PyTorch's on one batch, and the lengths of its sequences."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from raglane import nn
-from raglane.planner.lengths import draw
+from raglane._utils.files import read_file
+from raglane.errors import DataError, message, quote
 from raglane.planner.probe import make_batch, step_of, time_in_turns
 from raglane.ragged import Ragged
-
-__all__ = ["CELLS", "COLUMNS", "Size", "time_layer"]
 
 CELLS = {"lstm": (nn.LSTM, torch.nn.LSTM), "gru": (nn.GRU, torch.nn.GRU), "rnn_tanh": (nn.RNN, torch.nn.RNN)}
 """The cells that both have: our layer and torch's."""
@@ -31,12 +31,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Size:
-    """Sequences of a batch, units of a layer, features of an element: ``B``, ``H``, ``D``.
-
-    Example:
-        >>> str(Size(8, 64, 32))
-        '8x64x32'
-    """
+    """Sequences of a batch, units of a layer, features of an element: ``B``, ``H``, ``D``."""
 
     batch: int
     hidden: int
@@ -66,3 +61,34 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
     taken = [1000 * statistics.median(times) for times in zip(*rounds, strict=True)]
     faster = statistics.median(min(others) / own for own, *others in rounds)
     return cell, str(size), mode, len(batch.values), *taken, faster
+
+
+def lengths_of_file(path: Path) -> list[int]:
+    """Read a text file of lengths, an integer of at least 1 per line; empty lines are passed over."""
+    fix = "write one length per line, and nothing else"
+    try:
+        lines = read_file(path).decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        got = f"{str(path)!r}, which cannot be read ({why})"
+        raise DataError(message("lengths", got, "a text file", fix)) from error
+    found: list[int] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        text = line.strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
+            rule = "an integer from 1 to 1,000,000 per line"
+            raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
+        found.append(int(text))
+    if not found:
+        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 per line", fix))
+    return found
+
+
+def draw(lengths: Sequence[int], count: int) -> list[int]:
+    """As many of the lengths as a batch has sequences, drawn with replacement; unchanged if it has as many."""
+    if count == len(lengths):
+        return list(lengths)
+    places = torch.randint(len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    return [lengths[place] for place in places.tolist()]

@@ -1,30 +1,20 @@
-"""A plan in words: its table, its reason, the long tail, the layer."""
+"""A plan in words and as a picture: its table, its reason, the long tail, the layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, frame
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner.batches import epoch_of, thin_out
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
-from raglane.planner.rows import LEAST, Row
-
-__all__ = [
-    "COLUMNS",
-    "ROUGH",
-    "bytes_in_words",
-    "describe",
-    "fields",
-    "seconds_in_words",
-    "shown",
-    "tail",
-    "why",
-]
+from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
+from raglane.plot.picture import SMALL, Box, Picture, label, look, place
 
 COLUMNS = ("backend", "schedule", "batches", "dtype", "threads", "elements", "waste", "train", "infer", "p90", "memory")
 """The columns of the table of a plan."""
@@ -36,13 +26,25 @@ ROUGH = "~: its calls are much longer than any that was measured in this way, so
 _TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
 
 
-def seconds_in_words(seconds: float) -> str:
-    """A time with two or three digits and its unit.
+_SIZE, _BOX = (8.4, 4.2), Box(0.95, 0.6, 5.0, 3.1)
+# A colour and a marker for each pair, so that grey tells them apart too.
+_STYLES = {
+    ("cpu", "lanes"): (BLUE, "o"),
+    ("program", "lanes"): ("#333333", "P"),
+    ("torch", "packed"): (VERMILION, "s"),
+    ("torch", "padded"): (ORANGE, "D"),
+    ("reference", "packed"): (GREEN, "^"),
+    ("reference", "lanes"): (PURPLE, "v"),
+    ("reference", "padded"): (SKY, "<"),
+    ("reference", "masked"): (YELLOW, ">"),
+    ("reference", "each"): ("#888888", "x"),
+}
+# Times that are worth a tick.
+_TICKS = (1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3600, 36000, 360000)
 
-    Example:
-        >>> [seconds_in_words(seconds) for seconds in (0.00012, 0.0345, 6.78, 345.0, 8000.0)]
-        ['0.12 ms', '34.5 ms', '6.78 s', '5.8 min', '2.2 h']
-    """
+
+def seconds_in_words(seconds: float) -> str:
+    """A time with two or three digits and its unit."""
     for unit, size, digits in (("h", 3600, 1), ("min", 60, 1), ("s", 1, 2)):
         if seconds >= size:
             return f"{seconds / size:.{digits}f} {unit}"
@@ -51,12 +53,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def bytes_in_words(count: float) -> str:
-    """A number of bytes with its unit.
-
-    Example:
-        >>> [bytes_in_words(count) for count in (512, 2_500_000, 3 * 2**30)]
-        ['1 KB', '2.4 MB', '3.0 GB']
-    """
+    """A number of bytes with its unit."""
     for unit, size in (("GB", 2**30), ("MB", 2**20)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -64,13 +61,7 @@ def bytes_in_words(count: float) -> str:
 
 
 def describe(layer: RecurrentLayer) -> str:
-    """A layer as it was built, in one line.
-
-    Example:
-        >>> from raglane import nn
-        >>> describe(nn.GRU(3, 4, bidirectional=True))
-        'GRU(3, 4, bidirectional=True)'
-    """
+    """A layer as it was built, in one line."""
     return " ".join(repr(layer).split())
 
 
@@ -159,3 +150,48 @@ def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
     coefficients = calibration.seconds[row.way, "train"]
     times = [calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients for batch in epoch.batches]
     return float(epoch.weights @ np.maximum(times, LEAST))
+
+
+def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Picture:
+    """Seconds of an epoch of training against the batch size, a line per backend and schedule."""
+    picture = place(axes, _SIZE, [_BOX])
+    one = picture.axes[0]
+    frame(one, look())
+    shown = [row for row in rows if row.batch_size is not None and row.dtype == best.dtype]
+    pairs = [pair for pair in _STYLES if any((row.backend, row.schedule) == pair for row in shown)]
+    for pair in pairs:
+        _lines(one, pair, [row for row in shown if (row.backend, row.schedule) == pair])
+    ring: dict[str, Any] = {"s": 150, "facecolors": "none", "edgecolors": look().ink, "linewidths": 1.5, "zorder": 5}
+    one.scatter([best.batch_size or 0], [best.rank_seconds], label="recommended", **ring)
+    sizes = sorted({row.batch_size or 0 for row in shown})
+    one.set_xscale("log", base=2)
+    one.set_yscale("log")
+    one.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+    one.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=SMALL)
+    low, high = (limit(row.rank_seconds for row in shown) for limit in (min, max))
+    ticks = [tick for tick in _TICKS if low / 2 <= tick <= high * 2]
+    one.set_yticks(ticks, [seconds_in_words(tick) for tick in ticks], fontsize=SMALL)
+    one.minorticks_off()
+    one.legend(frameon=False, fontsize=SMALL, labelcolor=look().ink, loc="upper left", bbox_to_anchor=(1, 1))
+    label(one, title, "sequences in a batch", "an epoch of training")
+    return picture
+
+
+def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
+    """The rows of a backend and schedule, random and grouped, with the number of threads that is fastest."""
+    color, marker = _STYLES[pair]
+    threads = min(rows, key=lambda row: row.rank_seconds).threads
+    for grouped in (False, True):
+        kept = [row for row in rows if (row.threads, row.grouped) == (threads, grouped)]
+        points = sorted((row.batch_size or 0, row.rank_seconds) for row in kept)
+        axes.plot(
+            [size for size, _ in points],
+            [seconds for _, seconds in points],
+            color=color,
+            marker=marker,
+            markersize=5,
+            markerfacecolor="none" if grouped else color,
+            linestyle="--" if grouped else "-",
+            linewidth=1.5,
+            label=" ".join(pair) + (", grouped" if grouped else ""),
+        )

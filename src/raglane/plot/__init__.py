@@ -19,10 +19,9 @@ The pictures need matplotlib: ``pip install 'raglane[plot]'``.
 
 from __future__ import annotations
 
-from raglane.plot.distributions import histogram, waste
+from raglane.plot.charts import histogram, roofline, times, waste
 from raglane.plot.elements import attention, gates, norms
 from raglane.plot.layouts import lanes, packed, padded, schedules
-from raglane.plot.measured import roofline, times
 from raglane.plot.picture import Picture, theme
 
 __all__ = [

@@ -1,36 +1,172 @@
-"""The drawing of schedules: runs of elements in rows, as cells where there is room, else as bars."""
+"""Rows of cells: which sequences of a batch are drawn, how large the drawing is, and the drawing itself.
+
+A run of elements is drawn as cells where there is room, else as a bar.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane._utils.drawing import PALETTE
-from raglane.plot.picture import SMALL, look, width_of
+from raglane.data.lengths import round_up
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.ragged import Ragged
 from raglane.schedules import Table
-from raglane.segments.plain import segment_ids
+from raglane.schedules.base import longest
+from raglane.schedules.costs import lengths_of
+from raglane.segments import offsets_from_lengths, segment_ids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "LINE",
-    "Run",
-    "Writing",
-    "color_of",
-    "draw_bar",
-    "draw_runs",
-    "fitting",
-    "ink_on",
-    "pitch",
-    "round_up",
-    "runs_of",
-    "spaced",
-]
+MOST_SEQUENCES = 200
+"""Sequences that a picture shows."""
+
+# Elements of a drawn batch, padding included: tables of a few hundred megabytes.
+_MOST_ELEMENTS = 2**23
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The sequences that a picture draws; an element without a label has its number in the values as text."""
+
+    all: Tensor  # (B,), the lengths of the whole batch
+    index: Tensor  # (D,), the sequences that are drawn, ascending
+    lengths: Tensor  # (D,), theirs
+    starts: list[int]  # the number in the values of the first element of each
+    labels: list[list[str]] | None = None
+
+    @classmethod
+    def read(cls, lengths: Any, labels: Any = None) -> Sample:
+        """Choose from lengths of any kind, and check the labels, where there are some."""
+        known = lengths_of(lengths)
+        count = known.shape[0]
+        most = min(count, MOST_SEQUENCES)
+        index = (torch.arange(most, device="cpu") * (count - 1)).div(max(most - 1, 1), rounding_mode="floor")
+        drawn = known[index]
+        elements = most * longest(drawn)
+        if elements > _MOST_ELEMENTS:
+            rule = f"at most {_MOST_ELEMENTS:,} elements in the padded batch that is drawn"
+            raise ArgumentError(message("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"))
+        starts = offsets_from_lengths(known)[index].tolist()
+        return cls(known, index, drawn, starts, None if labels is None else read_labels(labels, known, index))
+
+    @property
+    def steps(self) -> int:
+        """The longest length that is drawn."""
+        return longest(self.lengths)
+
+    @property
+    def remark(self) -> str:
+        """What a picture says where it leaves sequences out."""
+        count = self.all.shape[0]
+        return f"; {MOST_SEQUENCES} of {count:,} sequences drawn" if count > MOST_SEQUENCES else ""
+
+    def text(self, sequence: int, step: int) -> str:
+        """What stands in an element of a drawn sequence."""
+        return str(self.starts[sequence] + step) if self.labels is None else self.labels[sequence][step]
+
+    def names(self) -> list[str]:
+        """The number of each drawn sequence in the caller's order."""
+        return [str(number) for number in self.index.tolist()]
+
+
+def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
+    """The labels of the sequences that are drawn, as texts of printable characters."""
+    if isinstance(labels, Ragged) and labels.features == ():
+        labels = labels.to_list()
+    rule, fix = "one label for each element", "pass for each sequence a list of its labels"
+    if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
+        raise ArgumentTypeError(message("labels", quote(labels), rule, fix))
+    if len(labels) != lengths.shape[0]:
+        raise ShapeError(message("labels", f"{len(labels)} lists", f"{rule}, and {lengths.shape[0]} sequences", fix))
+    read = []
+    for sequence in index.tolist():
+        given = labels[sequence]
+        one = given.tolist() if isinstance(given, Tensor) else given
+        if not isinstance(one, Sequence) or isinstance(one, bytes):
+            raise ArgumentTypeError(message("labels", f"{quote(one)} for sequence {sequence}", rule, fix))
+        if len(one) != int(lengths[sequence]):
+            got = f"{len(one)} for sequence {sequence}"
+            raise ShapeError(message("labels", got, f"{rule}, and it has {int(lengths[sequence])}", fix))
+        read.append([printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one])
+    return read
+
+
+CELL, ABOVE, BELOW = 0.26, 0.36, 0.5
+"""Inches: a cell with a short text; the margins above rows, for a title, and below them, for steps."""
+
+# The longest text in a cell, the largest drawing, and the narrowest.
+_WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
+
+
+def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
+    """The size of a drawing of cells in inches, and the columns for which it has room: at least those given."""
+    cell = max(CELL, min(widest, _WIDEST_TEXT) + 0.08)
+    width = max(min(columns * cell, _WIDTH), _NARROWEST)
+    return width, min(max(rows, 1) * CELL, _HEIGHT), max(columns, width / cell)
+
+
+def room_for_names(names: Sequence[str]) -> float:
+    """The left margin: the names of the rows, and of their axis."""
+    return max(map(width_of, names), default=0.0) + 0.42
+
+
+def grid(
+    axes: Any,
+    titles: tuple[str, str, str],
+    columns: int,
+    rows: int,
+    widest: float,
+    names: Sequence[str],
+    *,
+    beside: float = 0.2,
+    above: float = 0.0,
+    below: float = 0.0,
+    lines: int = 1,
+) -> Picture:
+    """Axes for rows of cells, with their limits and their titles."""
+    width, height, shown = grid_size(columns, rows, widest)
+    height *= (max(rows, 1) + above + below) / max(rows, 1)
+    left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
+    whole = left + max(width + beside, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2)
+    picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
+    picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
+    picture.axes[0].set_ylim(max(rows, 1) + below, -above)
+    label(picture.axes[0], *titles)
+    return picture
+
+
+def mark_rows(axes: Axes, names: Sequence[str], top_of: Callable[[int], float] = float) -> None:
+    """Write the names of the rows on the left, as many as there is room for."""
+    shown = spaced(len(names), pitch(axes)[1], LINE)
+    axes.set_yticks([top_of(row) + 0.5 for row in shown], [names[row] for row in shown], fontsize=SMALL)
+    _clean(axes)
+
+
+def mark_steps(axes: Axes, count: int, names: Sequence[str] | None = None) -> None:
+    """Write the numbers of the steps, or other names of them, below, as many as there is room for."""
+    named = names or [f"{step:,}" for step in (0, max(count - 1, 0))]
+    widest = max(width_of(line) for name in (named[0], named[-1]) for line in name.split("\n"))
+    shown = spaced(count, pitch(axes)[0], widest + 0.1)
+    texts = [names[step] if names else f"{step:,}" for step in shown]
+    axes.set_xticks([step + 0.5 for step in shown], texts, fontsize=SMALL)
+    _clean(axes)
+
+
+def _clean(axes: Axes) -> None:
+    """Rows of cells need neither marks at their names nor a frame."""
+    axes.tick_params(which="both", length=0)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
+    axes.minorticks_off()
+
 
 # Inches. A cell at least as large is drawn as one; a line of the smallest text needs the last.
 _CELL, LINE = 0.11, 0.15
@@ -38,15 +174,7 @@ _MOST_CELLS = 1_000
 
 
 class Run(NamedTuple):
-    """The elements of one sequence, one after the other in one row.
-
-    Attributes:
-        sequence: its number.
-        row: the row.
-        start: the time of its first element.
-        real: how many elements exist.
-        computed: how many are computed; what lies past ``real`` is waste.
-    """
+    """The elements of one sequence, one after the other in one row."""
 
     sequence: int
     row: int
@@ -57,25 +185,14 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Writing:
-    """What stands in the drawing.
-
-    Attributes:
-        cell: the text of an element, from the numbers of its sequence and its step; where there are cells.
-        run: the text of a run, from the number of its sequence; where there are bars.
-    """
+    """What stands in the drawing."""
 
     cell: Callable[[int, int], str]
     run: Callable[[int], str] = lambda sequence: ""  # noqa: ARG005
 
 
 def runs_of(table: Table, lengths: Tensor) -> list[Run]:
-    """The runs of a schedule: NOTE (rows) of :class:`~raglane.schedules.Table` says that there are some.
-
-    Example:
-        >>> from raglane.schedules import SCHEDULES
-        >>> runs_of(SCHEDULES["padded"].table(torch.tensor([1, 2])), torch.tensor([1, 2]))[0]
-        Run(sequence=0, row=0, start=0, real=1, computed=2)
-    """
+    """The runs of a schedule: NOTE (rows) of :class:`~raglane.schedules.Table` says that there are some."""
     time = segment_ids(table.time_offsets, table.elements)
     first = (table.step == 0).nonzero().view(-1)
     computed = torch.bincount(table.sequence, minlength=lengths.shape[0])
@@ -85,12 +202,7 @@ def runs_of(table: Table, lengths: Tensor) -> list[Run]:
 
 
 def color_of(sequence: int) -> str:
-    """The colour of a sequence: each of seven hues as it is, then lighter, then darker.
-
-    Example:
-        >>> color_of(0), color_of(7), color_of(14), color_of(21)
-        ('#0072B2', '#99c7e0', '#004a74', '#0072B2')
-    """
+    """The colour of a sequence: each of seven hues as it is, then lighter, then darker."""
     from matplotlib.colors import to_hex, to_rgb
 
     hue, shade = PALETTE[sequence % len(PALETTE)], sequence // len(PALETTE) % 3
@@ -101,12 +213,7 @@ def color_of(sequence: int) -> str:
 
 
 def ink_on(color: str | tuple[float, float, float, float]) -> str:
-    """Black or white: what reads better on a colour (the contrast of WCAG 2).
-
-    Example:
-        >>> ink_on("#F0E442"), ink_on("#0072B2")
-        ('#000000', '#FFFFFF')
-    """
+    """Black or white: what reads better on a colour (the contrast of WCAG 2)."""
     from matplotlib.colors import to_rgb
 
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
@@ -122,35 +229,12 @@ def pitch(axes: Axes) -> tuple[float, float]:
 
 
 def spaced(count: int, inches: float, needed: float) -> range:
-    """Every n-th of ``count`` places, so few that what is written at each has room; n is 1, 2, 5, 10, 20 ...
-
-    Example:
-        >>> list(spaced(7, 0.1, 0.15))
-        [0, 2, 4, 6]
-    """
+    """Every n-th of ``count`` places, so few that what is written at each has room; n is 1, 2, 5, 10, 20 ..."""
     return range(0, count, round_up(min(needed / inches, count)))
 
 
-def round_up(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50 ... that is at least so large.
-
-    Example:
-        >>> round_up(0.3), round_up(3), round_up(501)
-        (1, 5, 1000)
-    """
-    step = 1
-    while step < least:
-        step = step * 5 // 2 if str(step)[0] == "2" else step * 2
-    return step
-
-
 def fitting(text: str, inches: float) -> str:
-    """A text as it is where it fits, else its beginning and an ellipsis; nothing where not even that fits.
-
-    Example:
-        >>> fitting("recurrent", 1.0), fitting("recurrent", 0.4), fitting("recurrent", 0.1)
-        ('recurrent', 'recur…', '')
-    """
+    """A text as it is where it fits, else its beginning and an ellipsis; nothing where not even that fits."""
     if width_of(text) <= inches:
         return text
     kept = len(text)

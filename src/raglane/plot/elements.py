@@ -12,14 +12,22 @@ import torch
 from raglane._utils.checks import check_kind
 from raglane._utils.drawing import VERMILION
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, count_of, message, printable, quote, require
-from raglane.plot.cells import LINE, fitting, ink_on, pitch
+from raglane.plot.cells import (
+    ABOVE,
+    BELOW,
+    LINE,
+    Sample,
+    fitting,
+    grid_size,
+    ink_on,
+    mark_rows,
+    mark_steps,
+    pitch,
+    room_for_names,
+)
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
-from raglane.plot.rows import ABOVE, BELOW, grid_size, mark_rows, mark_steps, room_for_names
-from raglane.plot.sample import Sample
 from raglane.ragged import Ragged
-from raglane.segments.plain import offsets_from_lengths
-
-__all__ = ["attention", "gates", "norms"]
+from raglane.segments import offsets_from_lengths
 
 # From dark to light in even steps, in print too, and for any colour vision.
 _COLORS = "viridis"

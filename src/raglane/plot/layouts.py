@@ -7,17 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from raglane._utils.checks import check_whole
 from raglane.errors import count_of
-from raglane.plot.cells import Run, Writing, color_of, draw_bar, draw_runs, fitting, pitch, runs_of
+from raglane.plot.cells import (
+    ABOVE,
+    BELOW,
+    CELL,
+    Run,
+    Sample,
+    Writing,
+    color_of,
+    draw_bar,
+    draw_runs,
+    fitting,
+    grid,
+    mark_rows,
+    mark_steps,
+    pitch,
+    room_for_names,
+    runs_of,
+)
 from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
-from raglane.plot.rows import ABOVE, BELOW, CELL, grid, mark_rows, mark_steps, room_for_names
-from raglane.plot.sample import Sample
 from raglane.schedules import DEFAULT_LANES, SCHEDULES
 from raglane.schedules.costs import Cost, cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["lanes", "packed", "padded", "schedules"]
 
 _MOST_IN_STRIP = 60
 

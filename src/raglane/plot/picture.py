@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["SMALL", "TEXT", "TITLE", "Box", "Picture", "label", "look", "place", "theme", "width_of"]
 
 SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
 """Sizes of text, in points; no text is smaller than the first."""
@@ -58,12 +57,7 @@ def theme(name: str) -> Iterator[None]:
 
 
 def look() -> Look:
-    """The colours of the theme in force.
-
-    Example:
-        >>> look().paper
-        '#FFFFFF'
-    """
+    """The colours of the theme in force."""
     return _look.get()
 
 
@@ -114,12 +108,7 @@ class Picture:
 
 
 class Box(NamedTuple):
-    """Where axes stand in a figure, in inches from its left and its bottom edge.
-
-    Example:
-        >>> Box(0.5, 0.5, 4, 3).height
-        3
-    """
+    """Where axes stand in a figure, in inches from its left and its bottom edge."""
 
     left: float
     bottom: float
@@ -128,12 +117,7 @@ class Box(NamedTuple):
 
 
 def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
-    """A picture with the caller's axes, or with new ones in a new figure, all in the colours of the theme.
-
-    Example:
-        >>> place(None, (4, 3), [Box(0.5, 0.5, 3, 2)]).figure.get_size_inches().tolist()
-        [4.0, 3.0]
-    """
+    """A picture with the caller's axes, or with new ones in a new figure, all in the colours of the theme."""
     if axes is None:
         figure = new_figure(*size, "plot", look(), layout=None)
         scale = np.array([*size, *size])
@@ -159,12 +143,7 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
 
 
 def width_of(text: str, size: float = SMALL) -> float:
-    """The width of a line of text, in inches.
-
-    Example:
-        >>> 0.1 < width_of("17") < 0.2
-        True
-    """
+    """The width of a line of text, in inches."""
     # All digits are as wide as each other, so that most numbers are measured once.
     return _measure(re.sub("[0-9]", "0", text), size)
 
@@ -182,11 +161,7 @@ def _measure(text: str, size: float) -> float:
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Write the title and the names of both axes, in the colours of the theme.
-
-    Example:
-        >>> label(place(None, (4, 3), [Box(0.5, 0.5, 3, 2)]).axes[0], "a title", "step", "sequence")
-    """
+    """Write the title and the names of both axes, in the colours of the theme."""
     ink = look().ink
     axes.set_title(title, fontsize=TITLE, color=ink, loc="left", parse_math=False)
     axes.set_xlabel(x, fontsize=TEXT, color=ink, loc="left", parse_math=False)

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
-from raglane.programs.gradients import Deferred, Reverse, recorded_from
+from raglane.programs.gradients import Reverse, recorded_from
 from raglane.programs.graph import Columns, Node
-from raglane.programs.lower import Lowered, lower
+from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import Kind
 from raglane.programs.trace import Trace
-
-__all__ = ["Backward", "Compiled", "Fetch", "Forward", "Wanted"]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a backward pass gets and gives.
-
-    Attributes:
-        given_output, given_states: whether there are gradients of the outputs, and of the states of every step.
-        elements, unchanged, vectors, weights: of which there are to be gradients, in the order of
-            :attr:`Compiled.elements`, and so on.
-    """
+    """The gradients that a backward pass is given, and those that it must compute, in the order of the step's nodes."""
 
     given_output: bool
-    given_states: bool
+    given_states: bool  # of the states of every step
     elements: tuple[bool, ...]
     unchanged: tuple[bool, ...]
     vectors: tuple[bool, ...]
@@ -37,91 +29,57 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Where columns of every element are found: in an output of a program, or in what was given to it.
+    """Where columns of every element are found: in an output of a program, or in what was given to it."""
 
-    Attributes:
-        output: which output; -1 where they were given.
-        node: the node that was given.
-        start, width: the columns.
-    """
-
-    output: int
-    node: int
+    output: int  # -1 where they were given
+    node: int  # that was given
     start: int
     width: int
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward program.
-
-    Attributes:
-        lowered: the program.
-        output: where the output is; None where nobody needs it.
-        states: where the states of every step are, where they are needed.
-        saved: which outputs the backward program reads as which nodes.
-        own: those of these nodes that nobody else reads.
-    """
+    """A forward program, and which of its outputs hold what."""
 
     lowered: Lowered
     output: int | None
     states: tuple[int, ...]
-    saved: dict[int, int]
-    own: frozenset[int]
+    saved: dict[int, int]  # by the nodes that the backward program reads
+    own: frozenset[int]  # those of these nodes that nothing else reads
 
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward program.
-
-    Attributes:
-        lowered: the program.
-        grad_output: the node of the output's gradients; -1 where there are none.
-        grad_states: those of the gradients of the states of every step.
-        saved: the nodes that the forward pass must have saved.
-        elements: where the gradients of these are, by their place.
-        unchanged, vectors: where the sums of these gradients over a sequence's elements are, by their place: which of
-            the final states.
-        sums: where the gradients of those vectors are that are sums of what an output has anyway.
-        over: of the outputs, the nodes that the forward pass saved and whose memory they may have.
-        weights: for each product of a weight whose gradient is wanted, the weight, and where the gradient of the
-            product's result and its operand are.
-        deferred: for each product whose gradient is due after the loop, the weight, where the gradient of the result
-            is, and the node and its first column that it is for.
-    """
+    """A backward program, and where gradients are after its loop; by place, as in :class:`Wanted`."""
 
     lowered: Lowered
-    grad_output: int
+    grad_output: int  # the node of the output's gradients; -1 without
     grad_states: tuple[int, ...]
-    saved: tuple[int, ...]
+    saved: tuple[int, ...]  # nodes that the forward pass must save
     elements: dict[int, Fetch]
-    unchanged: dict[int, int]
-    vectors: dict[int, int]
-    sums: dict[int, Fetch]
-    over: dict[int, int]
-    weights: tuple[tuple[int, Fetch, Fetch], ...]
-    deferred: tuple[tuple[int, Fetch, tuple[int, int, int]], ...]
+    unchanged: dict[int, int]  # sums over a sequence's elements: which of the final states
+    vectors: dict[int, Fetch | int]  # the same; or rows that an output has anyway, of which it is the sum
+    over: dict[int, int]  # by output, the saved node whose memory it may take
+    weights: tuple[tuple[int, Fetch, Fetch], ...]  # of each product: the weight, its result's gradient, its operand
+    deferred: tuple[tuple[int, Fetch, Fetch], ...]  # gradients of elements due after the loop: weight, from, to
 
 
 @dataclass
-class Compiled:
-    """All programs of one traced step.
-
-    Attributes:
-        trace: the trace.
-        elements: the nodes that are given for each element.
-        states: those that are states.
-        unchanged: those that are given as states, but which no step changes.
-        vectors: those that all rows share.
-        order: of each state as the cell has it, whether it changes, and its place among the states or the unchanged.
-    """
+class CompiledStep:
+    """All programs of one traced step, made when they are first wanted; found again by the key of the step."""
 
     trace: Trace
-    elements: list[int] = field(init=False)
+    key: tuple[Any, ...] = ()
+    is_read: bool = False  # the trace was read from the disk
+    not_kept: str = ""  # why the trace is not on the disk
+    disk_key: str = ""
+    seconds: float = 0.0  # to trace or read, and to verify
+    calls: int = 0
+    elements: list[int] = field(init=False)  # nodes of the graph, as all that follow
     states: list[int] = field(init=False)
-    unchanged: list[int] = field(init=False)
+    unchanged: list[int] = field(init=False)  # states that no step changes
     vectors: list[int] = field(init=False)
-    order: list[tuple[bool, int]] = field(init=False)
+    order: list[tuple[bool, int]] = field(init=False)  # of each state: whether it changes, and its place among those
 
     def __post_init__(self) -> None:
         result, graph = self.trace.result, self.trace.result.graph
@@ -168,7 +126,8 @@ class Compiled:
         saved = () if wanted is None else self.backward(wanted).saved
         kept = {node: place(graph.columns(node)) for node in saved if node not in self.elements}
         own = frozenset([node for node, index in kept.items() if index not in (output, *states)])
-        return Forward(lower(graph, outputs, self._new, self._kinds(), self.states), output, states, kept, own)
+        lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
+        return Forward(lowered, output, states, kept, own)
 
     def backward(self, wanted: Wanted) -> Backward:
         """The program of a backward pass."""
@@ -187,13 +146,17 @@ class Compiled:
             self._recorded[key] = output, new
         return self._recorded[key]
 
+    def with_gradient(self, wanted: Wanted) -> list[int]:
+        """The nodes whose gradients are wanted, but for the states."""
+        nodes, flags = [*self.elements, *self.unchanged, *self.vectors], wanted.elements + wanted.unchanged
+        return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
+
     def _recorded_once(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
         """Whether the output and the new states of one step have a gradient."""
         result, graph = self.trace.result, self.trace.result.graph
         has = np.zeros(len(graph.nodes), bool)
-        kinds = (self.elements, wanted.elements), (self.unchanged, wanted.unchanged), (self.vectors, wanted.vectors)
-        for nodes, flags in (*kinds, (self.states, states)):
-            has[[node for node, flag in zip(nodes, flags, strict=True) if flag]] = True
+        has[self.with_gradient(wanted)] = True
+        has[[node for node, flag in zip(self.states, states, strict=True) if flag]] = True
         for index, node in enumerate(graph.nodes):
             operands = node.operands[recorded_from(node.operation)]
             weight = node.operation == "product" and wanted.weights[node.weight]
@@ -205,7 +168,7 @@ class Compiled:
 class _Backward:
     """How a backward program is made."""
 
-    def __init__(self, compiled: Compiled, wanted: Wanted) -> None:
+    def __init__(self, compiled: CompiledStep, wanted: Wanted) -> None:
         self.compiled, self.wanted = compiled, wanted
         self.graph = compiled.trace.result.graph.copy()
         self.outputs: list[Columns] = []
@@ -228,17 +191,20 @@ class _Backward:
         elements = self._wished(reverse, compiled.elements, wanted.elements)
         rows = [part.result for part in reverse.weight_gradients] + [part.result for part in reverse.deferred]
         self._place([*rows, *[part.operand for part in reverse.weight_gradients], *elements.values()])
-        weights = tuple(
-            [(part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients]
-        )
-        deferred = tuple([(part.weight, self._fetch(part.result), self._target(part)) for part in reverse.deferred])
+        weights = [
+            (part.weight, self._fetch(part.result), self._fetch(part.operand)) for part in reverse.weight_gradients
+        ]
+        to = [cast(Fetch, self._given(part.operand)) for part in reverse.deferred]
+        deferred = [(part.weight, self._fetch(part.result), at) for part, at in zip(reverse.deferred, to, strict=True)]
         new = [reverse.total(node) for node in compiled.states]
         vectors = self._wished(reverse, compiled.vectors, wanted.vectors)
-        sums = {place: columns for place, columns in vectors.items() if self._lies(columns)}
-        summed = {place: self._sum(columns, new) for place, columns in vectors.items() if place not in sums}
+        summed: dict[int, Fetch | int] = {
+            place: self._fetch(columns) for place, columns in vectors.items() if self._lies(columns)
+        }
+        summed |= {place: self._sum(columns, new) for place, columns in vectors.items() if place not in summed}
         unchanged = self._wished(reverse, compiled.unchanged, wanted.unchanged)
         lowered_unchanged = {place: self._sum(columns, new) for place, columns in unchanged.items()}
-        lowered = lower(self.graph, self.outputs, new, self.kinds, self._states)
+        lowered = Lowering(self.graph, self.kinds, self._states).run(self.outputs, new)
         read = {node for node in (*lowered.given.get("element", ()), *self.fetched) if node < self._old}
         return Backward(
             lowered,
@@ -248,10 +214,9 @@ class _Backward:
             {place: self._fetch(columns) for place, columns in elements.items()},
             lowered_unchanged,
             summed,
-            {place: self._fetch(columns) for place, columns in sums.items()},
             self._over(lowered),
-            weights,
-            deferred,
+            tuple(weights),
+            tuple(deferred),
         )
 
     def _seeds(self) -> tuple[int, list[int], list[tuple[Columns, Columns]]]:
@@ -274,14 +239,9 @@ class _Backward:
 
     def _reverse(self, seeds: Sequence[tuple[Columns, Columns]]) -> Reverse:
         compiled, wanted = self.compiled, self.wanted
-        pairs = (
-            (compiled.elements, wanted.elements),
-            (compiled.unchanged, wanted.unchanged),
-            (compiled.vectors, wanted.vectors),
-        )
-        nodes = {node for known, wishes in pairs for node, is_wanted in zip(known, wishes, strict=True) if is_wanted}
         weights = {index for index, is_wanted in enumerate(wanted.weights) if is_wanted}
-        reverse = Reverse(self.graph, nodes | set(compiled.states), weights, set(compiled.elements))
+        nodes = {*compiled.with_gradient(wanted), *compiled.states}
+        reverse = Reverse(self.graph, nodes, weights, set(compiled.elements))
         reverse.run(seeds)
         return reverse
 
@@ -290,11 +250,6 @@ class _Backward:
         zero = self.graph.number(0.0)
         totals = {place: reverse.total(node) for place, node in enumerate(nodes) if wishes[place]}
         return {place: total for place, total in totals.items() if (total != zero).any()}
-
-    def _target(self, part: Deferred) -> tuple[int, int, int]:
-        """The node that a deferred gradient is for, and its columns."""
-        node = int(self.graph.places(part.operand[:1])[0])
-        return node, int(part.operand[0]) - self.graph.starts[node], len(part.operand)
 
     # What the loop leaves for each element, or for each sequence.
 

@@ -1,4 +1,4 @@
-"""The operations of torch that take one number at a time, in those that programs have."""
+"""The operations of torch in those that programs have: on one number at a time, and on the parts of rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from raglane.programs.graph import Columns, Graph, Refused
+import numpy as np
 
-__all__ = ["FORMULAS", "TRUTHS", "log_sigmoid"]
+from raglane.programs.graph import Columns, Graph, Refused
 
 Number = Columns | float
 
@@ -94,14 +94,14 @@ def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
     return g.each("add", g.each("mul", b, weight), g.each("mul", a, rest))
 
 
-def _addcmul(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
-    product = g.each("mul", b, c)
-    return g.each("add", a, product if value == 1 else g.each("mul", product, float(value)))
+def _added(operation: str) -> Callable[..., Columns]:
+    """Two operands of an operation, scaled, and added to a first one."""
 
+    def formula(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
+        found = g.each(operation, b, c)
+        return g.each("add", a, found if value == 1 else g.each("mul", found, float(value)))
 
-def _addcdiv(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
-    share = g.each("div", b, c)
-    return g.each("add", a, share if value == 1 else g.each("mul", share, float(value)))
+    return formula
 
 
 def _gelu(g: Graph, a: Columns, approximate: str = "none") -> Columns:
@@ -135,17 +135,13 @@ def _elu(g: Graph, a: Columns, alpha: float = 1, scale: float = 1, input_scale: 
     return found if scale == 1 else g.each("mul", found, float(scale))
 
 
-def _celu(g: Graph, a: Columns, alpha: float = 1) -> Columns:
-    return _elu(g, a, alpha, 1, 1 / alpha)
-
-
 def _logit(g: Graph, a: Columns, eps: float | None = None) -> Columns:
     held = a if eps is None else _clamp(g, a, eps, 1 - eps)
     return g.each("log", g.each("div", held, g.each("sub", g.full(1.0, len(held)), held)))
 
 
-def _leaky_relu(g: Graph, a: Columns, slope: float = 0.01) -> Columns:
-    return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, float(slope)))
+def _rectified(g: Graph, a: Columns, slope: Number) -> Columns:
+    return g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope))
 
 
 def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
@@ -154,35 +150,10 @@ def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
     return g.each("where", g.each("le", a, low), low, above)
 
 
-def _hard_sigmoid(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6)
-
-
-def _threshold(g: Graph, a: Columns, threshold: float, value: float) -> Columns:
-    return g.each("where", g.each("le", a, float(threshold)), float(value), a)
-
-
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
     # Two infinities that are equal are no distance apart.
     apart = g.each("where", g.each("eq", a, b), 0.0, g.each("sub", a, b))
     return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))))
-
-
-def _tanh_of(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", a, g.each("tanh", _softplus(g, a)))
-
-
-def _tan(g: Graph, a: Columns) -> Columns:
-    return g.each("div", g.each("sin", a), g.each("cos", a))
-
-
-def _sinh(g: Graph, a: Columns) -> Columns:
-    # Near 0 the difference of two exponentials would lose all digits.
-    return g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5)
-
-
-def _cosh(g: Graph, a: Columns) -> Columns:
-    return g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5)
 
 
 def _round(g: Graph, a: Columns, decimals: int = 0) -> Columns:
@@ -200,31 +171,20 @@ def _shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
     return g.each("where", g.each("gt", g.each("abs", a), float(bound)), moved, g.each("mul", a, 0.0))
 
 
-def _hard_shrunk(g: Graph, a: Columns, bound: float = 0.5) -> Columns:
-    return g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a)
-
-
-def _exp_of(factor: float) -> Callable[[Graph, Columns], Columns]:
-    return lambda g, a: g.each("exp", g.each("mul", a, factor))
-
-
-def _log_by(factor: float) -> Callable[[Graph, Columns], Columns]:
-    return lambda g, a: g.each("mul", g.each("log", a), factor)
-
-
 _SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh")
 
 FORMULAS: dict[str, Callable[..., Columns]] = {
     **{name: _plain(name) for name in (*_SAME, "erf", "sin", "cos", "floor", "mul", "where")},
-    "tan": _tan,
-    "sinh": _sinh,
-    "cosh": _cosh,
+    "tan": lambda g, a: g.each("div", g.each("sin", a), g.each("cos", a)),
+    # Near 0 the difference of two exponentials would lose all digits.
+    "sinh": lambda g, a: g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5),
+    "cosh": lambda g, a: g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5),
     "round": _round,
     "trunc": _trunc,
     "ceil": lambda g, a: g.each("neg", g.each("floor", g.each("neg", a))),
     "frac": lambda g, a: g.each("sub", a, _trunc(g, a)),
     "softshrink": _shrunk,
-    "hardshrink": _hard_shrunk,
+    "hardshrink": lambda g, a, bound=0.5: g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a),
     "add": _add,
     "sub": _sub,
     "rsub": lambda g, a, b, alpha=1: _sub(g, b, a, alpha),
@@ -239,27 +199,27 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "clamp_min": lambda g, a, low: _clamp(g, a, low),
     "clamp_max": lambda g, a, high: _clamp(g, a, None, high),
     "lerp": _lerp,
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
+    "addcmul": _added("mul"),
+    "addcdiv": _added("div"),
     "gelu": _gelu,
     "silu": lambda g, a: g.each("mul", a, g.each("sigmoid", a)),
-    "mish": _tanh_of,
+    "mish": lambda g, a: g.each("mul", a, g.each("tanh", _softplus(g, a))),
     "softplus": _softplus,
     "elu": _elu,
-    "celu": _celu,
+    "celu": lambda g, a, alpha=1: _elu(g, a, alpha, 1, 1 / alpha),
     "logit": _logit,
-    "leaky_relu": _leaky_relu,
-    "_prelu_kernel": lambda g, a, slope: g.each("where", g.each("gt", a, 0.0), a, g.each("mul", a, slope)),
+    "leaky_relu": lambda g, a, slope=0.01: _rectified(g, a, float(slope)),
+    "_prelu_kernel": _rectified,
     "remainder": _remainder("floor"),
     "fmod": _remainder("trunc"),
     "hardtanh": lambda g, a, low=-1.0, high=1.0: _held(g, a, float(low), float(high)),
-    "hardsigmoid": _hard_sigmoid,
-    "hardswish": lambda g, a: g.each("mul", a, _hard_sigmoid(g, a)),
-    "threshold": _threshold,
+    "hardsigmoid": lambda g, a: g.each("mul", _held(g, g.each("add", a, 3.0), 0.0, 6.0), 1 / 6),
+    "hardswish": lambda g, a: g.each("mul", a, FORMULAS["hardsigmoid"](g, a)),
+    "threshold": lambda g, a, threshold, value: g.each("where", g.each("le", a, float(threshold)), float(value), a),
     "logaddexp": _log_add_exp,
-    "exp2": _exp_of(math.log(2)),
-    "log2": _log_by(1 / math.log(2)),
-    "log10": _log_by(1 / math.log(10)),
+    "exp2": lambda g, a: g.each("exp", g.each("mul", a, math.log(2))),
+    "log2": lambda g, a: g.each("mul", g.each("log", a), 1 / math.log(2)),
+    "log10": lambda g, a: g.each("mul", g.each("log", a), 1 / math.log(10)),
     "through": _plain("through"),
     "masked_fill": lambda g, a, mask, value: g.each("where", mask, value, a),
 }
@@ -274,3 +234,88 @@ TRUTHS: dict[str, Callable[..., Columns]] = {
     "isnan": lambda g, a: g.each("ne", a, a),
 }
 """Those whose answer is yes or no."""
+
+
+def mean(g: Graph, a: Columns, parts: int) -> Columns:
+    """The mean of each part."""
+    return g.each("mul", g.sums(a, parts), parts / len(a))
+
+
+def largest(g: Graph, a: Columns, parts: int) -> Columns:
+    """The largest column of each part."""
+    return g.reduce("row_max", a, parts) if len(a) > parts else a
+
+
+def smallest(g: Graph, a: Columns, parts: int) -> Columns:
+    """The smallest column of each part."""
+    return g.each("neg", largest(g, g.each("neg", a), parts))
+
+
+def product(g: Graph, a: Columns, parts: int) -> Columns:
+    """The product of each part: halves are multiplied until one column is left."""
+    table = np.asarray(a).reshape(parts, -1)
+    while table.shape[1] > 1:
+        half = table.shape[1] // 2
+        pairs = g.each("mul", table[:, :half].reshape(-1), table[:, half : 2 * half].reshape(-1)).reshape(parts, half)
+        table = np.concatenate([pairs, table[:, 2 * half :]], 1)
+    return table[:, 0]
+
+
+def _spread(columns: Columns, width: int) -> Columns:
+    return np.repeat(columns, width // len(columns))
+
+
+def softmax(g: Graph, a: Columns, parts: int) -> Columns:
+    """The softmax of each part."""
+    e = g.each("exp", g.each("sub", a, _spread(largest(g, a, parts), len(a))))
+    return g.each("div", e, _spread(g.sums(e, parts), len(a)))
+
+
+def log_sum(g: Graph, a: Columns, parts: int) -> Columns:
+    """The logarithm of the sum of the exponentials of each part."""
+    top = largest(g, a, parts)
+    # Nothing is subtracted from infinities: what is left of one would be no number.
+    top = g.each("where", g.each("eq", g.each("abs", top), math.inf), 0.0, top)
+    e = g.each("exp", g.each("sub", a, _spread(top, len(a))))
+    return g.each("add", g.each("log", g.sums(e, parts)), top)
+
+
+def log_softmax(g: Graph, a: Columns, parts: int) -> Columns:
+    """The logarithm of the softmax of each part."""
+    # Not less the logarithm of the sum of all, which in large numbers would lose digits.
+    below = g.each("sub", a, _spread(largest(g, a, parts), len(a)))
+    return g.each("sub", below, _spread(g.each("log", g.sums(g.each("exp", below), parts)), len(a)))
+
+
+def first_of(formula: Callable[[Graph, Columns, int], Columns]) -> Callable[[Graph, Columns, int], Columns]:
+    """The largest or smallest column, whose gradient goes to the first one that is it, and not to all."""
+
+    def first(g: Graph, a: Columns, parts: int) -> Columns:
+        if len(a) == parts:
+            return a
+        top = g.each("stop", formula(g, a, parts))
+        is_top = g.each("eq", a, _spread(top, len(a)))
+        is_first = g.each("and", is_top, g.each("eq", g.cumsum(is_top, parts), 1.0))
+        chosen = g.sums(g.each("where", is_first, a, 0.0), parts)
+        return g.each("where", g.each("eq", top, top), chosen, top)  # of a NaN nothing is chosen
+
+    return first
+
+
+def root(g: Graph, a: Columns) -> Columns:
+    """The root of a sum of squares: where that is 0, as at an initial state of zeros, torch has a gradient of 0."""
+    is_zero = g.each("eq", a, 0.0)
+    return g.each("where", is_zero, 0.0, g.each("sqrt", g.each("where", is_zero, 1.0, a)))
+
+
+def variance(correction: float) -> Callable[[Graph, Columns, int], Columns]:
+    """The variance of each part: the sum of squares over the number of its columns less ``correction``."""
+
+    def formula(g: Graph, a: Columns, parts: int) -> Columns:
+        centred = g.each("sub", a, _spread(mean(g, a, parts), len(a)))
+        left = len(a) / parts - correction
+        if left <= 0:
+            raise Refused("it takes the variance of one number")
+        return g.each("mul", g.sums(g.each("mul", centred, centred), parts), 1 / left)
+
+    return formula

@@ -15,8 +15,6 @@ import numpy as np
 
 from raglane.programs.graph import Columns, Graph, Node
 
-__all__ = ["Deferred", "Reverse", "WeightGradient", "recorded_from"]
-
 Give = Callable[[int, Columns], None]
 _RECORDED = dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "stop"), slice(0))
 _RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
@@ -28,40 +26,24 @@ def recorded_from(operation: str) -> slice:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightGradient:
-    """A product whose weight has a gradient: the sum over all elements of the outer products of these columns."""
+class ProductGradient:
+    """A product whose weight, or whose operand, has a gradient that is computed for all elements after the loop."""
 
     weight: int
-    result: Columns
-    operand: Columns
-
-
-@dataclass(frozen=True, eq=False)
-class Deferred:
-    """A product's gradient that goes to columns given for each element: it is computed for all elements at once."""
-
-    weight: int
-    result: Columns
+    result: Columns  # its gradient
     operand: Columns
 
 
 @dataclass
 class Reverse:
-    """Gradients of a graph's nodes, from the last to the first.
-
-    Args:
-        graph: grows by what the gradients need.
-        wanted: the given nodes whose gradients are wanted.
-        wanted_weights: the weights whose gradients are.
-        elements: the nodes that are given for each element.
-    """
+    """Gradients of a graph's nodes, from the last to the first."""
 
     graph: Graph
     wanted: set[int]
     wanted_weights: set[int]
     elements: set[int]
-    weight_gradients: list[WeightGradient] = field(default_factory=list)
-    deferred: list[Deferred] = field(default_factory=list)
+    weight_gradients: list[ProductGradient] = field(default_factory=list)
+    deferred: list[ProductGradient] = field(default_factory=list)
     _totals: dict[int, Columns] = field(default_factory=dict)
 
     def run(self, seeds: Iterable[tuple[Columns, Columns]]) -> None:
@@ -153,13 +135,13 @@ class Reverse:
         start, operand = node.operands
         self._give(start, gradient)
         if node.weight in self.wanted_weights:
-            self.weight_gradients.append(WeightGradient(node.weight, gradient, operand))
+            self.weight_gradients.append(ProductGradient(node.weight, gradient, operand))
         places = graph.places(operand)
         if not self._needs[places].any():
             return
         lies_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
         if lies_in_one and int(places[0]) in self.elements:
-            self.deferred.append(Deferred(node.weight, gradient, operand))
+            self.deferred.append(ProductGradient(node.weight, gradient, operand))
             return
         zero = np.full(len(operand), self._zero)
         self._give(operand, graph.product(zero, gradient, node.weight, not node.is_transposed))
@@ -194,18 +176,6 @@ _Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]
 def _one(formula: Callable[[Graph, Columns, Columns, Columns], Columns]) -> _Rule:
     """Of one operand: the gradient from the graph, the result's gradient, the result and the operand."""
     return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]
-
-
-def _add(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
-    return [(0, d), (1, d)]
-
-
-def _sub(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
-    return [(0, d), *([(1, g.each("neg", d))] if wanted[1] else [])]
-
-
-def _mul(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
-    return [(place, g.each("mul", d, operands[1 - place])) for place in (0, 1) if wanted[place]]
 
 
 def _div(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
@@ -277,9 +247,9 @@ _RULES: dict[str, _Rule] = {
     "erf": _one(_erf),
     "sin": _one(lambda g, d, y, a: g.each("mul", d, g.each("cos", a))),
     "cos": _one(lambda g, d, y, a: g.each("neg", g.each("mul", d, g.each("sin", a)))),
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
+    "add": lambda g, d, y, operands, wanted: [(0, d), (1, d)],
+    "sub": lambda g, d, y, operands, wanted: [(0, d), *([(1, g.each("neg", d))] if wanted[1] else [])],
+    "mul": lambda g, d, y, operands, wanted: [(i, g.each("mul", d, operands[1 - i])) for i in (0, 1) if wanted[i]],
     "div": _div,
     "pow": _pow,
     "max": _larger("gt"),

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DEPENDS", "SOURCES", "Columns", "Graph", "Node", "Refused", "Result", "Unkept"]
-
 Columns = Any  # (w,) int64 of NumPy: numbers of columns
 SOURCES = ("element", "state", "vector")
 """Operations of nodes that are given rather than computed; a state that no step changes becomes a sequence's input."""
@@ -24,15 +22,7 @@ DEPENDS = "so its results depend on the schedule"
 
 
 class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)
-    """A cell cannot become a program.
-
-    Attributes:
-        reason: why, in a clause.
-
-    Example:
-        >>> Refused("it draws random numbers").reason
-        'it draws random numbers'
-    """
+    """A cell cannot become a program."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -45,28 +35,20 @@ class Unkept(Refused):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation on rows.
+    """One operation on rows: one of :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`, or one of these.
 
-    Attributes:
-        operation: a name among :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`, ``"number"``, or one of
-            ``at_least`` and ``at_most``, ``max`` and ``min`` whose gradient goes to the first operand where both are
-            equal, as torch's ``clamp`` has it; ``stop``, which no gradient passes; or ``through``, the first operand,
-            whose gradient goes to the second as it is.
-        operands: columns.
-        width: columns of its results together.
-        segments, epsilon: see :class:`raglane.programs.program.Instruction`.
-        weight: of a product: which of :attr:`Graph.weights`.
-        is_transposed: whether it reads the weight the other way round.
-        number: of a number.
+    ``number``; ``at_least`` and ``at_most``, ``max`` and ``min`` whose gradient goes to the first operand where both
+    are equal, as torch's ``clamp`` has it; ``stop``, which no gradient passes; and ``through``, the first operand,
+    whose gradient goes to the second unchanged.
     """
 
     operation: str
     operands: tuple[Columns, ...]
-    width: int
+    width: int  # columns of its results together
     segments: int = 1
     epsilon: float = 0.0
-    weight: int = -1
-    is_transposed: bool = False
+    weight: int = -1  # of a product: which of the graph's weights
+    is_transposed: bool = False  # whether it reads the weight the other way round
     number: float = 0.0
 
     @property
@@ -79,17 +61,11 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in an order in which they can be computed, and the columns that they give.
-
-    Attributes:
-        nodes: the nodes.
-        starts: the number of the first column of each.
-        weights: the shape of each matrix that products read, ``(groups, rows, depth)``.
-    """
+    """Nodes in an order in which they can be computed, and the columns that they give."""
 
     nodes: list[Node] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    weights: list[tuple[int, int, int]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # the number of the first column of each node
+    weights: list[tuple[int, int, int]] = field(default_factory=list)  # (groups, rows, depth) of each
     _numbers: dict[float | str, int] = field(default_factory=dict)
 
     def copy(self) -> Graph:
@@ -176,19 +152,11 @@ class Graph:
 
 @dataclass
 class Result:
-    """What a step gives, in columns of its graph.
-
-    Attributes:
-        graph: of the step.
-        elements, states: the nodes that are given for each element, and as states.
-        vectors: the nodes that are the same for all rows.
-        output: columns of the output.
-        new: of each new state.
-    """
+    """A step's graph, the nodes that it is given, and the columns of its output and of each new state."""
 
     graph: Graph
     elements: list[int]
     states: list[int]
-    vectors: list[int]
+    vectors: list[int]  # the same for all rows
     output: Columns
     new: list[Columns]

@@ -1,12 +1,8 @@
-"""Keys that hold in another process: all that decides what a step computes, as text.
+"""Keys that hold in another process: a hash of all that decides what a step computes.
 
-In a process the key of a step names classes and functions by themselves. Here they are read: the instructions that
-Python made of their source, what these read of closures and of the module around them, and so on. Torch and Raglane's
-own rooms go by their versions.
-
-Only what is known to be the same in every process has such a key: constants of Python's own types, functions written
-in Python that are read here, and those of torch that compute tensors from their arguments. Whatever else a step reaches
-has none: it is traced in each process.
+Only what is proved to be constant has one: values of Python's own types; functions, by the instructions that Python
+made of them and by what these read of closures and of the module around them; torch and Raglane's cells, by their
+versions. A step that reaches anything else has no key: it is traced in each process.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import sys
 import time
 import types
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +24,6 @@ from torch import Tensor, nn
 from raglane.programs.graph import Unkept
 from raglane.programs.weights import Held
 
-__all__ = ["lasting_key"]
-
-_FORMAT = 2
 _IMPORTED = time.time()
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
@@ -56,45 +49,28 @@ _MOST = 2000  # reached by one step; more is somebody's whole program
 
 
 def lasting_key(key: Any) -> str:
-    """A key that is the same in another process where, and only where, the same step is taken.
-
-    Example:
-        >>> lasting_key(("a", 1)) == lasting_key(("a", 1)) != lasting_key(("a", 2))
-        True
-    """
+    """A key that is the same in another process where, and only where, the same step is taken."""
     walk = _Walk()
     try:
         root = walk.value(key)
         walk.finish()
     except RecursionError:
         raise Unkept("it reaches too many functions, one within the other") from None
+    except ValueError:
+        raise Unkept("it reads a variable around it that has no value") from None
     content = repr((_versions(), torch.get_default_dtype(), root, walk.found))
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-    """What makes programs, and the code of Raglane's cells."""
-    digest = hashlib.sha256()
+    """All that makes programs, and the code of Raglane's cells."""
     place = Path(__file__).parents[1]
-    for file in sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")]):
-        if file.stat().st_mtime > _IMPORTED:
-            raise Unkept("Raglane's own source was changed since it was imported")
-        content = file.read_bytes()
-        digest.update(f"{file.parent.name} {file.name} {len(content)}\n".encode())
-        digest.update(content)
-    torch_version = torch.__version__, torch.version.git_version
-    # The package itself is above this one.
-    own = sys.modules["raglane"].__version__
-    return _FORMAT, own, digest.hexdigest(), *torch_version, np.__version__, sys.version
-
-
-class _Holder(NamedTuple):
-    """A class or a module, of which some attributes are read."""
-
-    number: int
-    of: Any
-    bases: tuple[type, ...]  # of a class, those that go by a version, and may call what overrides theirs
+    files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
+    if any(file.stat().st_mtime > _IMPORTED for file in files):
+        raise Unkept("Raglane's own source was changed since it was imported")
+    sources = hashlib.sha256(repr([(file.name, file.read_bytes()) for file in files]).encode()).hexdigest()
+    return sources, torch.__version__, torch.version.git_version, np.__version__, sys.version
 
 
 class _Walk:
@@ -103,9 +79,10 @@ class _Walk:
     def __init__(self) -> None:
         self.found: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # so that no other object gets the same id
         self._names: set[str] = set()
-        self._holders: list[_Holder] = []
+        # Classes and modules of which attributes are read; and those bases of a class that go by a version, which may
+        # call what overrides their methods.
+        self._holders: list[tuple[int, Any, tuple[type, ...]]] = []
         self._done: set[tuple[int, str]] = set()
 
     def value(self, part: Any) -> Any:
@@ -143,22 +120,13 @@ class _Walk:
         before = -1
         while before != len(self._done):
             before = len(self._done)
-            for holder in list(self._holders):
-                attributes = vars(holder.of)
-                is_module = isinstance(holder.of, types.ModuleType)
-                for name in sorted(self._names.intersection(attributes) if is_module else attributes):
-                    if (holder.number, name) not in self._done and self._is_read(holder, name):
-                        self._done.add((holder.number, name))
-                        self.found.append((holder.number, name, self._around(attributes[name])))
-
-    def _is_read(self, holder: _Holder, name: str) -> bool:
-        if name in self._names:
-            return True
-        if name in _MAKING:
-            return False
-        if name.startswith("__") and name.endswith("__"):
-            return isinstance(vars(holder.of)[name], types.FunctionType | property | staticmethod | classmethod)
-        return any(hasattr(base, name) for base in holder.bases)
+            for number, holder, bases in list(self._holders):
+                attributes = vars(holder)
+                for name in sorted(attributes if bases else self._names.intersection(attributes)):
+                    part = attributes[name]
+                    if (number, name) not in self._done and (name in self._names or _is_called(name, part, bases)):
+                        self._done.add((number, name))
+                        self.found.append((number, name, self._around(part)))
 
     def _number(self, part: Any) -> tuple[int, bool]:
         """The number of an object, and whether it is new."""
@@ -168,7 +136,6 @@ class _Walk:
         if len(self._numbers) == _MOST:
             raise Unkept(f"it reaches more than {_MOST} functions and classes")
         self._numbers[id(part)] = number = len(self._numbers)
-        self._alive.append(part)
         return number, True
 
     def _class(self, part: type) -> Any:
@@ -176,10 +143,9 @@ class _Walk:
             return "class", part.__module__, part.__qualname__
         number, is_new = self._number(part)
         if is_new:
-            bases = part.__mro__[1:]
-            meta = () if _is_known(type(part)) else self._class(type(part))
-            self.found.append((number, "class", part.__qualname__, meta, tuple([self._class(base) for base in bases])))
-            self._holders.append(_Holder(number, part, tuple(filter(_is_known, bases))))
+            above = tuple([self._class(other) for other in (type(part), *part.__mro__[1:])])
+            self.found.append((number, "class", part.__qualname__, above))
+            self._holders.append((number, part, tuple(filter(_is_known, part.__mro__))))
         return "class", number
 
     def _module(self, part: types.ModuleType) -> Any:
@@ -189,7 +155,7 @@ class _Walk:
         number, is_new = self._number(part)
         if is_new:
             self.found.append((number, "module", part.__name__))
-            self._holders.append(_Holder(number, part, ()))
+            self._holders.append((number, part, ()))
         return "module", number
 
     def _around(self, part: Any) -> Any:
@@ -211,17 +177,12 @@ class _Walk:
             code = self._code(part.__code__, part.__globals__)
             if vars(part):
                 raise Unkept(f"it reads the function {part.__name__}, which has attributes")
+        # ``__class__`` is what super() reads.
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
-        held = tuple([self._cell(name, cell) for name, cell in cells])
+        read = [(self.value if name == "__class__" else self._around, cell) for name, cell in cells]
+        held = tuple([of(cell.cell_contents) for of, cell in read])
         self.found.append((number, code, held, self.value((part.__defaults__, part.__kwdefaults__))))
         return "function", number
-
-    def _cell(self, name: str, cell: types.CellType) -> Any:
-        try:
-            part = cell.cell_contents
-        except ValueError:
-            return "empty"
-        return self.value(part) if name == "__class__" else self._around(part)  # the first is what super() reads
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
         """The instructions of a function, with what its names stand for."""
@@ -230,7 +191,7 @@ class _Walk:
         for name in sorted(_names_around(code)):
             if name in space:
                 read.append((name, self._around(space[name])))
-            elif hasattr(builtins, name) and name not in _BUILTINS and not _is_exception(getattr(builtins, name)):
+            elif hasattr(builtins, name) and name not in _BUILTINS and not _is_exception(name):
                 raise Unkept(f"it calls {name}, which may read what no key knows")
         consts = [
             self._code(part, space) if isinstance(part, types.CodeType) else self.value(part) for part in code.co_consts
@@ -290,5 +251,15 @@ def _computes(part: Any) -> bool:
     return is_of_torch or (type(home) is str and home in _COMPUTING)
 
 
-def _is_exception(part: Any) -> bool:
+def _is_exception(name: str) -> bool:
+    part = getattr(builtins, name)
     return isinstance(part, type) and issubclass(part, BaseException)
+
+
+def _is_called(name: str, part: Any, bases: tuple[type, ...]) -> bool:
+    """Whether Python or torch may call an attribute of a class whose name no function reads."""
+    if name in _MAKING:
+        return False
+    if name.startswith("__") and name.endswith("__"):
+        return isinstance(part, types.FunctionType | property | staticmethod | classmethod)
+    return any(hasattr(base, name) for base in bases)

@@ -13,11 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from raglane.programs.allocate import allocate
 from raglane.programs.graph import Columns, Graph, Node
-from raglane.programs.program import Block, Instruction, Kind, Operand, Program, Weight
-
-__all__ = ["Lowered", "lower"]
+from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Operand, Program, Weight
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy", "through": "copy"}
 _WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
@@ -27,13 +24,7 @@ _PIECES = 16
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, and what it is to be given.
-
-    Attributes:
-        program: the program.
-        given: by kind, the nodes of the graph whose tensors it reads, in their order.
-        weights: the graph's weights that it reads, in their order, and whether the other way round.
-    """
+    """A program, and what it is to be given."""
 
     program: Program
     given: dict[Kind, tuple[int, ...]]
@@ -55,23 +46,10 @@ def _goes_on(one: Operand, other: Operand, width: int) -> bool:
     return other.block == one.block and other.start == one.start + width
 
 
-def lower(
-    graph: Graph, outputs: Sequence[Columns], new: Sequence[Columns], given: dict[int, Kind], states: Sequence[int]
-) -> Lowered:
-    """Make a program.
-
-    Example:
-        >>> graph = Graph()
-        >>> state = graph.add(Node("state", (), 4))
-        >>> found = lower(graph, [graph.each("tanh", state)], [state], {0: "state"}, [0])
-        >>> [instruction.operation for instruction in found.program.instructions]
-        ['tanh']
-    """
-    return _Lowering(graph, given, states).run(outputs, new)
-
-
 @dataclass
-class _Lowering:
+class Lowering:
+    """Makes a program of a graph, of which some nodes are given."""
+
     graph: Graph
     kinds: dict[int, Kind]
     states: Sequence[int]
@@ -86,6 +64,7 @@ class _Lowering:
     _cut: dict[bytes, list[_Run]] = field(default_factory=dict)
 
     def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
+        """The program that gives these columns, and the new states."""
         needed = self.graph.needed([*outputs, *new], list(self.kinds))
         for index in self.states:
             self._give(index)
@@ -93,7 +72,7 @@ class _Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        wholes = [part for node in nodes.values() for part in self._whole_operands(node)]
+        wholes = [part for node in nodes.values() if node.operation in _WHOLE for part in node.operands]
         operands = [part for node in nodes.values() for part in node.operands]
         # The longest first: others may be parts of it. What need not be in one place is so by chance.
         for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
@@ -146,10 +125,6 @@ class _Lowering:
                     del nodes[factor]
                     break
         return nodes
-
-    def _whole_operands(self, node: Node) -> list[Columns]:
-        """The operands that must lie in one place."""
-        return list(node.operands) if node.operation in _WHOLE else []
 
     def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
         """Have what is computed for an operand in several places be written where it will be read."""
@@ -343,3 +318,78 @@ class _Lowering:
             self._add("copy", (Operand(local),), (found,), len(columns))
             return Operand(local)
         return found
+
+
+_ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "gather", "product")
+_EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
+
+
+def allocate(program: Program) -> Program:
+    """The same program with as few locals as their lives allow; what a step leaves keeps one of its own."""
+    end = len(program.instructions)
+    # What a step leaves has a block of its own, so that it can be computed where it goes.
+    last = {place.block: end for place in (*program.next_states, *(place for place, _ in program.outputs))}
+    left = frozenset(last)
+    for index in range(end - 1, -1, -1):
+        instruction = program.instructions[index]
+        for place in (*instruction.operands, *instruction.results):
+            last.setdefault(place.block, index)
+    blocks = [block for block in program.blocks if block.kind != "local"]
+    kept = [index for index, block in enumerate(program.blocks) if block.kind != "local"]
+    home = {old: new for new, old in enumerate(kept)}
+    free: list[int] = []
+    for index, instruction in enumerate(program.instructions):
+        for place in instruction.results:
+            if place.block in home:
+                continue
+            width = program.blocks[place.block].width
+            is_left = place.block in left
+            replaced = None if is_left else _replaced(program, instruction, last, index)
+            if replaced is not None:
+                home[place.block] = home[replaced]
+                last[replaced] = -1
+                continue
+            fitting = [] if is_left else [block for block in free if blocks[block].width >= width]
+            if fitting:
+                found = min(fitting, key=lambda block: blocks[block].width)
+                free.remove(found)
+            else:
+                blocks.append(Block("local", width))
+                found = len(blocks) - 1
+            home[place.block] = found
+        ended = {place.block for place in (*instruction.operands, *instruction.results) if last[place.block] == index}
+        free += [home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"]
+
+    def moved(place: Operand) -> Operand:
+        return place if place.block < 0 else replace(place, block=home[place.block])
+
+    return replace(
+        program,
+        blocks=tuple(blocks),
+        instructions=tuple(
+            replace(
+                instruction,
+                results=tuple(moved(place) for place in instruction.results),
+                operands=tuple(moved(place) for place in instruction.operands),
+            )
+            for instruction in program.instructions
+        ),
+        outputs=tuple((moved(place), width) for place, width in program.outputs),
+        next_states=tuple(moved(place) for place in program.next_states),
+    )
+
+
+def _replaced(program: Program, instruction: Instruction, last: dict[int, int], index: int) -> int | None:
+    """An operand that the result may be written over: a whole local that nobody reads again."""
+    (result, *others) = instruction.results
+    width = program.blocks[result.block].width
+    if others or instruction.operation not in _EACH or result.start or instruction.width != width:
+        return None
+    for place in instruction.operands:
+        if place.block < 0 or place.block == result.block or place.start or place.spread:
+            continue
+        block = program.blocks[place.block]
+        spread = any(other.block == place.block and other != place for other in instruction.operands)
+        if block.kind == "local" and block.width == width and last[place.block] == index and not spread:
+            return place.block
+    return None

@@ -15,8 +15,6 @@ from raglane.programs.graph import Columns, Graph, Refused
 from raglane.programs.rows import FREE, SHIFT, align
 from raglane.programs.trace import Tracer
 
-__all__ = ["PRODUCTS"]
-
 # A product of rows with rows has this many numbers at most before they are summed.
 _LARGEST = 1 << 16
 # Columns of an operand that lie in so many places are read where they lie; more are brought together first.
@@ -138,29 +136,20 @@ def _one(part: Any, tracer: Tracer) -> Any:
     return tracer.wrap(tracer.marks(part).unsqueeze(0), part.dtype)
 
 
-def _start(tracer: Tracer, start: Any, shape: tuple[int, ...], beta: float, alpha: float) -> Tensor:
-    if beta != 1 or alpha != 1:
-        raise Refused("no program has a product with alpha or beta: multiply what is added and the product by them")
-    return tracer.marks(start).expand(shape)
+def _matrices(is_batched: bool) -> Callable[..., Tensor]:
+    """A rule for ``a @ b``, or ``start + a @ b``."""
 
+    def rule(tracer: Tracer, function: Any, *parts: Any, beta: float = 1, alpha: float = 1) -> Tensor:
+        if beta != 1 or alpha != 1:
+            raise Refused("no program has a product with alpha or beta: multiply what is added and the product by them")
+        *begin, a, b = parts
+        start = tracer.marks(begin[0]).expand(*a.shape[:-1], b.shape[-1]) if begin else None
+        if is_batched:
+            return _batched(tracer, start, a, b)
+        found = _batched(tracer, None if start is None else start.unsqueeze(0), _one(a, tracer), _one(b, tracer))
+        return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
 
-def _mm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
-    found = _batched(tracer, None, _one(a, tracer), _one(b, tracer))
-    return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
-
-
-def _addmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    begin = _start(tracer, start, (a.shape[0], b.shape[1]), beta, alpha).unsqueeze(0)
-    found = _batched(tracer, begin, _one(a, tracer), _one(b, tracer))
-    return tracer.wrap(tracer.marks(found)[0], tracer.dtype)
-
-
-def _bmm(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
-    return _batched(tracer, None, a, b)
-
-
-def _baddbmm(tracer: Tracer, function: Any, start: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _batched(tracer, _start(tracer, start, (a.shape[0], a.shape[1], b.shape[2]), beta, alpha), a, b)
+    return rule
 
 
 def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
@@ -173,5 +162,9 @@ def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     return tracer.wrap(tracer.marks(found)[0, :, 0], tracer.dtype)
 
 
-PRODUCTS: dict[str, Callable[..., Any]] = {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv}
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("mm", "addmm"), _matrices(False)),
+    **dict.fromkeys(("bmm", "baddbmm"), _matrices(True)),
+    "mv": _mv,
+}
 """By the name of an operation of torch, as :data:`raglane.programs.rules.RULES`."""

@@ -31,8 +31,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["KINDS", "OPERATIONS", "Block", "Instruction", "Kind", "Operand", "Program", "Weight"]
-
 Kind = Literal["element", "sequence", "state", "vector", "local"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -81,124 +79,142 @@ A row at a time, each in ``segments`` parts of ``w / segments`` columns that fol
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where numbers lie.
-
-    Attributes:
-        kind: see this file's table.
-        width: columns, at least 1.
-        index: which of the tensors of this kind that a call is given; 0 for a local.
-
-    Example:
-        >>> Block("state", 64).kind
-        'state'
-    """
+    """Where numbers lie."""
 
     kind: Kind
-    width: int
-    index: int = 0
+    width: int  # at least 1
+    index: int = 0  # which of the tensors of this kind that a call is given; 0 for a local
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Columns of a block; or a number, the same for all rows and columns.
+    """Columns of a block; or a number, the same for all rows and columns."""
 
-    Attributes:
-        block: the place in :attr:`Program.blocks`; -1 for a number.
-        start: the first column.
-        spread: whether one column stands for all, so that it alone is read.
-        number: where ``block`` is -1.
-
-    Example:
-        >>> Operand(-1, number=0.5).number
-        0.5
-    """
-
-    block: int
+    block: int  # -1 for a number
     start: int = 0
-    spread: bool = False
+    spread: bool = False  # one column stands for all
     number: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The shape of a matrix that products read, or as many as there are groups.
-
-    Attributes:
-        groups: matrices: 1, or of a block-diagonal product the number of its blocks.
-        rows: the columns that each gives to the result.
-        depth: the columns that each reads.
-
-    Example:
-        >>> Weight(groups=8, rows=64, depth=64).depth
-        64
-    """
+    """The shape of a matrix that products read, or of several: the blocks of a block-diagonal product."""
 
     groups: int
-    rows: int
-    depth: int
+    rows: int  # columns that each gives to the result
+    depth: int  # columns that each reads
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One operation on whole rows.
 
-    Results may lie where an operand does of an operation that takes one number at a time, if it is the same place; no
-    other overlap of a result and an operand is allowed.
-
-    Attributes:
-        operation: a name among :data:`OPERATIONS`.
-        results: where the first column of each result lies: one, of ``norm`` two. All are locals.
-        operands: as many as the operation has.
-        width: ``w``: columns of the result; of a reduction, of the operand.
-        segments: parts of a row, for ``row_sum``, ``row_max``, ``row_cumsum``, ``norm`` and ``norm_backward``.
-        epsilon: of ``norm``.
-        weight: of ``product``: the place in :attr:`Program.weights`.
-        columns: of ``gather``.
-
-    Example:
-        >>> Instruction("tanh", (Operand(1),), (Operand(0),), width=64).operation
-        'tanh'
+    A result may lie exactly where an operand does if the operation takes one number at a time. No other overlap of
+    results and operands is allowed.
     """
 
     operation: str
-    results: tuple[Operand, ...]
+    results: tuple[Operand, ...]  # one, of ``norm`` two; all are locals
     operands: tuple[Operand, ...]
-    width: int
+    width: int  # ``w``: columns of the result; of a reduction, of the operand
     segments: int = 1
     epsilon: float = 0.0
     weight: int = -1
-    columns: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()  # of ``gather``
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """One step.
+    """One step. Programs are equal only to themselves: to compare all instructions takes longer than a small batch."""
 
-    Attributes:
-        blocks: all that is read and written; of each kind but locals, tensors are given in the order of ``index``.
-        weights: the matrices that products read, in the order in which they are given.
-        instructions: in the order in which they are computed.
-        outputs: what is written for each element, to one tensor ``(N, width)`` each: its first column and its width.
-        next_states: where the next value of each state lies, in the order of their ``index``; its width is the state's.
-
-    Example:
-        A unit that leaks: ``h' = 0.9 * h + x``, whose output is ``tanh(h')``.
-
-        >>> blocks = (Block("element", 4), Block("state", 4), Block("local", 4), Block("local", 4))
-        >>> leak = Instruction("fma", (Operand(2),), (Operand(1), Operand(-1, number=0.9), Operand(0)), width=4)
-        >>> squash = Instruction("tanh", (Operand(3),), (Operand(2),), width=4)
-        >>> leaky = Program(blocks, (), (leak, squash), ((Operand(3), 4),), (Operand(2),))
-        >>> len(leaky.instructions)
-        2
-    """
-
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...]  # tensors of each kind are given in the order of their index
     weights: tuple[Weight, ...]
     instructions: tuple[Instruction, ...]
-    outputs: tuple[tuple[Operand, int], ...]
-    next_states: tuple[Operand, ...]
+    outputs: tuple[tuple[Operand, int], ...]  # written for each element to a tensor (N, width)
+    next_states: tuple[Operand, ...]  # in the order of the states' index
 
     def given(self, kind: Kind) -> tuple[int, ...]:
         """The widths of the tensors of a kind that a call is given, in their order."""
         blocks = sorted((block for block in self.blocks if block.kind == kind), key=lambda block: block.index)
         return tuple(block.width for block in blocks)
+
+
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
+_SIGNS |= {"ne": "!=", "and": "and", "or": "or"}
+_GIVEN = {"element": "x", "sequence": "mask", "state": "state", "vector": "vector"}
+
+
+def printed(program: Program) -> str:
+    """A program to be read by people: one instruction in a line."""
+    names = _names(program)
+    lines = [
+        f"given {names[index]}: {block.kind}, {block.width} columns"
+        for index, block in enumerate(program.blocks)
+        if block.kind != "local"
+    ]
+    for index, weight in enumerate(program.weights):
+        groups = f"{weight.groups} times " if weight.groups > 1 else ""
+        lines.append(f"given W{index}: weight, {groups}{weight.rows} x {weight.depth}")
+    lines += [_line(program, names, instruction) for instruction in program.instructions]
+    lines += [f"output {_place(program, names, place, width)}" for place, width in program.outputs]
+    for index, (place, width) in enumerate(zip(program.next_states, program.given("state"), strict=True)):
+        lines.append(f"next state{index} {_place(program, names, place, width)}")
+    return "\n".join(lines)
+
+
+def _names(program: Program) -> list[str]:
+    names, locals_ = [], 0
+    for block in program.blocks:
+        if block.kind == "local":
+            names.append(_letter(locals_))
+            locals_ += 1
+        else:
+            names.append(f"{_GIVEN[block.kind]}{block.index}")
+    return names
+
+
+def _letter(number: int) -> str:
+    """a, b ... z, aa, ab ..."""
+    more, last = divmod(number, 26)
+    return (_letter(more - 1) if more else "") + chr(ord("a") + last)
+
+
+def _place(program: Program, names: list[str], place: Operand, width: int) -> str:
+    if place.block < 0:
+        return f"{place.number:g}"
+    name = names[place.block]
+    if place.spread:
+        return f"{name}[{place.start}]"
+    is_all = place.start == 0 and program.blocks[place.block].width == width
+    return name if is_all else f"{name}[{place.start}:{place.start + width}]"
+
+
+def _line(program: Program, names: list[str], instruction: Instruction) -> str:
+    name, width, parts = instruction.operation, instruction.width, instruction.segments
+    reduces = name in ("row_sum", "row_max")
+    target = _place(program, names, instruction.results[0], parts if reduces else width)
+    widths = [width] * len(instruction.operands)
+    if name == "product":
+        weight = program.weights[instruction.weight]
+        widths[1] = weight.groups * weight.depth
+        start, operand = (
+            _place(program, names, place, size) for place, size in zip(instruction.operands, widths, strict=True)
+        )
+        begins = "" if start == "0" else f"{start} + "
+        return f"{target} = {begins}{operand} @ W{instruction.weight}.T"
+    if name == "norm_backward":
+        widths[2] = parts
+    if name == "gather":
+        source = names[instruction.operands[0].block]
+        return f"{target} = {len(instruction.columns)} columns of {source}, starting {list(instruction.columns[:4])}"
+    shown = [_place(program, names, place, size) for place, size in zip(instruction.operands, widths, strict=True)]
+    if name in _SIGNS:
+        return f"{target} = {shown[0]} {_SIGNS[name]} {shown[1]}"
+    if name == "fma":
+        return f"{target} = {shown[0]} * {shown[1]} + {shown[2]}"
+    if name == "copy":
+        return f"{target} = {shown[0]}"
+    if name == "norm":
+        target += f", {_place(program, names, instruction.results[1], parts)}"
+    more = f", parts={parts}" if parts > 1 else ""
+    return f"{target} = {name}({', '.join(shown)}{more})"

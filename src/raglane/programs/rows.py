@@ -7,15 +7,18 @@ are as many as :attr:`raglane.programs.trace.Tracer.rows`; all must be treated a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from raglane.programs.graph import DEPENDS, Columns, Refused
-
-__all__ = ["FREE", "SHIFT", "Aligned", "RowsMeet", "align", "free", "marks_of"]
 
 SHIFT = 40
 """A mark is the row, shifted by so many bits, and the column."""
@@ -29,12 +32,7 @@ class RowsMeet(Refused):
 
 
 def marks_of(columns: Columns, rows: int) -> Tensor:
-    """The marks ``(rows, w)`` of columns that each row has for itself.
-
-    Example:
-        >>> marks_of(np.arange(2), 3).shape
-        torch.Size([3, 2])
-    """
+    """The marks ``(rows, w)`` of columns that each row has for itself."""
     return torch.from_numpy((np.arange(rows)[:, None] << SHIFT) | np.asarray(columns)[None])
 
 
@@ -44,12 +42,7 @@ def free(columns: Columns) -> Tensor:
 
 
 class Aligned:
-    """Operands side by side: what one row sees of them.
-
-    Attributes:
-        columns: of each operand ``(K, n)``, what the first row has, followed by what belongs to no row.
-        chosen: which of all entries these are.
-    """
+    """Operands side by side: what one row sees of them."""
 
     def __init__(self, operands: Sequence[Columns], places: list[Columns], free_places: Columns, count: int) -> None:
         kept = free_places
@@ -76,16 +69,7 @@ class Aligned:
 
 
 def align(operands: Sequence[Tensor], rows: int) -> Aligned:
-    """Find what one row sees of operands.
-
-    Args:
-        operands: marks, ``(count, n)`` each: entry by entry, the numbers that are to meet in an operation.
-        rows: how many rows there are.
-
-    Example:
-        >>> align([marks_of(np.arange(2), 3).reshape(-1, 1)], 3).columns[0].tolist()
-        [[0], [1]]
-    """
+    """Find what one row sees of operands."""
     arrays = [part.numpy() for part in operands]
     count = arrays[0].shape[0]
     owners = [part >> SHIFT for part in arrays]
@@ -102,3 +86,105 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
             if len(others) != len(places[0]) or not np.array_equal(part[others] & _MASK, first):
                 raise Refused(f"it does not treat all rows of the batch alike, {DEPENDS}")
     return Aligned(arrays, places, free_places, count)
+
+
+# They tell a stand-in from the tensor that it stands for, or see what no trace does.
+_HIDDEN = frozenset(
+    "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"
+    " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
+)
+_ROWS = f"what it does depends on the number of rows, which is that of the sequences, {DEPENDS}"
+_ARITHMETIC = frozenset("mul rmul multiply add radd sub rsub div rdiv divide truediv rtruediv pow rpow".split())
+_HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
+
+
+class Rows(int):
+    """A number of rows, or a multiple of it."""
+
+
+class _Shape(tuple[int, ...]):
+    """A ``torch.Size``, whose own product would be a plain number."""
+
+    def numel(self) -> int:
+        return math.prod(self)
+
+
+def _kept(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def method(self: Rows, other: Any) -> Any:
+        found = plain(self, other)
+        return found if found is NotImplemented else Rows(found)
+
+    return method
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def method(self: Rows, *other: Any) -> Any:
+        if _is_ours(sys._getframe(1)) or (other and type(other[0]) is Rows and name in ("__eq__", "__ne__")):
+            return plain(self, *other)
+        raise Refused(_ROWS)
+
+    return method
+
+
+for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"):
+    setattr(Rows, _name, _kept(_name))
+_OTHERS = "eq ne lt le gt ge bool int float index truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow"
+_BITS = "and rand or ror xor rxor lshift rlshift rshift rrshift invert neg pos abs round trunc floor ceil"
+_TEXT = "hash str repr format"
+for _name in (*_OTHERS.split(), *_BITS.split(), *_TEXT.split()):
+    setattr(Rows, f"__{_name}__", _refused(f"__{_name}__"))
+
+
+class Reading(TorchFunctionMode):
+    """Sees all that a step reads of tensors."""
+
+    def __init__(self, rows: int, is_nothing: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self._rows, self._is_nothing = rows, is_nothing
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if name == "__get__":
+            name = func.__self__.__name__
+        if name in _HIDDEN and not _is_ours(_caller()):
+            raise Refused(f"it reads {name} of a tensor, which a program does not have")
+        if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
+            raise Refused(_ROWS)
+        # What torch does within a function of its own is followed operation by operation, and means the same always.
+        with torch._C.DisableTorchFunction():
+            found = func(*args, **(kwargs or {}))
+        if name in _HOST:
+            return _HOST[name]
+        if type(found) in (int, tuple, torch.Size):
+            found = self._marked(found, args)
+        is_each = name in ("__len__", "__iter__", "unbind") and isinstance(args[0], Tensor)
+        if is_each and len(args[0].shape) and args[0].shape[0] % self._rows == 0 and not _is_ours(_caller()):
+            raise Refused(f"it takes {name.strip('_')}() of rows; a program can follow shape[0], and rows side by side")
+        return found
+
+    def _marked(self, found: Any, args: Any) -> Any:
+        """Numbers, of which those that come of the number of rows are marked."""
+        if type(found) is int:
+            is_count = found % self._rows == 0 or (isinstance(args[0], Tensor) and self._is_nothing(args[0]))
+            return Rows(found) if found and is_count else found
+        if all(type(part) is int for part in found):
+            marked = [self._marked(part, args) for part in found]
+            return _Shape(marked)
+        return found
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether torch's or Raglane's own code runs in a frame: what that compares decides nothing but an error."""
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "raglane")
+
+
+def _caller() -> FrameType | None:
+    """The frame that called a function of torch."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch._tensor", "torch.overrides"):
+        frame = frame.f_back
+    return frame

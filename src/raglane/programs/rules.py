@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.programs import row_formulas
-from raglane.programs.formulas import FORMULAS, TRUTHS, log_sigmoid
+from raglane.programs import formulas
+from raglane.programs.formulas import FORMULAS, TRUTHS
 from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
 from raglane.programs.trace import Tracer
 
-__all__ = ["RULES"]
-
 Rule = Callable[..., Any]
+RowFormula = Callable[[Graph, Columns, int], Columns]
+_BATCH_NORMS = (
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
+    *("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"),
+)
 _MOVES = (
     *("view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "select"),
     *("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "chunk"),
@@ -82,20 +85,11 @@ def _detach(tracer: Tracer, function: Any, source: Any) -> Tensor:
 
 def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tensor:
     dtype = kwargs.get("dtype") or source.dtype
-    if dtype is source.dtype:
-        return tracer.wrap(tracer.marks(source).clone(), dtype)
-    if source.dtype is torch.bool and (dtype is tracer.dtype or not dtype.is_floating_point):
-        return tracer.wrap(tracer.marks(source).clone(), dtype)
-    if source.dtype is not tracer.dtype and dtype is tracer.dtype:
+    if dtype in (source.dtype, tracer.dtype) or (source.dtype is torch.bool and not dtype.is_floating_point):
         return tracer.wrap(tracer.marks(source).clone(), dtype)
     if dtype is torch.bool:
         return _pointwise(lambda g, a: g.each("ne", a, 0.0), True)(tracer, None, source)  # type: ignore[no-any-return]
     raise Refused(f"it changes {source.dtype} to {dtype}")
-
-
-def _copy(tracer: Tracer, function: Any, target: Any, source: Any, *_: Any) -> Tensor:
-    marks = tracer.marks(source).expand(target.shape).clone()
-    return tracer.wrap(marks, target.dtype)
 
 
 def _common(tracer: Tracer, parts: Any) -> torch.dtype:
@@ -119,23 +113,20 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
     """A rule for an operation that takes one number of each operand at a time."""
 
     def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-        names = [*range(len(args)), *kwargs]
-        given = [*args, *kwargs.values()]
-        tensors = [index for index, part in enumerate(given) if isinstance(part, Tensor)]
-        dtype = torch.bool if is_truth else _common(tracer, given)
+        given = dict(enumerate(args)) | kwargs
+        tensors = [name for name, part in given.items() if isinstance(part, Tensor)]
+        dtype = torch.bool if is_truth else _common(tracer, given.values())
         if function is not None and not dtype.is_floating_point and not is_truth:
             if function._schema.name == "aten::div":
                 dtype = tracer.dtype
             elif dtype is torch.bool:
                 raise Refused("it computes with truths as if they were numbers")
-        marks = [tracer.marks(given[index]) for index in tensors]
+        marks = [tracer.marks(given[name]) for name in tensors]
         shape = np.broadcast_shapes(*(part.shape for part in marks))
         aligned = align([part.expand(shape).reshape(-1, 1) for part in marks], tracer.rows)
-        for index, columns in zip(tensors, aligned.columns, strict=True):
-            given[index] = columns[:, 0]
-        split = len(args)
-        named = dict(zip(names[split:], given[split:], strict=True))
-        found = formula(tracer.graph, *given[:split], **named) if math.prod(shape) else np.empty(0, np.int64)
+        given |= {name: columns[:, 0] for name, columns in zip(tensors, aligned.columns, strict=True)}
+        operands, named = [given[place] for place in range(len(args))], {name: given[name] for name in kwargs}
+        found = formula(tracer.graph, *operands, **named) if math.prod(shape) else np.empty(0, np.int64)
         return tracer.wrap(aligned.marks(found.reshape(-1, 1)).reshape(shape), dtype)
 
     return rule
@@ -152,13 +143,7 @@ def _dims(dim: Any, count: int) -> list[int]:
     return [part % count for part in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
-def _along(
-    tracer: Tracer,
-    source: Tensor,
-    dims: list[int],
-    formula: Callable[[Graph, Columns, int], Columns],
-    keeps: bool | None,
-) -> Tensor:
+def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None) -> Tensor:
     """Apply a formula to the parts of rows that lie along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
@@ -179,15 +164,8 @@ def _along(
     return tracer.wrap(aligned.marks(found.reshape(columns.shape)).reshape(moved.shape).permute(back), source.dtype)
 
 
-def _reduction(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
-    def rule(
-        tracer: Tracer,
-        function: Any,
-        source: Any,
-        dim: Any = None,
-        keepdim: bool = False,
-        **kwargs: Any,
-    ) -> Tensor:
+def _reduction(formula: RowFormula) -> Rule:
+    def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype") or source.dtype
         if not source.dtype is dtype is tracer.dtype:
             raise Refused(f"it reduces {source.dtype} to {dtype}")
@@ -200,16 +178,16 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
     name, correction = function._schema.name, kwargs.get("correction")
     if isinstance(dim, bool):
         raise Refused("no program has this form of the variance")
-    formula, dims = row_formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
+    formula, dims = formulas.variance(1.0 if correction is None else float(correction)), _dims(dim, source.dim())
     found = _along(tracer, source, dims, formula, bool(kwargs.get("keepdim")))
     if name == "aten::std":
-        return _pointwise(row_formulas.root)(tracer, None, found)
+        return _pointwise(formulas.root)(tracer, None, found)
     if name == "aten::var_mean":
-        return found, _along(tracer, source, dims, row_formulas.mean, bool(kwargs.get("keepdim")))
+        return found, _along(tracer, source, dims, formulas.mean, bool(kwargs.get("keepdim")))
     return found
 
 
-def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+def _extreme(formula: RowFormula) -> Rule:
     """Of the largest and the smallest number of a part, and where it stands, only the first is computed."""
 
     def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -217,13 +195,13 @@ def _extreme(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
             return RULES["maximum" if function._schema.name == "aten::max" else "minimum"](tracer, None, source, dim)
         if dim is None:
             return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
-        found = _along(tracer, source, [dim % source.dim()], row_formulas.first_of(formula), keepdim)
+        found = _along(tracer, source, [dim % source.dim()], formulas.first_of(formula), keepdim)
         return found, tracer.nothing(*found.shape)
 
     return rule
 
 
-def _mapping(formula: Callable[[Graph, Columns, int], Columns]) -> Rule:
+def _mapping(formula: RowFormula) -> Rule:
     def rule(tracer: Tracer, function: Any, source: Any, dim: int, to: Any = None, **kwargs: Any) -> Tensor:
         if source.dtype is not tracer.dtype or kwargs.get("dtype") not in (None, tracer.dtype):
             raise Refused(f"it sums {source.dtype}")
@@ -238,62 +216,39 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
             return g.sums(g.each("abs", a), parts)
         if ord != 2:
             raise Refused(f"no program has the norm of order {ord}")
-        return row_formulas.root(g, g.sums(g.each("mul", a, a), parts))
+        return formulas.root(g, g.sums(g.each("mul", a, a), parts))
 
     return _along(tracer, source, _dims(dim, source.dim()), formula, keepdim)
 
 
-def _normalised(tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float) -> Tensor:
-    """``source`` with its last dimensions normalised as one part each."""
-
-    def formula(g: Graph, a: Columns, count: int) -> Columns:
-        return g.norm(a, count, epsilon)[0]
-
-    shape = source.shape
+def _normalised(
+    tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float, gain: Any, bias: Any, shape: tuple[int, ...]
+) -> Any:
+    """``source``, seen as ``parts``, normalised along the last dimension; gain and bias have ``shape``."""
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
-    return tracer.wrap(tracer.marks(_along(tracer, wide, [len(parts) - 1], formula, None)).reshape(shape), tracer.dtype)
-
-
-def _scaled(tracer: Tracer, found: Tensor, gain: Any, bias: Any, shape: tuple[int, ...]) -> Tensor:
+    found = _along(tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None)
+    found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
     for part, name in ((gain, "mul"), (bias, "add")):
         if part is not None:
-            fitting = tracer.wrap(tracer.marks(part).reshape(shape), part.dtype)
-            found = RULES[name](tracer, None, found, fitting)
-    return found
+            found = RULES[name](tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), part.dtype))
+    return found, tracer.nothing(1), tracer.nothing(1)
 
 
 def _layer_norm(tracer: Tracer, function: Any, source: Any, shape: Any, gain: Any, bias: Any, epsilon: float) -> Any:
     kept = source.shape[: source.dim() - len(shape)]
-    found = _normalised(tracer, source, (*kept, math.prod(shape)), epsilon)
-    unread = tracer.nothing(1)
-    return _scaled(tracer, found, gain, bias, tuple(shape)), unread, unread
+    return _normalised(tracer, source, (*kept, math.prod(shape)), epsilon, gain, bias, tuple(shape))
 
 
-def _group_norm(
-    tracer: Tracer,
-    function: Any,
-    source: Any,
-    gain: Any,
-    bias: Any,
-    count: int,
-    channels: int,
-    rest: int,
-    groups: int,
-    epsilon: float,
-) -> Any:
-    found = _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon)
-    unread = tracer.nothing(1)
-    return _scaled(tracer, found, gain, bias, (channels, *(1,) * (source.dim() - 2))), unread, unread
+def _group_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *sizes: Any) -> Any:
+    count, channels, rest, groups, epsilon = sizes
+    shape = (channels, *(1,) * (source.dim() - 2))
+    return _normalised(tracer, source, (count, groups, channels // groups * rest), epsilon, gain, bias, shape)
 
 
 def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
     one, gate = (tracer.wrap(part, source.dtype) for part in tracer.marks(source).chunk(2, dim))
     found: Tensor = _pointwise(lambda g, a, b: g.each("mul", a, g.each("sigmoid", b)))(tracer, None, one, gate)
     return found
-
-
-def _log_sigmoid(tracer: Tracer, function: Any, source: Any) -> Any:
-    return _pointwise(log_sigmoid)(tracer, None, source), tracer.nothing(1)
 
 
 def _batch_norm(*_: Any, **__: Any) -> Any:
@@ -312,30 +267,27 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,
-    "log_sigmoid_forward": _log_sigmoid,
+    "log_sigmoid_forward": lambda t, _, source: (_pointwise(formulas.log_sigmoid)(t, None, source), t.nothing(1)),
     "_to_copy": _convert,
-    "copy": _copy,
+    "copy": lambda t, _, to, source, *__: t.wrap(t.marks(source).expand(to.shape).clone(), to.dtype),
     **{name: _pointwise(formula) for name, formula in FORMULAS.items()},
     **{name: _pointwise(formula, True) for name, formula in TRUTHS.items()},
-    "sum": _reduction(row_formulas.total),
-    "mean": _reduction(row_formulas.mean),
-    "amax": _reduction(row_formulas.largest),
-    "amin": _reduction(row_formulas.smallest),
-    "prod": _reduction(row_formulas.product),
-    "logsumexp": _reduction(row_formulas.log_sum),
+    "sum": _reduction(Graph.sums),
+    "mean": _reduction(formulas.mean),
+    "amax": _reduction(formulas.largest),
+    "amin": _reduction(formulas.smallest),
+    "prod": _reduction(formulas.product),
+    "logsumexp": _reduction(formulas.log_sum),
     **dict.fromkeys(("var", "std", "var_mean"), _var),
-    "max": _extreme(row_formulas.largest),
-    "min": _extreme(row_formulas.smallest),
-    "cumsum": _mapping(row_formulas.cumulated),
-    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(row_formulas.softmax)),
-    "_log_softmax": _mapping(row_formulas.log_softmax),
+    "max": _extreme(formulas.largest),
+    "min": _extreme(formulas.smallest),
+    "cumsum": _mapping(Graph.cumsum),
+    **dict.fromkeys(("_softmax", "_safe_softmax"), _mapping(formulas.softmax)),
+    "_log_softmax": _mapping(formulas.log_softmax),
     "linalg_vector_norm": _length,
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,
-    **dict.fromkeys(
-        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"), _batch_norm
-    ),
-    **dict.fromkeys(("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update"), _batch_norm),
+    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     **PRODUCTS,
 }
 """By the name of an operation of torch: what is made of a trace, the operation and its arguments."""

@@ -1,4 +1,4 @@
-"""A cell's step as one function of tensors, and its trace."""
+"""A cell's step with the weights of a call: its key, torch's way to run it, and its trace."""
 
 from __future__ import annotations
 
@@ -8,65 +8,59 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
 from raglane.programs.graph import DEPENDS, Refused, Result
 from raglane.programs.rules import RULES
 from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
-from raglane.programs.weights import Survey, replaced
-
-__all__ = ["Step", "trace"]
+from raglane.programs.weights import Survey, cell_key, replaced, survey
 
 
 class Step:
-    """One step of a cell with certain weights, as a function of all tensors that it reads.
+    """One step of a cell with certain weights, as a function of all tensors that it reads."""
 
-    Args:
-        cell: the equations.
-        weights: what it reads, for everything but their tensors.
-        found: the survey of ``weights``.
-        prepares: whether what the cell prepares is a part of the step; else the step is given it.
+    def __init__(
+        self, cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], output: int, dtype: torch.dtype
+    ) -> None:
+        self.cell, self.given = cell, weights
+        self.width, self.sizes, self.output, self.dtype = width, sizes, output, dtype
+        found = survey(weights)
+        self.leaves, self.elements = found.leaves, found.elements
+        # All that decides what is computed; and what stands in classes, which may be changed while the process lives.
+        self.facts = cell_key(cell), found.key, width, sizes, output, dtype
+        self.key = (self.facts, *found.classes)
 
-    Attributes:
-        given: ``weights``.
-    """
-
-    def __init__(self, cell: CellSpec, weights: Any, found: Survey, prepares: bool) -> None:
-        self.cell, self.prepares = cell, prepares
-        self.given = weights
-        self._names = {id(part): ("leaf", index) for index, part in enumerate(found.leaves)}
-        self._names |= {id(part): ("element", index + 1) for index, part in enumerate(found.elements)}
+    def converted(self, part: Tensor) -> Tensor:
+        """A tensor in the dtype that is computed in: bfloat16 is widened."""
+        return part.to(self.dtype) if part.dtype is torch.bfloat16 else part
 
     @property
-    def whole(self) -> CellSpec:
+    def widths(self) -> list[int]:
+        """Columns of the input and of each tensor that has a row for each element."""
+        return [self.width, *(part.shape[1] for part in self.elements)]
+
+    def whole(self, prepares: bool) -> CellSpec:
         """A cell that takes this step, whatever stands before it."""
-        return self.cell if self.prepares else _Bare(self.cell)
+        return self.cell if prepares else _Bare(self.cell)
 
     def weights(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
         """The weights with these tensors."""
-
-        def swap(part: Tensor) -> Tensor:
-            kind, index = self._names[id(part)]
-            return leaves[index] if kind == "leaf" else elements[index]
-
-        return replaced(self.given, swap)
+        swapped = {id(part): leaves[index] for index, part in enumerate(self.leaves)}
+        swapped |= {id(part): elements[index + 1] for index, part in enumerate(self.elements)}
+        return replaced(self.given, lambda part: swapped[id(part)])
 
     def run(
-        self, leaves: list[Tensor] | None, elements: list[Tensor], states: list[Tensor], offsets: Tensor
+        self,
+        leaves: list[Tensor] | None,
+        elements: list[Tensor],
+        states: list[Tensor],
+        offsets: Tensor,
+        prepares: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...], bool]:
-        """One step of as many sequences as there are rows.
-
-        Args:
-            leaves: in place of the survey's; None for a module as it is.
-            elements: the rows of the input, or of what was prepared; and in place of the survey's.
-            states: ``(R, size)`` each.
-            offsets: of sequences of one element each.
-
-        Returns:
-            The output, the new states, and whether the step changed what its module holds.
-        """
+        """One step in torch: output, new states, and whether it changed its module; no leaves for a module as it is."""
         weights = self.given if leaves is None else self.weights(leaves, elements)
         before = _held(weights)
-        rows = self.cell.prepare(weights, elements[0], offsets) if self.prepares else elements[0]
+        rows = self.cell.prepare(weights, elements[0], offsets) if prepares else elements[0]
         output, new = self.cell.step(weights, rows, tuple(states))
         return output, new, before != _held(weights)
 
@@ -92,38 +86,59 @@ def _held(weights: Any) -> Any:
     return found.module(weights), found.classes
 
 
-def trace(
-    step: Step,
-    given: list[Tensor],
-    originals: list[Tensor],
-    widths: list[int],
-    sizes: tuple[int, ...],
-    output: int,
-    dtype: torch.dtype,
-) -> Trace:
-    """Trace a step."""
-    dims = [size for part in given for size in part.shape]
-    tracer = Tracer(dtype, rows_for([*widths, *sizes, output, *dims, math.prod(sizes)]), RULES)
-    leaves: list[Tensor] = [tracer.leaf(*pair) for pair in zip(given, originals, strict=True)]
-    offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
-    elements = [tracer.source("element", width) for width in widths]
-    states = [tracer.source("state", size) for size in sizes]
+def plainly() -> Any:
+    """Whatever mode of torch's functions is at work, such as the one that computes row by row, is left out."""
+    return torch._C.DisableTorchFunction()
 
-    rows = [part for part, _ in elements], [part for part, _ in states]
+
+def trace(step: Step) -> Trace:
+    """Trace a step; a Refused says why it cannot become a program."""
+    # With what a cell prepares inside, all that depends on a row is computed in one order of sums.
     try:
-        (found, new, changed), drew = draws_random_numbers(lambda: tracer.run(lambda: step.run(leaves, *rows, offsets)))
+        return _traced(step, True)
     except Refused:
-        raise
+        if isinstance(step.cell, ModuleCell) and not hasattr(step.given, "prepare"):
+            raise
+    return _traced(step, False)
+
+
+def _traced(step: Step, prepares: bool) -> Trace:
+    # Numbers are computed as in any other call, whatever stands around this one.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), plainly():
+        widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
+        dims = [size for part in step.leaves for size in part.shape]
+        tracer = Tracer(step.dtype, rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]), RULES)
+        leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
+        offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
+        elements = [tracer.source("element", width) for width in widths]
+        states = [tracer.source("state", size) for size in step.sizes]
+        rows = [part for part, _ in elements], [part for part, _ in states]
+        try:
+            (found, new, changed), drew = draws_random_numbers(
+                lambda: tracer.run(lambda: step.run(leaves, *rows, offsets, prepares))
+            )
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
+        if drew:
+            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
+        if changed:
+            raise Refused(f"it changes its own attributes, {DEPENDS}")
+        if len(new) != len(step.sizes):
+            raise Refused("it gives another number of states than it takes")
+        columns = tracer.columns(found, step.output)
+        after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
+        nodes = [index for _, index in elements], [index for _, index in states]
+        return tracer.finish(Result(tracer.graph, *nodes, [], columns, after), prepares)
+
+
+def _prepared_width(step: Step) -> int:
+    """How many columns a cell prepares."""
+    dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
+    try:
+        rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
+        prepared = step.cell.prepare(step.given, rows, torch.tensor([0, 1], device="cpu"))
     except Exception as error:
-        raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
-    if drew:
-        raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
-    if changed:
-        raise Refused(f"it changes its own attributes, {DEPENDS}")
-    if len(new) != len(sizes):
-        raise Refused("it gives another number of states than it takes")
-    columns = tracer.columns(found, output)
-    after = [tracer.columns(part, size) for part, size in zip(new, sizes, strict=True)]
-    nodes = [index for _, index in elements], [index for _, index in states]
-    result = Result(tracer.graph, *nodes, [], columns, after)
-    return tracer.finish(result)
+        raise Refused(f"what it prepares raised {type(error).__name__}: {error}") from error
+    return int(prepared.shape[1])

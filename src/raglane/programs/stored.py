@@ -1,275 +1,229 @@
-"""A trace as text and back: what a file may hold of it, and what must hold of a file before anybody believes it.
+"""Traces on the disk: JSON of a graph, of what is computed from parameters, and a digest of it all.
 
-A file can be anything: old, cut off, or written by somebody with another idea. So all that is read is checked: kinds,
-counts, places, shapes. What was checked is a graph in which each node reads nodes before it, and it is compared with
-torch before its first use as any other.
+A file can be anything: old, cut off, or written by somebody with another idea. No more memory is taken than a trace
+needs, nodes read only nodes before them, and of torch only those operations are called that programs have. Whatever
+else may be wrong is found when the program is compared with torch, as each is before its first use.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.programs.graph import SOURCES, Columns, Graph, Node, Result, Unkept
-from raglane.programs.known import Moved
-from raglane.programs.program import OPERATIONS
-from raglane.programs.stored_calls import MOST_MADE, call_read, call_written, check, shapes_of, whole
+from raglane._utils import caches
+from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
+from raglane.programs.parameters import Call, Known, Moved, ParameterOps
+from raglane.programs.rules import RULES
+from raglane.programs.step import Step, plainly
 from raglane.programs.trace import Trace
 
-__all__ = ["Shapes", "read", "written"]
-
-_MOST_NODES, _MOST_COLUMNS, _MOST_NUMBERS, _MOST_CALLS = 1 << 14, 1 << 22, 1 << 26, 1 << 12
-_ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
-_EACH = {name: count for name, count in OPERATIONS.items() if name not in (*_ROWS, "gather")}
-_EACH |= {"at_least": 2, "at_most": 2, "stop": 1, "through": 2}
-
-
-class Shapes(NamedTuple):
-    """What a trace must fit.
-
-    Attributes:
-        leaves: the parameters, in the dtype that is computed in.
-        elements: columns of each tensor that is given for each element; -1 for any.
-        sizes: of the states.
-        output: columns of the output.
-        dtype: that numbers are computed in.
-    """
-
-    leaves: Sequence[Tensor]
-    elements: tuple[int, ...]
-    sizes: tuple[int, ...]
-    output: int
-    dtype: torch.dtype
+# The folder among the user's caches.
+_KIND = "programs"
+_MOST_COLUMNS, _MOST_NUMBERS, _MOST_MADE = 1 << 22, 1 << 26, 1 << 28
+# Operations that parameters may go through: they neither read files nor write to tensors.
+_OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
+_NAMED: dict[str, Any] = {
+    str(part): part
+    for part in (
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool),
+        *(torch.contiguous_format, torch.preserve_format, torch.device("cpu")),
+    )
+}
 
 
-def written(key: str, prepares: bool, trace: Trace) -> str:
+def load(step: Step, key: str) -> Trace | None:
+    """The trace that was saved under a key; None without one that holds for this step."""
+    text = caches.load(_KIND, key)
+    try:
+        return None if text is None else read(text, key, step)
+    except Unkept:
+        return None
+
+
+def save(step: Step, key: str, trace: Trace) -> None:
+    """Write a trace; an Unkept says why it cannot be written, or could not be read again."""
+    text = written(key, trace)
+    read(text, key, step)
+    caches.save(_KIND, key, text)
+
+
+def remove(key: str) -> None:
+    """Make sure that what was saved under a key is not read again."""
+    caches.save(_KIND, key, "")
+
+
+def written(key: str, trace: Trace) -> str:
     """A trace as text."""
     if trace.reads_itself:
         raise Unkept("it reaches a parameter by another way than its module")
-    result, graph = trace.result, trace.result.graph
-    content: dict[str, Any] = {
+    result, ops = trace.result, trace.parameters
+    content = {
         "key": key,
-        "prepares": prepares,
-        "nodes": [_node_written(node) for node in graph.nodes],
-        "shapes": [list(shape) for shape in graph.weights],
-        "elements": result.elements,
-        "states": result.states,
-        "vectors": result.vectors,
-        "output": _runs(result.output),
-        "new": [_runs(columns) for columns in result.new],
+        "prepares": trace.prepares,
+        "nodes": [[*vars(node).values()] for node in result.graph.nodes],
+        "shapes": result.graph.weights,
+        "given": [result.elements, result.states, result.vectors],
+        "output": result.output,
+        "new": result.new,
+        "calls": [_call_written(call) for call in ops.calls],
+        "known": [ops.vectors, ops.weights],
+        "moved": None if ops.moved is None else [[part.pieces, part.shape] for part in ops.moved],
     }
-    if trace.moved is not None:
-        content["moved"] = [[list(map(list, part.pieces)), list(part.shape)] for part in trace.moved]
-    else:
-        content["calls"] = [call_written(call) for call in trace.calls]
-        content["known"] = [list(trace.vectors), list(trace.weights)]
-    body = json.dumps(content, separators=(",", ":"))
+    body = json.dumps(content, separators=(",", ":"), default=_tagged)
     return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n"
 
 
-def read(text: str, key: str, shapes: Shapes) -> tuple[bool, Trace]:
-    """A trace from text."""
+def read(text: str, key: str, step: Step) -> Trace:
+    """A trace from text; an Unkept if it is none of this step."""
     try:
         digest, body, rest = text.split("\n")
-        if rest or hashlib.sha256(body.encode()).hexdigest() != digest:
-            raise Unkept("it was changed")
-        return _Reader(json.loads(body), shapes).read(key)
+        _check(not rest and hashlib.sha256(body.encode()).hexdigest() == digest)
+        with torch.inference_mode(False), torch.no_grad(), plainly():
+            content = json.loads(body, object_hook=_untagged)
+            _check(content["key"] == key and type(content["prepares"]) is bool)
+            calls = [_call_read(*call) for call in content["calls"]]
+            moved = content["moved"] and [Moved(*map(_tuples, part)) for part in content["moved"]]
+            _check_sizes(calls, [step.converted(part.detach()) for part in step.leaves])
+            vectors, weights = content["known"]
+            ops = ParameterOps(calls, vectors, weights, moved)
+            return Trace(_Reader(content).result(step), ops, False, content["prepares"])
     except Unkept:
         raise
     except Exception as error:  # whatever is in it, it is no trace
         raise Unkept(f"{type(error).__name__}: {error}") from error
 
 
-# ---- columns ------------------------------------------------------------------------------------------------------
+def _check(holds: bool) -> None:
+    if not holds:
+        raise Unkept("what it says does not hold together")
 
 
-def _runs(columns: Columns) -> list[int]:
-    """Columns as runs of first, step and count, one after the other."""
-    columns = np.asarray(columns, np.int64)
-    found: list[int] = []
+def _whole(number: Any, least: int, most: int) -> int:
+    _check(type(number) is int and least <= number <= most)
+    return int(number)
+
+
+def _tuples(part: Any) -> Any:
+    return tuple(map(_tuples, part)) if isinstance(part, list) else part
+
+
+# ---- the graph ----------------------------------------------------------------------------------------------------
+
+
+def _runs(columns: Columns) -> list[list[int]]:
+    """Columns as runs of first, step and count."""
+    found: list[list[int]] = []
     place, count = 0, len(columns)
     steps = np.diff(columns)
     turns = np.append(np.flatnonzero(np.diff(steps)) + 1, len(steps))  # where steps change
-    while place < count:
-        if place == count - 1:
-            found += int(columns[place]), 0, 1
-            break
+    while place < count - 1:
         end = int(turns[np.searchsorted(turns, place, side="right")])
-        found += int(columns[place]), int(steps[place]), end - place + 1
+        found.append([int(columns[place]), int(steps[place]), end - place + 1])
         place = end + 1
-    return found
-
-
-class _Columns:
-    """Reads columns, and counts them, so that a short text cannot ask for much memory."""
-
-    def __init__(self) -> None:
-        self._left = _MOST_NUMBERS
-
-    def read(self, runs: Any, before: int, width: int) -> Columns:
-        """``width`` columns, all below ``before``."""
-        check(type(runs) is list and len(runs) % 3 == 0)
-        counts = [whole(count, 1, width) for count in runs[2::3]]
-        check(sum(counts) == width)
-        self._left -= width
-        check(self._left >= 0)
-        parts = []
-        for first, step, count in zip(runs[0::3], runs[1::3], counts, strict=True):
-            last = whole(first, 0, before - 1) + whole(step, -before, before) * (count - 1)
-            whole(last, 0, before - 1)
-            parts.append(np.arange(count, dtype=np.int64) * step + first)
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-def _real(number: Any) -> float:
-    check(type(number) is float)
-    return float(number)
-
-
-def _width(runs: Any) -> int:
-    """How many columns runs say that there are."""
-    check(type(runs) is list and len(runs) % 3 == 0)
-    return sum(whole(count, 1, _MOST_COLUMNS) for count in runs[2::3])
-
-
-# ---- nodes --------------------------------------------------------------------------------------------------------
-
-
-def _node_written(node: Node) -> list[Any]:
-    operands = [_runs(part) for part in node.operands]
-    numbers = [node.width, node.segments, float(node.epsilon), node.weight, int(node.is_transposed), float(node.number)]
-    return [node.operation, operands, *numbers]
+    return found if place >= count else [*found, [int(columns[place]), 0, 1]]
 
 
 class _Reader:
-    def __init__(self, content: Any, shapes: Shapes) -> None:
-        check(type(content) is dict)
-        self._content: dict[str, Any] = content
-        self._shapes = shapes
-        self._columns = _Columns()
-        self._graph = Graph()
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content, self._graph = content, Graph()
+        self._left = _MOST_NUMBERS  # so that a short text cannot ask for much memory
 
-    def read(self, key: str) -> tuple[bool, Trace]:
-        content, shapes, graph = self._content, self._shapes, self._graph
-        prepares = content["prepares"]
-        check(content["key"] == key and type(prepares) is bool)
-        graph.weights = [self._weight(shape) for shape in self._list("shapes", _MOST_NODES)]
-        for given in self._list("nodes", _MOST_NODES):
-            self._node(given)
-        elements, states = self._sources("element"), self._sources("state")
-        # What a cell prepares is as wide as it likes where it is not a part of the step.
-        widths = shapes.elements if prepares else (-1, *shapes.elements[1:])
-        check(len(elements) == len(widths) and [graph.nodes[index].width for index in states] == list(shapes.sizes))
-        check(all(width in (-1, graph.nodes[index].width) for index, width in zip(elements, widths, strict=True)))
-        output = self._columns.read(content["output"], self._count, shapes.output)
-        check(len(self._list("new", _MOST_NODES)) == len(shapes.sizes))
-        pairs = zip(content["new"], shapes.sizes, strict=True)
-        new = [self._columns.read(runs, self._count, size) for runs, size in pairs]
-        result = Result(graph, elements, states, self._sources("vector"), output, new)
-        return prepares, self._known(result)
+    def result(self, step: Step) -> Result:
+        content, graph = self._content, self._graph
+        graph.weights = [_tuples(shape) for shape in content["shapes"]]
+        count = 0
+        for operation, operands, width, segments, *rest in content["nodes"]:
+            width = _whole(width, 1, _MOST_COLUMNS - count)
+            columns = tuple([self._columns(part, count) for part in operands])
+            node = Node(operation, columns, width, _whole(segments, 1, width), *rest)
+            if operation == "number":
+                _check(graph.number(node.number) == count)  # each number once
+            else:
+                graph.add(node)
+            count += width
+        given = content["given"]
+        for nodes, kind in zip(given, ("element", "state", "vector"), strict=True):
+            there = [index for index, node in enumerate(graph.nodes) if node.operation == kind]
+            _check(sorted(nodes) == there)
+        output, *new = (self._columns(part, count) for part in (content["output"], *content["new"]))
+        found, wanted = [*given[:2], output, *new], [len(step.widths), len(step.sizes), step.output, *step.sizes]
+        _check([*map(len, found)] == wanted)
+        elements, states, vectors = given
+        return Result(graph, elements, states, vectors, output, new)
 
-    def _list(self, name: str, most: int) -> list[Any]:
-        found = self._content[name]
-        check(type(found) is list and len(found) <= most)
-        return found  # type: ignore[no-any-return]
-
-    @property
-    def _count(self) -> int:
-        """Columns so far."""
-        graph = self._graph
-        return graph.starts[-1] + graph.nodes[-1].width if graph.nodes else 0
-
-    def _weight(self, shape: Any) -> tuple[int, int, int]:
-        groups, rows, depth = (whole(size, 1, 1 << 20) for size in shape)
-        check(groups * rows <= 1 << 20 and groups * depth <= 1 << 20)
-        return groups, rows, depth
-
-    def _sources(self, kind: str) -> list[int]:
-        """The nodes of a kind, which the file has in their order."""
-        found = [whole(index, 0, len(self._graph.nodes) - 1) for index in self._list(f"{kind}s", _MOST_NODES)]
-        there = [index for index, node in enumerate(self._graph.nodes) if node.operation == kind]
-        check(sorted(found) == there)
+    def _columns(self, runs: Any, before: int) -> Columns:
+        """Columns of runs, all below ``before``."""
+        self._left -= sum(_whole(count, 1, self._left) for _, _, count in runs)
+        parts = [first + step * np.arange(count) for first, step, count in runs]
+        found = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        _check(found.dtype == np.int64 and bool(((found >= 0) & (found < before)).all()))
         return found
 
-    def _node(self, given: Any) -> None:
-        operation, runs, width, segments, epsilon, weight, is_transposed, number = given
-        before = self._count
-        width = whole(width, 1, _MOST_COLUMNS - before)
-        segments, transposed = whole(segments, 1, width), bool(whole(is_transposed, 0, 1))
-        check(type(operation) is str and type(runs) is list and len(runs) <= 3)
-        weight = whole(weight, -1, len(self._graph.weights) - 1)
-        node = Node(operation, (), width, segments, _real(epsilon), weight, transposed, _real(number))
-        widths = self._widths(node, runs)
-        check(len(widths) == len(runs))
-        operands = tuple([self._columns.read(part, before, own) for part, own in zip(runs, widths, strict=True)])
-        if operation == "number":
-            check(self._graph.number(node.number) == before)  # each number once
-        else:
-            self._graph.add(Node(operation, operands, width, segments, node.epsilon, weight, transposed, node.number))
 
-    def _widths(self, node: Node, runs: list[Any]) -> list[int]:
-        """The columns of each operand of a node."""
-        operation, width, segments = node.operation, node.width, node.segments
-        if operation in SOURCES or operation == "number":
-            check(operation != "number" or width == 1)
-            return []
-        if operation in _EACH:
-            return [width] * _EACH[operation]
-        check(operation in _ROWS and len(runs) > 0)
-        if operation == "product":
-            check(node.weight >= 0)
-            groups, rows, depth = self._graph.weights[node.weight]
-            gives, takes = (depth, rows) if node.is_transposed else (rows, depth)
-            check(width == groups * gives)
-            return [width, groups * takes]
-        if operation in ("row_sum", "row_max"):
-            reduced = _width(runs[0])
-            check(width == segments and reduced % segments == 0)
-            return [reduced]
-        if operation == "norm":
-            check(width > segments and (width - segments) % segments == 0)
-            return [width - segments]
-        check(width % segments == 0)
-        return [width] if operation == "row_cumsum" else [width, width, segments]
+# ---- what is computed from parameters -----------------------------------------------------------------------------
 
-    # What is computed from parameters alone.
 
-    def _known(self, result: Result) -> Trace:
-        shapes, graph = self._shapes, self._graph
-        wanted = [(graph.nodes[index].width,) for index in result.vectors] + [tuple(shape) for shape in graph.weights]
-        if "moved" in self._content:
-            parts = self._list("moved", 2 * _MOST_NODES)
-            check(len(parts) == len(wanted))
-            moved = [self._moved(pieces, own, shape) for (pieces, own), shape in zip(parts, wanted, strict=True)]
-            return Trace(result, [], [], [], False, moved)
-        calls = [call_read(given) for given in self._list("calls", _MOST_CALLS)]
-        made = shapes_of(calls, shapes.leaves)
-        known = [[whole(index, 0, len(made) - 1) for index in part] for part in self._list("known", 2)]
-        vectors, weights = known
-        check(len(vectors) == len(result.vectors) and len(weights) == len(graph.weights))
-        for index, shape in zip([*vectors, *weights], wanted, strict=True):
-            own = made[index]
-            found = (own.numel(),) if len(shape) == 1 else tuple(own.shape)
-            check(own.dtype is shapes.dtype and found == shape)
-        return Trace(result, calls, vectors, weights, False, None)
+def _call_written(call: Call) -> list[Any]:
+    """An operation with its overload, arguments and number of results; a constant has no name."""
+    if call.function is None:
+        return ["", "", call.args, call.kwargs, call.count]
+    name, _, overload = str(call.function).removeprefix("aten.").partition(".")
+    _function(name, overload)
+    return [name, overload, call.args, call.kwargs, call.count]
 
-    def _moved(self, pieces: Any, shape: Any, wanted: tuple[int, ...]) -> Moved:
-        leaves = self._shapes.leaves
-        sizes = tuple([whole(size, 1, MOST_MADE) for size in shape])
-        count = math.prod(sizes)
-        check(len(sizes) <= 8 and type(pieces) is list and 0 < len(pieces) <= _MOST_CALLS)
-        check(sizes == wanted if len(wanted) > 1 else count == wanted[0])
-        found = []
-        for leaf, begin, end in pieces:
-            own = leaves[whole(leaf, 0, len(leaves) - 1)]
-            check(own.dtype is self._shapes.dtype)
-            found.append((leaf, whole(begin, 0, own.numel()), whole(end, 0, own.numel())))
-            check(end - begin == count)
-        return Moved(tuple(found), sizes)
+
+def _call_read(name: str, overload: str, args: Any, kwargs: Any, count: Any) -> Call:
+    return Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
+
+
+def _function(name: str, overload: str) -> Any:
+    """An operation of torch by its name."""
+    if name not in _OPERATIONS:
+        raise Unkept(f"it computes {name} from its parameters")
+    function = getattr(getattr(torch.ops.aten, name), overload)
+    if function._schema.is_mutable:
+        raise Unkept(f"it changes what it computes, by {name}")
+    return function
+
+
+def _tagged(part: Any) -> Any:
+    """What JSON does not have, with a tag."""
+    if isinstance(part, np.ndarray):
+        return _runs(part)
+    if type(part) is Known:
+        return {"$known": part.index}
+    if isinstance(part, Tensor):
+        return {"$tensor": [part.dtype, part.shape, part.reshape(-1).tolist()]}
+    if str(part) in _NAMED:
+        return {"$named": str(part)}
+    raise Unkept(f"it gives torch a {type(part).__name__}")
+
+
+_TAGS: dict[str, Callable[[Any], Any]] = {
+    "$known": lambda index: Known(_whole(index, 0, 1 << 20)),
+    "$tensor": lambda given: torch.tensor(given[2], dtype=given[0], device="cpu").reshape(given[1]),
+    "$named": _NAMED.__getitem__,
+}
+
+
+def _untagged(part: dict[str, Any]) -> Any:
+    ((tag, given),) = part.items() if len(part) == 1 else (("", None),)
+    return _TAGS[tag](given) if tag in _TAGS else part
+
+
+def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
+    """Refuse calls that would take much memory; they are run without numbers."""
+    meta = torch.device("meta")
+    known = [part.to(meta) for part in leaves]
+    for call in calls:
+        before = len(known)
+        args = tuple([part.to(meta) if isinstance(part, Tensor) else part for part in call.args])
+        kwargs = {name: meta if isinstance(part, torch.device) else part for name, part in call.kwargs.items()}
+        Call(call.function, args, kwargs).run(known)
+        _check(len(known) - before == call.count and all(part.numel() <= _MOST_MADE for part in known[before:]))

@@ -20,12 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
-from raglane.programs.known import Call, Known, Moved, moved
-from raglane.programs.reads import Reading
-from raglane.programs.rows import FREE, SHIFT, RowsMeet, align, free, marks_of
+from raglane.programs.parameters import Call, Known, Moved, ParameterOps, moved
+from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.weights import stand_in
-
-__all__ = ["Trace", "Tracer", "draws_random_numbers", "rows_for"]
 
 # Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
@@ -34,34 +31,12 @@ _META = torch.device("meta")
 
 @dataclass
 class Trace:
-    """What tracing found.
-
-    Attributes:
-        result: the graph of a step, and what it gives.
-        calls: what is computed from the parameters; nobody needs it where there is ``moved``.
-        vectors: which known tensor each of ``result.vectors`` is, laid flat.
-        weights: which known tensor each of the graph's weights is, ``(groups, rows, depth)``.
-        reads_itself: whether the step reached a parameter by another way than its module, such as a closure.
-        moved: of the vectors, and then of the weights, the pieces of parameters that they are made of; None where some
-            are computed in another way.
-    """
+    """A traced step."""
 
     result: Result
-    calls: list[Call]
-    vectors: list[int]
-    weights: list[int]
-    reads_itself: bool
-    moved: list[Moved] | None
-
-    def known(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The vectors and the weights that a program reads, for the parameters as they are now."""
-        known = list(leaves)
-        if self.moved is not None:
-            made, count = [part.of(known) for part in self.moved], len(self.result.vectors)
-            return [part.reshape(-1) for part in made[:count]], made[count:]
-        for call in self.calls:
-            call.run(known)
-        return [known[index].reshape(-1) for index in self.vectors], [known[index] for index in self.weights]
+    parameters: ParameterOps
+    reads_itself: bool  # it reached a parameter by another way than its module, such as a closure
+    prepares: bool = True  # what the cell prepares is a part of the step; else the step is given it
 
 
 @dataclass(eq=False)
@@ -77,13 +52,7 @@ class _Part:
 
 @dataclass
 class Tracer:
-    """One trace: a graph that grows.
-
-    Attributes:
-        dtype: what numbers are computed in.
-        rows: how many rows the step is given.
-        rules: by the name of an operation, what it makes of rows: :data:`raglane.programs.rules.RULES`.
-    """
+    """One trace: a graph that grows."""
 
     dtype: torch.dtype
     rows: int
@@ -166,7 +135,7 @@ class Tracer:
             raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
-            return self._constant(tensors[0].detach().clone())  # a tensor that was made of numbers just now
+            return self.fixed(tensors[0].detach().clone())  # a tensor that was made of numbers just now
         if name == "detach" and self._is_nothing(tensors[0]):
             return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # autograd does so with some results
         parts = [self.part(part) for part in tensors]
@@ -191,17 +160,16 @@ class Tracer:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
             # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
-            raise Refused(
-                f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
-            ) from None
+            said = f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
+            raise Refused(said) from None
 
-    def _constant(self, value: Tensor) -> Tensor:
+    def fixed(self, value: Tensor) -> Tensor:
+        """A tensor of plain numbers among those that are known."""
         self._calls.append(Call(None, (value,), {}))
         return self._add_known(value, True)
 
     def _values(self, flat: list[Any]) -> list[Any]:
-        on_host = [torch.device("cpu") if part == _META else part for part in flat]
-        return [self.part(part).value if isinstance(part, Tensor) else part for part in on_host]
+        return [self.part(part).value if isinstance(part, Tensor) else part for part in _on_host(flat)]
 
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
         """What is made of numbers that the step itself has is a constant, too."""
@@ -210,9 +178,9 @@ class Tracer:
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if isinstance(found, Tensor):
-            return self._constant(found.clone())
+            return self.fixed(found.clone())
         if isinstance(found, tuple | list):
-            return [self._constant(part.clone()) for part in found]
+            return [self.fixed(part.clone()) for part in found]
         return found
 
     def _call_known(self, function: Any, flat: list[Any], spec: Any) -> Any:
@@ -224,10 +192,7 @@ class Tracer:
             return None  # a check, which was passed
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
             raise Refused(f"what {function._schema.name} gives is not a tensor")
-        arguments = [
-            Known(self.part(part).known) if isinstance(part, Tensor) else torch.device("cpu") if part == _META else part
-            for part in flat
-        ]
+        arguments = [Known(self.part(part).known) if isinstance(part, Tensor) else part for part in _on_host(flat)]
         args, kwargs = tree_unflatten(arguments, spec)
         self._calls.append(Call(function, tuple(args), kwargs, 1 if isinstance(found, Tensor) else len(found)))
         if isinstance(found, Tensor):
@@ -244,7 +209,7 @@ class Tracer:
         target = self.part(args[0])
         if target.marks is None:
             raise Refused(f"it changes a parameter, a buffer or a constant in place, {DEPENDS}")
-        if _memory(target.marks) in self._detached:
+        if target.marks.untyped_storage().data_ptr() in self._detached:
             raise Refused("it changes in place what it has detached")
         found = rule(self, function, *args, **kwargs)
         if found.dtype is not args[0].dtype:
@@ -278,7 +243,7 @@ class Tracer:
         """Note that a tensor has the memory of another one, from which it is detached: neither may change in place."""
         marks = self.marks(source)
         if not bool((marks >> SHIFT == FREE).all()):  # what all rows share autograd detaches by itself
-            self._detached |= {_memory(marks), _memory(self.marks(found))}
+            self._detached |= {part.untyped_storage().data_ptr() for part in (marks, self.marks(found))}
         return found
 
     def constant(self, tensor: Tensor) -> Tensor:
@@ -287,10 +252,6 @@ class Tracer:
         if part.value is None or not part.is_constant:
             raise Refused("it picks columns by numbers that it computes")
         return part.value
-
-    def fixed(self, value: Tensor) -> Tensor:
-        """A tensor of plain numbers among those that are known."""
-        return self._constant(value)
 
     def weight(self, key: tuple[Any, ...], make: Callable[[], Tensor]) -> int:
         """The place of a weight ``(groups, rows, depth)`` among the graph's, made of known tensors where it is new."""
@@ -330,7 +291,7 @@ class Tracer:
         both = torch.stack([own.reshape(-1), self.marks(tensor).reshape(-1)], 1)
         return align([both], self.rows).columns[0][:, 1]
 
-    def finish(self, result: Result) -> Trace:
+    def finish(self, result: Result, prepares: bool) -> Trace:
         """All that was found."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]
@@ -338,7 +299,9 @@ class Tracer:
         all_moved = moved(self._calls, values, len(self._originals))
         wanted = [all_moved[index] for index in (*self._vectors, *self._weight_known)]
         only_moved = None if None in wanted else cast(list[Moved], wanted)
-        return Trace(result, self._calls, list(self._vectors), self._weight_known, self.reads_itself, only_moved)
+        calls = self._calls if only_moved is None else []
+        ops = ParameterOps(calls, list(self._vectors), self._weight_known, only_moved)
+        return Trace(result, ops, self.reads_itself, prepares)
 
 
 class _Follow(TorchDispatchMode):
@@ -358,28 +321,18 @@ class _Follow(TorchDispatchMode):
         return self._tracer.call(func, flat, spec)
 
 
-def _memory(marks: Tensor) -> int:
-    return marks.untyped_storage().data_ptr()
+def _on_host(arguments: list[Any]) -> list[Any]:
+    return [torch.device("cpu") if part == _META else part for part in arguments]
 
 
 def rows_for(sizes: Iterable[int]) -> int:
-    """A number of rows that divides none of these sizes, so that nothing else can be taken for it.
-
-    Example:
-        >>> rows_for([22, 64])
-        13
-    """
+    """A number of rows that divides none of these sizes, so that nothing else can be taken for it."""
     found = list(sizes)
     return next((prime for prime in _PRIMES if all(size % prime for size in found)), 59)
 
 
 def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Run a function, and say whether it moved a generator of random numbers; it is moved back.
-
-    Example:
-        >>> draws_random_numbers(lambda: random.random() < 2)
-        (True, True)
-    """
+    """Run a function, and say whether it moved a generator of random numbers; it is moved back."""
     before = _generators()
     try:
         found = run()

@@ -24,8 +24,6 @@ from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
 from raglane.programs.graph import Refused
 
-__all__ = ["Held", "Survey", "cell_key", "replaced", "stand_in", "survey"]
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _METHODS = ("step", "forward", "prepare")
@@ -50,15 +48,7 @@ _LARGEST = 1 << 14
 
 @dataclass
 class Survey:
-    """What is in a cell's weights.
-
-    Attributes:
-        key: all but the numbers of floating point: two weights of one key take the same steps.
-        leaves: the tensors, each once.
-        elements: those that hold a row for each element of the batch.
-        by_identity: whether the key says which tensors there are, rather than of which kind; nothing is a leaf then.
-        classes: what stands in the classes of modules, which may be changed while the process lives.
-    """
+    """What is in a cell's weights."""
 
     key: tuple[Any, ...] = ()
     leaves: list[Tensor] = field(default_factory=list)
@@ -183,12 +173,7 @@ class Survey:
 
 
 class Held:
-    """An object by its identity, which lives as long as the key.
-
-    Example:
-        >>> Held(some := []) == Held(some), Held([]) == Held([])
-        (True, False)
-    """
+    """An object by its identity, which lives as long as the key."""
 
     __slots__ = ("part",)
 
@@ -213,13 +198,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def survey(weights: Any) -> Survey:
-    """What is in a cell's weights.
-
-    Example:
-        >>> from raglane.cells import Weights
-        >>> len(survey(Weights(torch.zeros(4, 3), torch.zeros(4, 4))).leaves)
-        2
-    """
+    """What is in a cell's weights."""
     found = Survey()
     if isinstance(weights, nn.Module):
         try:
@@ -244,17 +223,6 @@ def _tuple_key(found: Survey, weights: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(key)
 
 
-def replaced(weights: Any, swap: Callable[[Tensor], Tensor]) -> Any:
-    """The same weights with other tensors; a module is another one, which shares the rest with the first.
-
-    Example:
-        >>> layer = nn.Linear(2, 3)
-        >>> replaced(layer, lambda part: part.double()).weight.dtype, layer.weight.dtype
-        (torch.float64, torch.float32)
-    """
-    return _replaced(weights, swap, {})
-
-
 def stand_in(made: Tensor, original: Tensor) -> Tensor:
     """A tensor in the place of another one, which a step then takes for a parameter or a buffer, too."""
     if made is not original:
@@ -264,7 +232,9 @@ def stand_in(made: Tensor, original: Tensor) -> Tensor:
     return made
 
 
-def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]) -> Any:
+def replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any] | None = None) -> Any:
+    """The same weights with other tensors; a module is another one, which shares the rest with the first."""
+    known = {} if known is None else known
     if isinstance(part, Tensor):
         return stand_in(swap(part), part)
     if id(part) in known:
@@ -274,28 +244,22 @@ def _replaced(part: Any, swap: Callable[[Tensor], Tensor], known: dict[int, Any]
         object.__setattr__(made, "__dict__", {})
         for name, item in vars(part).items():
             if name in ("_parameters", "_buffers", "_modules"):
-                vars(made)[name] = {key: _replaced(value, swap, known) for key, value in item.items()}
+                vars(made)[name] = {key: replaced(value, swap, known) for key, value in item.items()}
             else:
-                vars(made)[name] = item if name in _OWN else _replaced(item, swap, known)
+                vars(made)[name] = item if name in _OWN else replaced(item, swap, known)
         return made
     if isinstance(part, tuple):
-        items = [_replaced(item, swap, known) for item in part]
+        items = [replaced(item, swap, known) for item in part]
         return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
     if type(part) is list:
-        return [_replaced(item, swap, known) for item in part]
+        return [replaced(item, swap, known) for item in part]
     if type(part) is dict:
-        return {name: _replaced(item, swap, known) for name, item in part.items()}
+        return {name: replaced(item, swap, known) for name, item in part.items()}
     return part
 
 
 def cell_key(cell: CellSpec) -> tuple[Any, ...]:
-    """All that decides what a cell computes, apart from its weights.
-
-    Example:
-        >>> from raglane.cells import CELLS
-        >>> cell_key(CELLS["gru"]) == cell_key(CELLS["gru_reset_before"])
-        False
-    """
+    """All that decides what a cell computes, apart from its weights."""
     if isinstance(cell, ModuleCell):
         return (ModuleCell, cell.output_size, cell.is_tuple, cell.state_sizes(0))
     held: list[Any] = [type(cell)]

@@ -7,11 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_tensor, check_value
 from raglane.errors import ShapeError, message
-from raglane.segments import plain as segments
-
-__all__ = ["FlatBatch"]
 
 
 class FlatBatch:
@@ -43,7 +41,7 @@ class FlatBatch:
         return cls._make(values, offsets, host_lengths)
 
     def _like(self, values: Tensor) -> Self:
-        """What :meth:`with_values` gives, of values that are known to fit."""
+        """:meth:`with_values` without its checks."""
         return self._make(values, self._offsets, self._host_lengths)
 
     def with_values(self, values: Tensor) -> Self:
@@ -156,7 +154,7 @@ class FlatBatch:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether gradients are wanted for the values."""
+        """True if gradients flow to the values."""
         return self._values.requires_grad
 
     def mask(self) -> Tensor:

@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raglane._utils.arrays import as_tensor
-from raglane._utils.checks import check_kind
+from raglane import segments
+from raglane._utils.checks import as_tensor, check_kind
+from raglane._utils.drawing import LIGHT, PALETTE
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
-from raglane.ragged import display, functions
+from raglane.ragged import functions
 from raglane.ragged.conversions import Conversions
+from raglane.ragged.interop import from_list
 from raglane.ragged.operations import SequenceOperations
-from raglane.ragged.sequences import from_list
-from raglane.segments import plain as segments
 
-__all__ = ["Ragged"]
+_SHOWN = 10  # lengths that a repr writes out before an ellipsis
+_ROWS = 24  # rows that a picture draws before the rest is only counted
+_WIDTH, _ROW = 240, 8  # pixels
 
 
 def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
@@ -112,14 +114,9 @@ class Ragged(SequenceOperations, Conversions):
         try:
             position = operator.index(index)
         except (TypeError, RuntimeError):
-            raise ArgumentTypeError(
-                message(
-                    "index",
-                    quote(index),
-                    "an integer, a slice, a list, an index tensor or a mask chooses sequences",
-                    "call r.map(lambda values: values[..., k]) to choose features",
-                )
-            ) from None
+            rule = "an integer, a slice, a list, an index tensor or a mask chooses sequences"
+            fix = "call r.map(lambda values: values[..., k]) to choose features"
+            raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
         if not -len(self) <= position < len(self):
             raise IndexError(message("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
         host_offsets = self._host_offsets()
@@ -159,14 +156,9 @@ class Ragged(SequenceOperations, Conversions):
         values = function(self._values)
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise ShapeError(
-                message(
-                    "function",
-                    f"a result of {got}",
-                    f"a tensor with one row for each of the {self._values.shape[0]} elements",
-                    "return (N, *anything), or call the function on r.values",
-                )
-            )
+            rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
+            fix = "return (N, *anything), or call the function on r.values"
+            raise ShapeError(message("function", f"a result of {got}", rule, fix))
         return self._like(values)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -239,14 +231,9 @@ class Ragged(SequenceOperations, Conversions):
 
     def __bool__(self) -> bool:
         # A batch is a container, which would make `if a == b` true for whatever they hold.
-        raise ArgumentTypeError(
-            message(
-                "a Ragged",
-                "a question for its truth",
-                "a batch of many values is neither true nor false",
-                "ask len(r) > 0, or (a == b).values.all()",
-            )
-        )
+        rule = "a batch of many values is neither true nor false"
+        fix = "ask len(r) > 0, or (a == b).values.all()"
+        raise ArgumentTypeError(message("a Ragged", "a question for its truth", rule, fix))
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
@@ -255,14 +242,9 @@ class Ragged(SequenceOperations, Conversions):
     def __getattr__(self, name: str) -> Any:
         # Reached only for what a Ragged does not have; for a method of tensors, say what there is instead.
         if hasattr(Tensor, name) and not name.startswith("__"):
-            raise AttributeError(
-                message(
-                    f"Ragged.{name}",
-                    "a method of tensors",
-                    "a Ragged has no dimension for its steps, so not every one applies",
-                    f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn",
-                )
-            )
+            rule = "a Ragged has no dimension for its steps, so not every one applies"
+            fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
+            raise AttributeError(message(f"Ragged.{name}", "a method of tensors", rule, fix))
         raise AttributeError(f"Ragged has no attribute {name!r}")
 
     # -- how it shows itself ------------------------------------------------------------------------------------------
@@ -273,17 +255,40 @@ class Ragged(SequenceOperations, Conversions):
     def __repr__(self) -> str:
         lengths = self._known_lengths()
         shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
-        return display.describe(
-            shape,
-            str(self.dtype),
-            str(self.device),
-            None if lengths is None else lengths.tolist(),
-            None if lengths is None else self.fill,
-        )
+        of_lengths = "lengths=on the device"
+        # NOTE: a repr never waits for a device, or looking at a batch in a debugger would change its timing.
+        if lengths is not None:
+            shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (", ..." if len(self) > _SHOWN else "")
+            of_lengths = f"lengths=[{shown}], fill={self.fill:.3g}"
+        return f"Ragged(shape={shape}, dtype={self.dtype}, device={self.device}, {of_lengths})"
 
     def _repr_html_(self) -> str:
         lengths = self._known_lengths()
-        return display.picture(repr(self), [] if lengths is None else lengths.tolist())
+        return _picture(repr(self), [] if lengths is None else lengths.tolist())
+
+
+def _picture(title: str, lengths: list[int]) -> str:
+    """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be."""
+    from html import escape  # a notebook needs it, and it costs as much to load as half of Raglane
+
+    rows = lengths[:_ROWS]
+    longest = max([1, *rows])
+    bars = []
+    for row, length in enumerate(rows):
+        top = row * (_ROW + 2)
+        width = length / longest * _WIDTH
+        colour = PALETTE[row % len(PALETTE)]
+        bars.append(
+            f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="{LIGHT.padding}"/>'
+            f'<rect x="0" y="{top}" width="{width:.1f}" height="{_ROW}" fill="{colour}"/>'
+            f'<text x="{_WIDTH + 6}" y="{top + _ROW}" font-size="9" fill="currentColor">{length}</text>'
+        )
+    height = len(rows) * (_ROW + 2)
+    more = f"<div>and {len(lengths) - _ROWS} more</div>" if len(lengths) > _ROWS else ""
+    return (
+        f"<div><code>{escape(title)}</code></div>"
+        f'<svg width="{_WIDTH + 60}" height="{height}" role="img" aria-label="lengths">{"".join(bars)}</svg>{more}'
+    )
 
 
 def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:

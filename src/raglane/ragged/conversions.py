@@ -10,20 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_flag, check_tensor, check_whole
+from raglane import segments
+from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.packing.flat import flatten_packed, flatten_padded, pack_flat
-from raglane.packing.index import flat_to_padded
-from raglane.ragged.arrow import from_arrow, to_arrow
+from raglane.packing.convert import flat_to_padded, flatten_packed, flatten_padded, pack_flat
 from raglane.ragged.base import FlatBatch
-from raglane.ragged.sequences import from_nested, to_nested
-from raglane.segments import plain as segments
-from raglane.segments.checks import check_offsets
+from raglane.ragged.interop import from_arrow, from_nested, to_arrow, to_nested
 from raglane.segments.indexing import take_rows
-from raglane.segments.numbers import read_integers, read_values
-
-__all__ = ["Conversions"]
 
 
 class Conversions(FlatBatch):
@@ -52,14 +46,9 @@ class Conversions(FlatBatch):
         """
         values = read_values(values, "values")
         if (offsets is None) == (lengths is None):
-            raise ArgumentTypeError(
-                message(
-                    "offsets, lengths",
-                    "neither" if offsets is None else "both",
-                    "exactly one of them says where the sequences are",
-                    "pass lengths=[...] or offsets=[0, ...]",
-                )
-            )
+            rule = "exactly one of them says where the sequences are"
+            fix = "pass lengths=[...] or offsets=[0, ...]"
+            raise ArgumentTypeError(message("offsets, lengths", "neither" if offsets is None else "both", rule, fix))
         if offsets is None:
             given = _own(read_integers(lengths, "lengths"), lengths)
             offsets = segments.offsets_from_lengths(given)
@@ -112,14 +101,9 @@ class Conversions(FlatBatch):
             [tensor([1, 2]), tensor([3, 4, 5])]
         """
         if (lengths is None) == (mask is None):
-            raise ArgumentTypeError(
-                message(
-                    "lengths, mask",
-                    "neither" if lengths is None else "both",
-                    "exactly one of them says which elements are real",
-                    "pass the lengths, or a bool mask (B, T) for padding that is not on the right",
-                )
-            )
+            rule = "exactly one of them says which elements are real"
+            fix = "pass the lengths, or a bool mask (B, T) for padding that is not on the right"
+            raise ArgumentTypeError(message("lengths, mask", "neither" if lengths is None else "both", rule, fix))
         batch_first = check_flag("batch_first", batch_first)
         if mask is not None:
             return cls._from_mask(check_tensor("padded", padded, 2), mask, batch_first)
@@ -133,14 +117,9 @@ class Conversions(FlatBatch):
             raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
         check_tensor("mask", mask)
         if mask.shape != padded.shape[:2]:
-            raise ShapeError(
-                message(
-                    "mask",
-                    f"shape {tuple(mask.shape)}",
-                    f"the first two dimensions of padded, which is {tuple(padded.shape)}",
-                    "pass one entry for each element of the padded tensor",
-                )
-            )
+            rule = f"the first two dimensions of padded, which is {tuple(padded.shape)}"
+            fix = "pass one entry for each element of the padded tensor"
+            raise ShapeError(message("mask", f"shape {tuple(mask.shape)}", rule, fix))
         if not batch_first:
             padded, mask = padded.transpose(0, 1), mask.transpose(0, 1)
         index = mask.reshape(-1).nonzero().view(-1)
@@ -236,14 +215,9 @@ class Conversions(FlatBatch):
         longest = self.max_length
         length = longest if total_length is None else check_whole("total_length", total_length)
         if length < longest:
-            raise ArgumentError(
-                message(
-                    "total_length",
-                    str(total_length),
-                    f"at least the longest length, {longest}",
-                    f"pass {longest} or more, or call r.truncate({total_length}) first",
-                )
-            )
+            rule = f"at least the longest length, {longest}"
+            fix = f"pass {longest} or more, or call r.truncate({total_length}) first"
+            raise ArgumentError(message("total_length", str(total_length), rule, fix))
         check_whole("total_length", length * max(len(self), 1), fix="pass a smaller one: this times the sequences")
         padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
         return padded, self.host_lengths.clone()

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raglane.errors import RaggedFunctionError, ShapeError, message, quote
 
-__all__ = ["Kind", "apply", "check_dimension", "hint", "kind_of"]
-
 Kind = str
 """``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""
 
@@ -99,33 +97,17 @@ _TABLE = _table()
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
-    """Say how ``function`` acts on a ragged batch.
-
-    Example:
-        >>> kind_of(torch.relu), kind_of(torch.nn.functional.linear)
-        ('element', 'feature')
-    """
+    """Say how ``function`` acts on a ragged batch."""
     kind = _TABLE.get(function)
     if kind is None:
         name = getattr(function, "__name__", str(function))
-        raise RaggedFunctionError(
-            message(
-                name,
-                "a Ragged",
-                "only functions of each element, or of its features, apply to a ragged batch as it is",
-                hint(name),
-            )
-        )
+        rule = "only functions of each element, or of its features, apply to a ragged batch as it is"
+        raise RaggedFunctionError(message(name, "a Ragged", rule, hint(name)))
     return kind
 
 
 def hint(name: str) -> str:
-    """What to call instead of the torch function of that name.
-
-    Example:
-        >>> hint("roll")
-        'call r.shift(k), which stays inside each sequence'
-    """
+    """The call to use in place of the torch function of that name."""
     general = (
         "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
         "or r.to_padded() for a padded one"
@@ -134,22 +116,12 @@ def hint(name: str) -> str:
 
 
 def check_dimension(name: str, dim: Any, features: int) -> None:
-    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end.
-
-    Example:
-        >>> check_dimension("softmax", -1, 2)
-    """
+    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end."""
     dims = dim if isinstance(dim, tuple | list) else (dim,)
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
-    raise RaggedFunctionError(
-        message(
-            f"dim of {name}",
-            quote(dim),
-            f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged",
-            hint(name),
-        )
-    )
+    rule = f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged"
+    raise RaggedFunctionError(message(f"dim of {name}", quote(dim), rule, hint(name)))
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -199,14 +171,9 @@ def _values(kind: type[Any], value: Any) -> Any:
 
 def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
-        raise ShapeError(
-            message(
-                name,
-                f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}",
-                "elements have the same number of feature dimensions",
-                "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))",
-            )
-        )
+        got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
+        fix = "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))"
+        raise ShapeError(message(name, got, "elements have the same number of feature dimensions", fix))
     other._needs_lengths_of(name, batch, "the batch beside it has")
 
 
@@ -223,20 +190,14 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     """Refuse what would reach beyond the feature dimensions, or a ragged batch in the place of a weight."""
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
-        raise RaggedFunctionError(
-            message(name, "a Ragged that is not its input", "only the input may be ragged", "pass r.values")
-        )
+        fix = "pass r.values"
+        raise RaggedFunctionError(message(name, "a Ragged that is not its input", "only the input may be ragged", fix))
     needed = 0
     if name == "linear":
         needed = 1
     elif name in ("layer_norm", "rms_norm"):
         needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])
     if features < needed:
-        raise RaggedFunctionError(
-            message(
-                name,
-                f"elements of {features} feature dimension(s)",
-                f"it acts on the last {needed} feature dimension(s)",
-                "give the elements one, r.map(lambda values: values.unsqueeze(-1))",
-            )
-        )
+        rule = f"it acts on the last {needed} feature dimension(s)"
+        fix = "give the elements one, r.map(lambda values: values.unsqueeze(-1))"
+        raise RaggedFunctionError(message(name, f"elements of {features} feature dimension(s)", rule, fix))

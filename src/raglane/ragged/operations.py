@@ -1,4 +1,4 @@
-"""What a ragged batch does with each of its sequences: the methods of ``Ragged`` that compute."""
+"""The methods of ``Ragged`` that compute sequence by sequence."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged.base import FlatBatch
-from raglane.segments import plain as segments
 from raglane.segments.indexing import place_rows, take_rows
-
-__all__ = ["SequenceOperations"]
 
 
 class SequenceOperations(FlatBatch):
@@ -190,14 +188,8 @@ class SequenceOperations(FlatBatch):
             got = f"a tensor on {per_sequence.device}"
             raise ShapeError(message("per_sequence", got, f"that of the values, {self.values.device}", "move it"))
         if per_sequence.shape[0] != count:
-            raise ShapeError(
-                message(
-                    "per_sequence",
-                    f"shape {tuple(per_sequence.shape)}",
-                    f"one row per sequence, and the batch has {count}",
-                    "pass a tensor (B, *features)",
-                )
-            )
+            rule, fix = f"one row per sequence, and the batch has {count}", "pass a tensor (B, *features)"
+            raise ShapeError(message("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix))
         return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
 
     # -- other lengths ------------------------------------------------------------------------------------------
@@ -245,14 +237,9 @@ class SequenceOperations(FlatBatch):
         size = check_whole("size", size)
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
-            raise ArgumentError(
-                message(
-                    "size, step",
-                    f"{size}, {step}",
-                    "size is at least 1, and step at least 1 and at most size, so that no element is left out",
-                    "pass for instance windows(50) or windows(50, step=25)",
-                )
-            )
+            rule = "size is at least 1, and step at least 1 and at most size, so that no element is left out"
+            fix = "pass for instance windows(50) or windows(50, step=25)"
+            raise ArgumentError(message("size, step", f"{size}, {step}", rule, fix))
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
         window_offsets = segments.offsets_from_lengths(counts)
@@ -290,14 +277,10 @@ class SequenceOperations(FlatBatch):
                 got, rule = f"{other.dtype} on {other.device}", f"as here: {self.dtype} on {self.device}"
                 raise ShapeError(message("others", got, rule, "convert it with .to(...)"))
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
-                raise ShapeError(
-                    message(
-                        "others",
-                        f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}",
-                        f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}",
-                        "call Ragged([*a, *b]) to put more sequences into a batch",
-                    )
-                )
+                got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
+                rule = f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}"
+                fix = "call Ragged([*a, *b]) to put more sequences into a batch"
+                raise ShapeError(message("others", got, rule, fix))
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
         device = self.offsets.device
         goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]
@@ -349,11 +332,5 @@ class SequenceOperations(FlatBatch):
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):
-            raise ArgumentTypeError(
-                message(
-                    name,
-                    str(self.values.dtype),
-                    "a floating-point dtype",
-                    f"call r.to(torch.float32).{name}()",
-                )
-            )
+            fix = f"call r.to(torch.float32).{name}()"
+            raise ArgumentTypeError(message(name, str(self.values.dtype), "a floating-point dtype", fix))

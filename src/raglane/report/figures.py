@@ -1,33 +1,47 @@
-"""Pictures of a training run and of its mistakes: as PNG, or as SVG for a page, in the colours of the dark theme."""
+"""Pictures and tables of a training run and of its mistakes.
+
+A picture is a PNG, or an SVG for a page, in the colours of the dark theme.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION, Look, frame, new_figure, png, svg, title_of
+from raglane._utils.drawing import (
+    BLUE,
+    DARK,
+    GREEN,
+    LIGHT,
+    PALETTE,
+    VERMILION,
+    Look,
+    frame,
+    new_figure,
+    png,
+    svg,
+    title_of,
+)
+from raglane._utils.table import Table
 from raglane.errors import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["by_length_svg", "confusion_png", "curves_png", "curves_svg", "lengths_svg", "points_png", "points_svg"]
 
 _DPI = 150
-# Bars of a histogram, at most.
-_BARS = 60
+# Bars of a histogram, at most; and characters of a run's name.
+_BARS, _LONGEST = 60, 24
+# So many times the least make an axis logarithmic.
+_WIDE = 20
+_SCORES = ("recall", "precision", "F1")
 
 
 def curves_png(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
-    """Loss and metric over the epochs, side by side.
-
-    Example:
-        >>> row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.8}
-        >>> curves_png([row], "accuracy", "a run")[1:4]
-        b'PNG'
-    """
+    """Loss and metric over the epochs, side by side."""
     return png(_curves(history, metric, title, best_epoch, LIGHT), _DPI)
 
 
@@ -66,13 +80,33 @@ def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_e
     return figure
 
 
-def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
-    """A confusion matrix: the share of each true class in colour, the count in each cell.
+def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> Table:
+    """A confusion matrix, and the recall, precision and F1 score of each class."""
+    names = [shorten(printable(label), 60) for label in labels]
+    rows = [
+        (name, *(count or "." for count in counts), *(row[score] for score in _SCORES))
+        for name, counts, row in zip(names, matrix, class_rows(matrix, labels), strict=True)
+    ]
+    return Table("Confusion", ["true \\ predicted", *names, *_SCORES], rows)
 
-    Example:
-        >>> confusion_png([[3, 1], [0, 2]], ["a", "b"], "a run")[1:4]
-        b'PNG'
-    """
+
+def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """The recall, precision and F1 score of each class, and how often it occurs."""
+    predicted = [sum(column) for column in zip(*matrix, strict=True)]
+    rows = []
+    for place, label in enumerate(labels):
+        right, true, told = matrix[place][place], sum(matrix[place]), predicted[place]
+        scores = (_share(right, true), _share(right, told), _share(2 * right, true + told))
+        rows.append({"label": label, **dict(zip(_SCORES, scores, strict=True)), "count": true})
+    return rows
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> bytes:
+    """A confusion matrix: the share of each true class in colour, the count in each cell."""
     classes = len(labels)
     side = min(max(4.2, 0.42 * classes + 1.8), 24.0)
     figure = new_figure(side + 0.9, side, "train")
@@ -104,12 +138,7 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
 
 
 def points_png(points: Sequence[tuple[float, float]], title: str) -> bytes:
-    """Predicted numbers against the true ones.
-
-    Example:
-        >>> points_png([(1.0, 1.5), (2.0, 1.8)], "a run")[1:4]
-        b'PNG'
-    """
+    """Predicted numbers against the true ones."""
     return png(_points(points, title, LIGHT), _DPI)
 
 
@@ -134,12 +163,7 @@ def _points(points: Sequence[tuple[float, float]], title: str, look: Look) -> Fi
 
 
 def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
-    """How many sequences have which length, for a page.
-
-    Example:
-        >>> lengths_svg({"training": [3, 4, 4]}, "a run")[:5]
-        '<?xml'
-    """
+    """How many sequences have which length, for a page."""
     figure = new_figure(9.0, 3.0, "train", DARK)
     title_of(figure, title, DARK)
     axes = figure.add_subplot(1, 1, 1)
@@ -161,12 +185,7 @@ def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> str:
 
 
 def by_length_svg(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> str:
-    """A metric and the loss, by the length of sequences, for a page.
-
-    Example:
-        >>> by_length_svg([{"lengths": "1 to 3", "sequences": 2, "loss": 0.5}], ["loss"], "a run")[:5]
-        '<?xml'
-    """
+    """A metric and the loss, by the length of sequences, for a page."""
     figure = new_figure(9.0, 3.0, "train", DARK)
     title_of(figure, title, DARK)
     for place, name in enumerate(names):
@@ -192,3 +211,43 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
 
 def _is_baseline(key: str) -> bool:
     return not key.startswith(("train_", "validation_"))
+
+
+@dataclass(frozen=True)
+class Compared(Table):
+    """Runs that can be compared: ``run``, ``weights`` and ``seconds`` are among the columns."""
+
+    drawn: str = "seconds"  # the column that a picture shows
+
+
+def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
+    """A metric against time and against weights, a row of pictures per group."""
+    figure = new_figure(10.0, 3.8 * len(groups) + 0.4, "train")
+    title_of(figure, "Runs by what they took")
+    for line, group in enumerate(groups):
+        for place, against in enumerate(("seconds", "weights")):
+            axes = figure.add_subplot(len(groups), 2, 2 * line + place + 1)
+            frame(axes)
+            axes.set_title(printable(group.caption), fontsize=10, parse_math=False)
+            for number, row in enumerate(group.rows):
+                named = dict(zip(group.columns, row, strict=True))
+                if named[group.drawn] is None:
+                    continue
+                name = shorten(printable(str(named["run"])), _LONGEST)
+                # Beyond the colours that there are, shapes tell runs apart.
+                marker = "os^Dv*XP"[number // len(PALETTE) % 8]
+                color = PALETTE[number % len(PALETTE)]
+                axes.plot([named[against]], [named[group.drawn]], marker, color=color, markersize=7, label=name)
+            taken = [row[group.columns.index(against)] for row in group.rows]
+            if max(taken) > _WIDE * max(min(taken), 1e-9):
+                axes.set_xscale("log")
+            else:
+                axes.set_xlim(0, 1.05 * max(taken))
+                axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axes.set_xlabel("seconds of training" if against == "seconds" else "weights")
+            axes.set_ylabel(group.drawn.replace("_", " "))
+            if place == 1 and len(group.rows) <= 16:
+                legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+                for text in legend.get_texts():
+                    text.set_parse_math(False)
+    return svg(figure) if is_svg else png(figure, _DPI)

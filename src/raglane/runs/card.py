@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raglane.planner import machine
+from raglane._utils.files import write_files
+from raglane._utils.table import Table, escaped
 from raglane.data.lengths import Distribution, summary
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, count_of, shorten
-from raglane._utils.files import write_files
+from raglane.planner import machine
+from raglane.planner.words import seconds_in_words
+from raglane.report.figures import by_length_svg, class_rows, curves_svg, lengths_svg, points_svg
+from raglane.report.page import DATA_COLORS, Block, Command, Matrix, Page, Part, Picture, inline
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
-from raglane.planner.words import seconds_in_words
-from raglane.report.card import Card, Table, as_markdown, as_page, table_of
-from raglane.report.tables import class_rows
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.each import Each, drawn, measure_each
 from raglane.training.folder import CARD, REPORT, SKIPPED
@@ -30,10 +31,8 @@ from raglane.training.own_cell import is_own, label_of
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
-__all__ = ["Parts", "about", "make_card", "write_card"]
-
-# Labels and classes that a card lists, and characters of one.
-_LISTED, _LONGEST = 100, 40
+# Labels and classes that a card lists, characters of one, and classes of a matrix that is drawn.
+_LISTED, _LONGEST, _WIDEST = 100, 40, 30
 # What a model is trained for, where the name of its task is no verb.
 _PURPOSES = {
     "language": "as a language model of",
@@ -44,15 +43,7 @@ _PURPOSES = {
 
 @dataclass(frozen=True)
 class Parts:
-    """The sequences of a run.
-
-    Attributes:
-        training: what was learned from.
-        validation: what chose the best epoch, or None.
-        test: what is measured at the end, or None.
-        where: the data comes from: the path of a file, or None for the embedded default.
-        in_memory: whether it comes from a program.
-    """
+    """The sequences of a run."""
 
     training: Records | Dataset
     validation: Records | Dataset | None
@@ -87,12 +78,12 @@ def about(parts: Parts, settings: Settings) -> str:
 def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
     """Write ``card.md`` and ``report.html`` in the folder of a run that has come to its end."""
     card = make_card(folder, settings, result, parts)
-    content = as_page(card)
-    write_files({folder / CARD: as_markdown(card).encode(), folder / REPORT: content})
+    content = card.html()
+    write_files({folder / CARD: card.markdown().encode(), folder / REPORT: content})
 
 
-def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Card:
-    """What there is to say of a run, measured on the part that the model has not seen."""
+def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Page:
+    """The card of a run, measured on the part that the model has not seen."""
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
     evaluation, each = None, None
@@ -110,16 +101,14 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
             notes.append(f"Not measured on the {on} part: {error}")
     if on == "training":
         notes.append("Nothing was held out: these numbers are those of the sequences that the model has seen.")
-    measured = Measured(saved, result, evaluation, each, on)
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Rows left out, because they break a rule: {len(skipped):,}; {SKIPPED} lists them.")
-    card = _written(folder, settings, result, parts, measured)
-    return replace(card, notes=(*notes, *card.notes), hardest=measured.hardest(device))
+    return _page(folder, settings, parts, _Measured(saved, result, evaluation, each, on), notes)
 
 
 @dataclass(frozen=True)
-class Measured:
+class _Measured:
     """What was measured of a model, and on which part."""
 
     saved: SavedModel
@@ -130,8 +119,16 @@ class Measured:
 
     @property
     def row(self) -> dict[str, float]:
-        """Of the history, the best epoch."""
+        """The best epoch of the history."""
         return self.result.state.history[self.result.state.best_epoch - 1]
+
+    @property
+    def value(self) -> tuple[float, str]:
+        """The metric, and the part on which it was measured."""
+        on = self.on if self.evaluation else "validation" if "validation_loss" in self.row else "training"
+        metric = self.result.metric
+        known = self.row.get(f"{on}_{metric}", self.row[f"train_{metric}"])
+        return (self.evaluation.numbers.get(metric, known) if self.evaluation else known), on
 
     def results(self) -> Table:
         """The numbers of each part."""
@@ -143,78 +140,103 @@ class Measured:
         if self.evaluation is not None:
             found[self.on] = found.get(self.on, {}) | self.evaluation.numbers
         names = dict.fromkeys(name for numbers in found.values() for name in numbers)
-        nothing = float("nan")
-        rows = ((name.replace("_", " "), *(part.get(name, nothing) for part in found.values())) for name in names)
-        caption = "The best model; what is a dash was not measured there"
-        return Table(caption, ("metric", *found), tuple(rows))
+        rows = [(name.replace("_", " "), *(part.get(name) for part in found.values())) for name in names]
+        return Table("The best model; what is a dash was not measured there", ("metric", *found), rows)
 
-    def classes(self) -> Table | None:
+    def mistakes(self, about: str) -> list[Block]:
+        """Which class is taken for which, or predicted numbers against the true ones."""
+        if self.evaluation is None:
+            return []
+        if points := self.evaluation.measured.points:
+            words = f"Predicted numbers against the true ones, {len(points):,} of them."
+            return [_picture(points_svg(points, about), "p", words, "On the line, predictions are right.")]
+        if self.evaluation.confusion is None or not 0 < len(self.evaluation.labels) <= _WIDEST:
+            return []
+        caption = "Counts: a row is a true class, a column a predicted one"
+        names = [_short(name) for name in self.evaluation.labels]
+        return [Matrix("Which class is taken for which", caption, names, self.evaluation.confusion.tolist())]
+
+    def classes(self) -> list[Block]:
         """The numbers of each class or label."""
         if self.evaluation is None:
-            return None
+            return []
         if self.evaluation.confusion is not None:
             listed = class_rows(self.evaluation.confusion.tolist(), self.evaluation.labels)
         else:
             listed = list(self.evaluation.measured.table)
         short = [{key: _short(value) for key, value in row.items()} for row in listed[:_LISTED]]
         more = f", the first {_LISTED} of {len(listed):,}" if len(listed) > _LISTED else ""
-        return table_of(f"On the {self.on} part{more}", short)
+        return [Table.of(f"On the {self.on} part{more}", short)] if short else []
 
-    def by_length(self) -> Table | None:
+    def by_length(self, about: str) -> list[Block]:
         """The loss and the metric of each range of lengths."""
         if self.each is None or not len(self.each.rows):
-            return None
+            return []
         metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
         caption = f"On the {self.on} part" + (f", {len(self.each.rows):,} sequences drawn by chance" if fewer else "")
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"lengths": str(one), "sequences": one.sequences, "loss": one.loss, metric: one.metric}
             for one in self.each.ranges()
         ]
-        return table_of(caption, rows)
+        worst = max(rows, key=lambda row: row["loss"])
+        words = (
+            f"Loss and metric by length; the largest loss, {worst['loss']:.3f}, is that of {worst['lengths']} steps."
+        )
+        drawn = by_length_svg(rows, ("loss", metric), about)
+        told = "Do long sequences fare worse? Each bar is a range of lengths."
+        return [_picture(drawn, "b", words, told), Table.of(caption, rows)]
 
-    def hardest(self, device: Any) -> Table | None:
+    def hardest(self, device: Any) -> list[Block]:
         """The sequences with the largest losses."""
-        if self.each is None:
-            return None
-        found = self.each.hardest(self.saved, device)
-        metric = self.result.metric.replace("_", " ")
+        found = [] if self.each is None else self.each.hardest(self.saved, device)
+        if self.each is None or not found:
+            return []
         told = any(one.predicted for one in found)
         # Without ids, rows of the part: counted from 0, as the part has them.
         first = "row of the part" if self.each.records.ids is None else "id"
-        columns = (first, *(("true", "predicted") if told else ()), "steps", "loss", metric)
-        rows = (
-            (
-                _short(one.id),
-                *((_short(one.true), _short(one.predicted)) if told else ()),
-                one.length,
-                one.loss,
-                one.metric,
-            )
+        rows = [
+            {first: _short(one.id)}
+            | ({"true": _short(one.true), "predicted": _short(one.predicted)} if told else {})
+            | {"steps": one.length, "loss": one.loss, self.result.metric: one.metric}
             for one in found
-        )
-        what = f"The largest losses of the {self.on} part"
-        return Table(what, columns, tuple(rows), words=3 if told else 1) if found else None
+        ]
+        return [Table.of(f"The largest losses of the {self.on} part", rows, words=3 if told else 1)]
+
+    def curves(self, about: str) -> list[Block]:
+        """Loss and metric by epoch; the folder of the run has them as a file, too."""
+        state, metric = self.result.state, self.result.metric.replace("_", " ")
+        part = "validation" if "validation_loss" in state.history[-1] else "train"
+        words = f"Loss and {metric} over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
+        words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
+        drawn = curves_svg(state.history, self.result.metric, about, state.best_epoch)
+        told = f"Loss and {metric} after each epoch. The model of the best epoch is kept."
+        return [_picture(drawn, "c", words, told, f"![loss and {escaped(metric)} by epoch](curves.png)")]
 
 
-def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Parts, measured: Measured) -> Card:
-    state, saved, evaluation = result.state, measured.saved, measured.evaluation
-    metric = result.metric.replace("_", " ")
+def _page(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
+    """The card as a page."""
+    state, saved = measured.result.state, measured.saved
+    metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
     seconds = sum(row["seconds"] for row in state.history)
-    numbers = evaluation.numbers if evaluation is not None else {}
-    on = measured.on if evaluation is not None else "validation" if "validation_loss" in measured.row else "training"
-    value = numbers.get(
-        result.metric, measured.row.get(f"{on}_{result.metric}", measured.row[f"train_{result.metric}"])
-    )
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
-    versions = machine.facts(("numpy",))
-    points = evaluation.measured.points if evaluation is not None else ()
-    matrix = evaluation.confusion.tolist() if evaluation is not None and evaluation.confusion is not None else ()
-    by_length = measured.by_length()
+    versions, drawn = machine.facts(("numpy",)), about(parts, settings)
     purpose = _PURPOSES.get(settings.task, f"to {settings.task}")
-    return Card(
+    blocks: dict[str, Sequence[Block]] = {
+        "Results": [measured.results(), *measured.mistakes(drawn)],
+        "By class": measured.classes(),
+        "By length": measured.by_length(drawn),
+        "Hardest sequences": measured.hardest(pick_device(settings.device)),
+        "Curves": measured.curves(drawn),
+        "How to use it": _use(folder, settings),
+        "Data": [*_lengths(parts, drawn), _data(parts, saved), *_labels(parts)],
+        "Model": [_model(saved, weights)],
+        "Time and versions": [_time(measured.result, seconds, versions)],
+        "Settings": [_settings(settings)],
+    }
+    return Page(
+        kind="raglane train",
         name=folder.name,
         sentence=f"{describe(saved.model)}, trained {purpose} {parts.name}: {metric} {value:.3f} on the {on} part.",
-        about=about(parts, settings),
         facts=(
             (f"{metric}, {on}", f"{value:.3f}"),
             ("training sequences", f"{len(parts.training):,}"),
@@ -223,27 +245,28 @@ def _written(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
             ("training time", seconds_in_words(seconds)),
             ("seed", f"{settings.seed}"),
         ),
-        results=measured.results(),
-        classes=measured.classes(),
-        by_length=by_length,
-        hardest=None,
-        data=_data(parts, saved),
-        labels=_labels(parts),
-        model=_model(saved, weights),
-        settings=_settings(settings),
-        time=_time(result, seconds, versions),
-        shell=_shell(folder, settings),
-        python=_python(folder, settings),
-        lengths={name: np.asarray(part.lengths).tolist() for name, part in parts.known.items()},
-        history=state.history,
-        metric=result.metric,
-        best_epoch=state.best_epoch,
-        drawn=("loss", result.metric),
-        confusion=matrix,
-        names=tuple(_short(name) for name in evaluation.labels) if evaluation is not None and len(matrix) else (),
-        points=points,
+        parts=[Part(title, inside, title.lower().replace(" ", "-")) for title, inside in blocks.items() if inside],
+        footer=f"Written by raglane {versions['raglane']} at the end of the training; what raglane evaluate measures "
+        "later stands in evaluation.json.",
         version=versions["raglane"],
+        notes=notes,
     )
+
+
+def _picture(svg: str, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
+    return Picture(inline(svg, prefix, DATA_COLORS), words, caption, in_markdown)
+
+
+def _lengths(parts: Parts, about: str) -> list[Block]:
+    """How long the sequences of each part are."""
+    lengths = {name: np.asarray(part.lengths).tolist() for name, part in parts.known.items() if len(part)}
+    if not lengths:
+        return []
+    counts = ", ".join(
+        f"{name} {len(listed):,} of {min(listed):,} to {max(listed):,} steps" for name, listed in lengths.items()
+    )
+    caption = "How many sequences have which length, the axis logarithmic above 10."
+    return [_picture(lengths_svg(lengths, about), "l", f"Sequences by length: {counts}.", caption)]
 
 
 def _data(parts: Parts, saved: SavedModel) -> Table:
@@ -269,7 +292,7 @@ def _channels(names: tuple[str, ...]) -> str:
     return f"{count_of(len(names), 'channel')}: {listed}" + (", ..." if len(names) > 10 else "")
 
 
-def _labels(parts: Parts) -> Table | None:
+def _labels(parts: Parts) -> list[Block]:
     """How often each label occurs in the training part."""
     training = parts.training
     if isinstance(training, Dataset):
@@ -283,14 +306,14 @@ def _labels(parts: Parts) -> Table | None:
     elif training.targets is not None and not training.targets.is_numbers:
         counts = Counter(label for labels in training.targets.values for label in labels)
     else:
-        return None
+        return []
     total = counts.total()
     rows = [
         {"label": _short(label), "count": count, "share": f"{count / total:.1%}"}
         for label, count in counts.most_common(_LISTED)
     ]
     more = f", the {_LISTED} most frequent of {len(counts):,}" if len(counts) > _LISTED else ""
-    return table_of(f"Labels of the training part{more}", rows)
+    return [Table.of(f"Labels of the training part{more}", rows)] if rows else []
 
 
 def _model(saved: SavedModel, weights: int) -> Table:
@@ -332,21 +355,23 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
     return Table("Time and speed of training, the machine, and versions", ("what", "value"), rows, words=2)
 
 
-def _shell(folder: Path, settings: Settings) -> tuple[str, ...]:
-    run = shlex.quote(str(folder))
-    use = (
-        f"raglane sample {run}" if settings.task == "language" else f"raglane predict {run} DATA -o predictions.parquet"
-    )
-    return (
-        f"{use}",
+def _use(folder: Path, settings: Settings) -> list[Block]:
+    """How to use the model, from a shell and from Python."""
+    run, is_language = shlex.quote(str(folder)), settings.task == "language"
+    shell = (
+        f"raglane sample {run}" if is_language else f"raglane predict {run} DATA -o predictions.parquet",
         f"raglane evaluate {run} DATA",
         f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --out FOLDER",
     )
-
-
-def _python(folder: Path, settings: Settings) -> tuple[str, ...]:
-    what = 'run.predict("DATA")["bits"]' if settings.task == "language" else 'run.predict("DATA")["prediction"]'
-    return "import raglane as rl", "", f"run = rl.load({str(folder)!r})", what, 'run.evaluate("DATA")'
+    answer = "bits" if is_language else "prediction"
+    python = (
+        "import raglane as rl",
+        "",
+        f"run = rl.load({str(folder)!r})",
+        f'run.predict("DATA")["{answer}"]',
+        'run.evaluate("DATA")',
+    )
+    return [Command(shell), Command(python, "python")]
 
 
 def _short(value: Any) -> Any:

@@ -9,32 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import DataError, message
+from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA, SavedSource
-from raglane.report.comparison import Group
 from raglane.training.checkpoint import count_weights
-from raglane.training.description import RunDescription, load_description
 from raglane.training.folder import EVALUATION, LAST, find
+from raglane.training.job import RunDescription, load_description
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading
 from raglane.training.tasks import TASKS
 
-__all__ = ["Reached", "compare", "read_run"]
-
 
 @dataclass(frozen=True)
 class Reached:
-    """What a run reached.
-
-    Attributes:
-        folder: of the run.
-        description: what it was started with.
-        state: where it stands.
-        weights: of its model.
-        test: the numbers of its last evaluation, and the data of it; {} for none.
-        source: where the data comes from; None for data in memory.
-    """
+    """What a run reached."""
 
     folder: Path
     description: RunDescription
@@ -76,7 +65,7 @@ def read_run(folder: Path) -> Reached:
     return Reached(folder, description, state, weights, test, source)
 
 
-def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Group, ...]:
+def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
     """Runs beside each other, those on the same data in a group, the best first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
@@ -87,7 +76,7 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Group, ...]:
     return tuple(_group(task, listed) for (task, _), listed in groups.items())
 
 
-def _group(task: str, runs: Sequence[Reached]) -> Group:
+def _group(task: str, runs: Sequence[Reached]) -> Compared:
     """The rows of a group."""
     differing = _differing([run.description.settings for run in runs])
     runs = sorted(runs, key=lambda run: run.state.best_loss)
@@ -117,7 +106,7 @@ def _group(task: str, runs: Sequence[Reached]) -> Group:
     title = f"{', '.join(names)}: {task}, {len(runs)} run" + ("" if len(runs) == 1 else "s")
     told = metric.replace("_", " ")
     drawn = next((name for name in (f"validation {told}", f"train {told}") if name in columns), "seconds")
-    return Group(title, tuple(columns), tuple(tuple(row.get(name) for name in columns) for row in rows), drawn)
+    return Compared(title, columns, [[row.get(name) for name in columns] for row in rows], drawn=drawn)
 
 
 def _said(value: Any) -> Any:

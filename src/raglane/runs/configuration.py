@@ -14,8 +14,6 @@ from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings
 
-__all__ = ["Entry", "as_toml", "entries", "entry_in_toml", "key_of", "other_entries", "run_config"]
-
 _PANELS = (DATA, MODEL, TRAINING, RUN)
 # Where data comes from, and what it means that nothing is said of it.
 _UNSET = {
@@ -31,15 +29,7 @@ _COMMENT = 34
 
 @dataclass(frozen=True)
 class Entry:
-    """An option and its value.
-
-    Attributes:
-        key: its name in a file: the flag without dashes.
-        value: of the kinds that the option takes; None where nothing was chosen.
-        unset: what None means.
-        comment: on the value; "" for none.
-        panel: the part of the file, as on the help page.
-    """
+    """An option and its value."""
 
     key: str
     value: Any
@@ -49,22 +39,12 @@ class Entry:
 
 
 def key_of(kind: Any, name: str) -> str:
-    """What an option of a dataclass is called in a file.
-
-    Example:
-        >>> key_of(Settings, "layer"), key_of(Settings, "batch_size"), key_of(ColumnNames, "label")
-        ('cell', 'batch-size', 'label-column')
-    """
+    """What an option of a dataclass is called in a file."""
     return flag_of(kind, name).removeprefix("--")
 
 
 def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entry]:
-    """The options of an object of a dataclass.
-
-    Example:
-        >>> entries(Settings())[1]
-        Entry(key='cell', value='gru', unset='', comment='', panel='Task and model')
-    """
+    """The options of an object of a dataclass."""
     said = comments or {}
     return [
         Entry(key_of(chosen, name), getattr(chosen, name), option.unset or "", said.get(name, ""), option.panel)
@@ -73,12 +53,7 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
 
 
 def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
-    """The options of a command that are in no dataclass.
-
-    Example:
-        >>> other_entries({"test": None, "quiet": False}, {}, "runs/<data>")[0]
-        Entry(key='test', value=None, unset='none', comment='', panel='Data')
-    """
+    """The options of a command that are in no dataclass."""
     unset = _UNSET | {"out": out, "minutes": "no end"}
     return [
         Entry(name, value, unset.get(name, ""), comments.get(name, ""), DATA if name in _UNSET else RUN)
@@ -87,16 +62,7 @@ def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: s
 
 
 def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
-    r"""Options as TOML, part by part; what is not set is a comment.
-
-    Example:
-        >>> print(as_toml([Entry("data", "a.csv"), Entry("steps", None, "whole sequences", panel="Training")]))
-        # Data
-        data = "a.csv"
-        <BLANKLINE>
-        # Training
-        # steps: whole sequences
-    """
+    r"""Options as TOML, part by part; what is not set is a comment."""
     everything = list(listed)
     parts = [heading] if heading else []
     for panel in _PANELS:
@@ -107,12 +73,7 @@ def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
 
 
 def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
-    """The file of a run that repeats it, ``run.toml``.
-
-    Example:
-        >>> 'cell = "lstm"' in run_config(Settings(layer="lstm"), {}).decode().splitlines()
-        True
-    """
+    """The file of a run that repeats it, ``run.toml``."""
     saved = dataclasses.asdict(SavedSource(None, None, ColumnNames(), None, None)) | dict(data)
     columns = saved["columns"]
     places = [
@@ -143,12 +104,7 @@ def _is_text(text: str) -> bool:
 
 
 def entry_in_toml(entry: Entry) -> str:
-    """An option as a line of TOML; one that is not set is a comment.
-
-    Example:
-        >>> entry_in_toml(Entry("lr", {"low": 0.001, "log": True})), entry_in_toml(Entry("cell", ("gru", "rnn")))
-        ('lr = {low = 0.001, log = true}', 'cell = ["gru", "rnn"]')
-    """
+    """An option as a line of TOML; one that is not set is a comment."""
     if entry.value is None:
         line = f"# {entry.key}: {entry.unset}" if entry.unset else f"# {entry.key}"
     else:

@@ -9,34 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane import segments
+from raglane._utils.files import check_new_file, write_files
+from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
-from raglane.data.vocabulary import END, UNKNOWN
 from raglane.errors import ArgumentError, ExportError, message
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
-from raglane._utils.files import check_new_file, write_files
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
 from raglane.training.model import SequenceModel
-
-__all__ = ["RunModule", "description_path", "export_run"]
 
 # What the model gives, by task.
 _OUTPUTS = {"regress": "prediction", "forecast": "prediction"}
 
 
 class RunModule(nn.Module):
-    """A trained model from the numbers of the data to answers in its units.
-
-    Args:
-        model: the network.
-        preprocessor: of the same run.
-
-    Raises:
-        ExportError: preprocessing that is not part of a graph.
-    """
+    """A trained model from the numbers of the data to answers in its units."""
 
     def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
         super().__init__()
@@ -137,12 +127,7 @@ def _check(preprocessor: Preprocessor) -> None:
 
 
 def description_path(path: Path) -> Path:
-    """Where the JSON of an exported run is.
-
-    Example:
-        >>> description_path(Path("model.onnx")).name
-        'model.json'
-    """
+    """Where the JSON of an exported run is."""
     return path.with_suffix(".json")
 
 

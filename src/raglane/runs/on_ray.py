@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
 from raglane._utils.files import check_place, put_folder, write_file
+from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.ranks.on_ray import check_machines, connected
-
-__all__ = ["predict_on_ray"]
 
 # Rows of a block at most; a row group is never in two.
 _ROWS = 16_384
@@ -32,14 +30,7 @@ _ROWS = 16_384
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a file.
-
-    Args:
-        path: of the file.
-        groups: its row groups, from and to below which.
-        first: how many rows of all files come before.
-        rows: how many there are.
-    """
+    """Some rows of a file."""
 
     path: str
     groups: tuple[int, int]
@@ -111,13 +102,7 @@ def _blocks(data: str) -> Iterator[Block]:
 
 
 class _Worker:
-    """An actor that holds the model.
-
-    Args:
-        predictor: of the run.
-        blocks: of all rows.
-        folder: where each block becomes a file.
-    """
+    """An actor that holds the model."""
 
     def __init__(self, predictor: TablePredictor, blocks: tuple[Block, ...], folder: str) -> None:
         self._predictor, self._blocks, self._folder = predictor, blocks, Path(folder)

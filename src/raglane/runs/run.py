@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from raglane._utils.files import as_path, check_place, write_folder
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all
-from raglane._utils.files import check_place, write_folder
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
-from raglane._utils.reading import as_path
 from raglane.training import inference
 from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
 from raglane.training.folder import DESCRIPTION, find, tidy
@@ -30,7 +29,6 @@ from raglane.training.stored import build, reading
 if TYPE_CHECKING:
     from raglane.export import Exported
 
-__all__ = ["Run", "load"]
 
 # What a pickle calls the model it could not read, in place of a folder.
 _PICKLE = Path("a pickled run")

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raglane._utils.files import as_path
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
-from raglane.runs.guessing import LABELLED, guess_task, tasks_of
 from raglane.training.options import DATA, check, option, options
+from raglane.training.settings import LOSSES, ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.records import Columns, Records
     from raglane.data.stored_dataset import Dataset
 
-__all__ = [
-    "DEFAULT_DATA",
-    "ColumnNames",
-    "SavedSource",
-    "Source",
-    "chosen_columns",
-    "renamed",
-]
 
 DEFAULT_DATA = "Japanese vowels"
+# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
+LABELLED = ("tag", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
@@ -111,12 +107,7 @@ class ColumnNames:
 
 
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a program names, as :class:`ColumnNames` has them.
-
-    Example:
-        >>> chosen_columns({"features": ("a", "b")})
-        {'features': ['a', 'b']}
-    """
+    """Columns that a program names, as :class:`ColumnNames` has them."""
     # Not above: it imports PyTorch, and a help text shows the names of columns.
     from raglane._utils.checks import check_kind
     from raglane.data.records import LISTS
@@ -139,13 +130,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
-    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`.
-
-    Example:
-        >>> names = renamed(ColumnNames(label="kind", features=["a", "b"]), {"sequence": "steps"})
-        >>> names.sequence, names.label, names.features
-        ('steps', 'kind', None)
-    """
+    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`."""
     if given.get("sequence") is not None and trained.sequence is None:
         # The columns of features were the sequences; now another column is, and these stand beside none.
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
@@ -156,21 +141,32 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
 
 @dataclass(frozen=True)
 class Source:
-    """A file or folder and how to read it.
-
-    Args:
-        path: None for the embedded default.
-        format: None goes by the suffix.
-        columns: those that were named; the others are guessed.
-
-    Example:
-        >>> Source(None, None).name
-        'japanese-vowels'
-    """
+    """Sequences and how to read them: a file or folder, what a program holds, or the embedded default."""
 
     path: Path | None
     format: str | None
     columns: ColumnNames = ColumnNames()
+    # Data and labels of a program, in place of a file.
+    held: tuple[Any, Any] | None = None
+
+    def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
+        """Other sequences that are read alike: a path, or what a program holds."""
+        if not isinstance(data, (str, os.PathLike)):
+            return replace(self, path=None, held=(data, labels))
+        if labels is not None:
+            rule, fix = "a file has its labels in a column", "name it, as label='kind'"
+            raise ArgumentTypeError(message("labels", f"labels beside a file as {name}", rule, fix))
+        return replace(self, path=as_path(data), held=None)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether these are the sequences that come with the package."""
+        return self.path is None and self.held is None
+
+    @property
+    def where(self) -> str:
+        """The sequences in a line that tells of them."""
+        return "memory" if self.held is not None else DEFAULT_DATA if self.path is None else str(self.path)
 
     @property
     def name(self) -> str:
@@ -188,6 +184,8 @@ class Source:
         """Read it."""
         from raglane.data.formats import japanese_vowels, read
 
+        if self.held is not None:
+            return self.take(*self.held, task, need_labels=need_labels)
         if self.path is None:
             return japanese_vowels()[0 if part == "train" else 1]
         asked = self.asked(task, need_labels=need_labels)
@@ -217,6 +215,8 @@ class Source:
 
             task = str(described(self._converted).get("task", "classify"))
             return self.open(task), task
+        if self.held is not None:
+            return self._guess_of_held(loss)
         suffix = "" if self.path is None else self.path.suffix.lower()
         tables = (".jsonl", ".ndjson", ".parquet", ".pq")
         others = LABELLED if suffix in tables else ("regress",)
@@ -224,6 +224,18 @@ class Source:
         if self.columns.on_bad_row == "fail":
             return guess_task(self.read, others, loss)
         return self._guess_of_most(others, loss)
+
+    def _guess_of_held(self, loss: str | None) -> tuple[Records, str]:
+        """The same of what a program holds; records say what they are for."""
+        from raglane.data.records import Records
+
+        data, labels = self.held or (None, None)
+        if not isinstance(data, Records):
+            return guess_task(self.read, LABELLED, loss)
+        records = data if labels is None else self.read("classify")
+        if records.targets is not None:
+            return records, "regress" if records.targets.is_numbers else "multilabel"
+        return records, "tag" if records.labels is None and records.tags is not None else "classify"
 
     def _guess_of_most(self, others: tuple[str, ...], loss: str | None) -> tuple[Records, str]:
         """The same where rows may be left out: the task that all rows are for, or else most of them."""
@@ -279,6 +291,21 @@ class Source:
         return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 
 
+class Sources(NamedTuple):
+    """Where the parts of the data come from; without a validation part one is held out."""
+
+    training: Source
+    validation: Source | None = None
+    test: Source | None = None
+
+
+def check_default(source: Source, settings: ModelSettings) -> None:
+    """Refuse a task that the default data is not for."""
+    if source.is_default and settings.task != "classify":
+        rule = f"the default data, {DEFAULT_DATA}, is to classify"
+        raise ArgumentError(message("task", repr(settings.task), rule, "give DATA"))
+
+
 @dataclass(frozen=True)
 class SavedSource:
     """Where the data of a run comes from, as run.json has it; paths are absolute, None is the embedded default."""
@@ -288,6 +315,15 @@ class SavedSource:
     columns: ColumnNames
     validation: str | None
     test: str | None
+
+    @classmethod
+    def of(cls, source: Source, validation: Source | None, test: Source | None) -> SavedSource:
+        """What a run keeps of its data; of what a program holds nothing is kept."""
+
+        def text(part: Source | None) -> str | None:
+            return None if part is None or part.path is None else str(part.path.absolute())
+
+        return cls(text(source), source.format, source.columns, text(validation), text(test))
 
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
@@ -301,3 +337,24 @@ class SavedSource:
     def source(self, path: str | None) -> Source:
         """A file with the run's format and columns."""
         return Source(None if path is None else Path(path), self.format, self.columns)
+
+
+def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
+    """Read data for the task that its labels are for: to classify, unless that cannot be."""
+    first, *rest = tasks_of(loss) or ("classify", *others)
+    try:
+        return read(first), first
+    except DataError as error:
+        for task in rest:
+            try:
+                return read(task), task
+            except DataError:
+                continue
+        raise error
+
+
+def tasks_of(loss: str | None) -> list[str]:
+    """The tasks that a loss is for, where it says more than that classes are told."""
+    if loss is None or loss in LOSSES["classify"]:
+        return []
+    return [task for task, losses in LOSSES.items() if loss in losses]

@@ -13,8 +13,6 @@ from raglane.errors import ArgumentTypeError, message, require
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
 
-__all__ = ["TablePredictor"]
-
 # The runs that this process has read, by what a predictor calls them.
 _RUNS: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""The schedules: one file each, and one line each in :data:`SCHEDULES`.
+"""The schedules: a file for each (padded and masked share one), and one line each in :data:`SCHEDULES`.
 
 A schedule is the order in which the elements of a batch are computed. All give the same outputs, final states and
 gradients; they differ in cost alone.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from raglane.schedules.base import Count, Schedule, Table
 from raglane.schedules.each import Each
 from raglane.schedules.lanes import DEFAULT_LANES, Lanes
-from raglane.schedules.masked import Masked
 from raglane.schedules.packed import Packed
-from raglane.schedules.padded import Padded
+from raglane.schedules.padded import Masked, Padded
 
 __all__ = ["DEFAULT_LANES", "SCHEDULES", "Count", "Schedule", "Table"]
 

@@ -1,4 +1,4 @@
-"""What a schedule is: lengths in, a table of rows out.
+"""The interface of a schedule: lengths in, a table of rows out.
 
 A schedule decides in which order the elements of a batch are computed, and side by side with which others. It sees
 lengths alone. The values of the batch never move for it.
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Count", "Schedule", "Table"]
-
 
 @dataclass(frozen=True, eq=False)
 class Table:
@@ -24,24 +22,12 @@ class Table:
 
     NOTE (rows): a sequence begins at step 0 and computes one step at each following time, always in the same row,
     until it is done. A row serves one sequence at a time. The reference kernel relies on both.
-
-    Attributes:
-        time_offsets: ``(S + 1,)``: what runs at time ``t`` stands at ``time_offsets[t]:time_offsets[t + 1]``.
-        sequence: ``(E,)``, the number of the sequence in the caller's order.
-        step: ``(E,)``, the step of that sequence.
-        row: ``(E,)``, the row of the running batch.
-
-    Example:
-        >>> from raglane.schedules import SCHEDULES
-        >>> table = SCHEDULES["packed"].table(torch.tensor([1, 3]))
-        >>> table.rows_per_step.tolist(), table.sequence.tolist(), table.step.tolist()
-        ([2, 1, 1], [1, 0, 1, 1], [0, 0, 1, 2])
     """
 
-    time_offsets: Tensor
-    sequence: Tensor
-    step: Tensor
-    row: Tensor
+    time_offsets: Tensor  # ``(S + 1,)``: what runs at time ``t`` stands at ``time_offsets[t]:time_offsets[t + 1]``
+    sequence: Tensor  # ``(E,)``, the number of the sequence in the caller's order
+    step: Tensor  # ``(E,)``, the step of that sequence
+    row: Tensor  # ``(E,)``, the row of the running batch
 
     @property
     def steps(self) -> int:
@@ -59,107 +45,50 @@ class Table:
         return self.time_offsets.diff()
 
     def waste(self, lengths: Tensor) -> int:
-        """How many of the elements computed do not exist: their step lies past the end of their sequence.
-
-        Args:
-            lengths: ``(B,)`` int64 on the CPU, those that the table was made from.
-        """
+        """How many of the elements computed do not exist: their step lies past the end of their sequence."""
         return int((self.step >= lengths[self.sequence]).sum())
 
 
 @dataclass(frozen=True)
 class Count:
-    """The size of a schedule's table, known without building it.
+    """The size of a schedule's table, known without building it."""
 
-    Attributes:
-        steps: how many steps run one after the other.
-        elements: elements computed, padding included.
-        waste: how many of them do not exist.
-        sequences: how many sequences compute at least one element, real or not.
-    """
-
-    steps: int
-    elements: int
-    waste: int
-    sequences: int
+    steps: int  # how many steps run one after the other
+    elements: int  # elements computed, padding included
+    waste: int  # how many of them do not exist
+    sequences: int  # how many sequences compute at least one element, real or not
 
 
 class Schedule(ABC):
-    """An order in which the elements of a batch are computed.
+    """An order in which the elements of a batch are computed."""
 
-    Attributes:
-        name: the schedule's key in :data:`raglane.schedules.SCHEDULES`.
-        holds_state: whether a row keeps its state where it runs past the end of its sequence. Only a schedule
-            with waste can.
-    """
-
-    name: str
-    holds_state: bool = False
+    name: str  # the schedule's key in :data:`raglane.schedules.SCHEDULES`
+    holds_state: bool = False  # whether a row keeps its state where it runs past the end of its sequence
 
     @abstractmethod
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:
-        """Say which sequence computes which step in which row, without a loop over sequences or elements.
-
-        Args:
-            lengths: ``(B,)`` int64 on the CPU, each at least 0.
-            lanes: the number of rows, for the schedule ``lanes``; the others have as many as they need.
-        """
+        """Say which sequence computes which step in which row, without a loop over sequences or elements."""
 
     @abstractmethod
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
-        """The numbers of :meth:`table`, without building it: cheap for millions of sequences.
-
-        Args:
-            lengths: ``(B,)`` int64 on the CPU, each at least 0.
-            lanes: as for :meth:`table`.
-        """
+        """The numbers of :meth:`table`, without building it: cheap for millions of sequences."""
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
-        """The rows of :meth:`table` over time, as runs of equal ones; a schedule may know them without building it.
-
-        Args:
-            lengths: ``(B,)`` int64 on the CPU, each at least 0.
-            lanes: as for :meth:`table`.
-
-        Returns:
-            ``(P,)`` int64, how many rows compute in each phase, and ``(P,)`` int64, how many steps it lasts. Two phases
-            that follow each other may have as many rows.
-        """
+        """The rows of :meth:`table` over time, as runs of equal ones; a schedule may know them without building it."""
         rows, steps = torch.unique_consecutive(self.table(lengths, lanes).rows_per_step, return_counts=True)
         return rows, steps
 
 
 def longest(lengths: Tensor) -> int:
-    """The largest of ``lengths``, 0 where there is none.
-
-    Example:
-        >>> longest(torch.tensor([2, 5, 0])), longest(torch.tensor([], dtype=torch.int64))
-        (5, 0)
-    """
+    """The largest of ``lengths``, 0 where there is none."""
     return int(lengths.max()) if lengths.shape[0] else 0
 
 
 def longest_first(lengths: Tensor) -> Tensor:
-    """The sequences in the order of their lengths, the longest first; of equal ones the caller's first stands first.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-
-    Returns:
-        ``(B,)`` int64, an index into ``lengths``.
-
-    Example:
-        >>> longest_first(torch.tensor([2, 5, 2])).tolist()
-        [1, 0, 2]
-    """
+    """The sequences in the order of their lengths, the longest first; of equal ones the caller's first stands first."""
     return torch.argsort(lengths, descending=True, stable=True)
 
 
 def real_count(lengths: Tensor, steps: int) -> Count:
-    """The count of a schedule that computes every element once, and nothing else.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-        steps: how many steps run one after the other.
-    """
+    """The count of a schedule that computes every element once, and nothing else."""
     return Count(steps, int(lengths.sum()), 0, int(lengths.count_nonzero()))

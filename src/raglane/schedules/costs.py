@@ -1,4 +1,4 @@
-"""What a batch costs under each schedule, counted from its lengths."""
+"""The cost of a batch under each schedule, counted from its lengths."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from raglane._utils.checks import read_lengths
 from raglane.schedules import SCHEDULES, Count
-from raglane.segments.numbers import read_lengths
-
-__all__ = ["Cost", "cost", "lengths_of"]
 
 
 @dataclass(frozen=True, repr=False)
 class Cost:
-    """What one schedule computes for a batch of lengths.
+    """The work of one schedule for a batch of lengths.
 
     Attributes:
         schedule: its name.
@@ -78,12 +76,7 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
 
 
 def lengths_of(given: Any) -> Tensor:
-    """The lengths of whatever has some, on the host.
-
-    Example:
-        >>> lengths_of([2, 1])
-        tensor([2, 1])
-    """
+    """The lengths of whatever has some, on the host."""
     # A Ragged keeps its lengths on the host too.
     known = getattr(given, "host_lengths", getattr(given, "lengths", given))
     return read_lengths(known)

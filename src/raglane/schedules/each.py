@@ -6,20 +6,13 @@ import torch
 from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, real_count
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
-
-__all__ = ["Each"]
+from raglane.segments import offsets_from_lengths, positions, segment_ids
 
 
 class Each(Schedule):
     """One sequence after the other in the caller's order, each alone in the only row: the naive loop.
 
     No waste, and nothing side by side: as many steps as there are elements.
-
-    Example:
-        >>> table = Each().table(torch.tensor([2, 0, 1]))
-        >>> table.sequence.tolist(), table.step.tolist(), table.steps
-        ([0, 0, 2], [0, 1, 0], 3)
     """
 
     name = "each"

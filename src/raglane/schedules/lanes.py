@@ -12,9 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_whole
 from raglane.schedules.base import Count, Schedule, Table, longest_first, real_count
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
-
-__all__ = ["DEFAULT_LANES", "Lanes"]
+from raglane.segments import offsets_from_lengths, positions, segment_ids
 
 DEFAULT_LANES = 16
 """Rows of the schedule ``lanes`` where the caller names none; never more than there are sequences to run."""
@@ -31,11 +29,6 @@ class Lanes(Schedule):
     The sequences wait longest first, of equal lengths the caller's first first, and where several rows are free the
     lowest takes the next. Once none waits, a row that has ended computes nothing more, so there is no waste. The
     number of steps is that of the row that ends last.
-
-    Example:
-        >>> table = Lanes().table(torch.tensor([2, 4, 1]), lanes=2)
-        >>> table.sequence.tolist(), table.row.tolist(), table.rows_per_step.tolist()
-        ([1, 0, 1, 0, 1, 2, 1], [0, 1, 0, 1, 0, 1, 0], [2, 2, 2, 1])
     """
 
     name = "lanes"
@@ -93,13 +86,6 @@ def _assign(waiting: _Integers, rows: int) -> tuple[_Integers, int]:
 
     A row that is free from time ``f`` on is written as one number, its slot ``f * rows + row``: the smallest slot
     is the row that takes the next sequence, the lowest of those that are free first.
-
-    Args:
-        waiting: ``(M,)``, lengths of at least 1, the longest first.
-        rows: ``R``.
-
-    Returns:
-        ``(M,)``, the slot that each sequence takes, and the time at which the last row ends.
     """
     slots = np.empty(waiting.shape, np.int64)
     free = list(range(rows))
@@ -127,14 +113,6 @@ def _earliest(free: _Integers, width: int, wanted: int) -> _Integers:
     A row with the free slot ``s`` can take them at ``s``, ``s + width``, ``s + 2 * width`` ... Cut the slots into
     windows of ``width``, the first one starting at the smallest: from the window of its free slot on, a row has one
     slot in each, always at the same place. So to sort the rows by that place once is to sort all slots.
-
-    Args:
-        free: ``(R,)``, the free slot of each row.
-        width: the length in slots.
-        wanted: how many sequences start.
-
-    Returns:
-        ``(wanted,)``, ascending.
     """
     first_window, place = np.divmod(free - free.min(), width)
     by_place = np.argsort(place)

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, longest, longest_first, real_count
-from raglane.segments.layouts import conjugate
-from raglane.segments.plain import offsets_from_lengths, positions, segment_ids
-
-__all__ = ["Packed"]
+from raglane.segments import conjugate, offsets_from_lengths, positions, segment_ids
 
 
 class Packed(Schedule):
@@ -17,10 +14,6 @@ class Packed(Schedule):
 
     No waste, and as many steps as the longest sequence has; the rows grow fewer with each one that ends. Of equal
     lengths the caller's first stands first.
-
-    Example:
-        >>> Packed().table(torch.tensor([9, 8, 6, 4, 3, 2])).rows_per_step.tolist()
-        [6, 6, 5, 4, 3, 3, 2, 2, 1]
     """
 
     name = "packed"

@@ -1,4 +1,4 @@
-"""Every row up to the longest."""
+"""Every row up to the longest: padded, and masked."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from torch import Tensor
 
 from raglane.schedules.base import Count, Schedule, Table, longest
 
-__all__ = ["Padded"]
-
 
 class Padded(Schedule):
     """Every sequence, one per row in the caller's order, for as many steps as the longest has.
 
     What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
     sequence has a row like every other.
-
-    Example:
-        >>> table = Padded().table(torch.tensor([1, 3]))
-        >>> table.rows_per_step.tolist(), table.waste(torch.tensor([1, 3]))
-        ([2, 2, 2], 2)
     """
 
     name = "padded"
@@ -41,3 +34,14 @@ class Padded(Schedule):
         """As :meth:`Schedule.phases`."""
         rows, steps = lengths.shape[0], longest(lengths)
         return torch.tensor([rows], device="cpu"), torch.tensor([steps], device="cpu")
+
+
+class Masked(Padded):
+    """The rows and steps of :class:`Padded`, with a mask that holds ended rows' states.
+
+    Known as a "dynamic" or masked recurrent network, and what Keras and Flax do: the last state of a row is the
+    state after the sequence's own last element, so nothing has to be cut to find it.
+    """
+
+    name = "masked"
+    holds_state = True

@@ -16,8 +16,6 @@ from torch.autograd import forward_ad
 
 from raglane._utils.tracing import index_arithmetic, is_transformed
 
-__all__ = ["place_joined_rows", "place_rows", "take_rows"]
-
 # Up to this many numbers, what counts is how long an operation takes to start, and PyTorch's own backward pass starts
 # sooner than one written in Python; above, how it moves them.
 _FEW = 16384
@@ -91,7 +89,7 @@ def _shown(index: Tensor, size: int) -> Tensor:
 
 
 def _wants_a_function(values: Tensor) -> bool:
-    """Whether there will be a backward pass, and one of more work than calling it takes.
+    """True if there will be a backward pass, and one of more work than calling it takes.
 
     The transformations of :mod:`torch.func` know PyTorch's own functions, and not those here.
     """
@@ -120,7 +118,7 @@ def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
 
 
 def _is_differentiated(values: Tensor) -> bool:
-    """Whether PyTorch follows what happens to values, so that they cannot be read as another dtype."""
+    """True if PyTorch follows operations on values, so that they cannot be viewed as another dtype."""
     if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
         return True
     return forward_ad.unpack_dual(values).tangent is not None
@@ -160,17 +158,6 @@ def take_rows(values: Tensor, index: Tensor) -> Tensor:
 
     The backward pass copies instead of adding, which is only right because no row is taken twice: the caller
     promises that.
-
-    Args:
-        values: ``(N, *features)``, any dtype.
-        index: ``(M,)`` int64, without repetition.
-
-    Returns:
-        ``(M, *features)``.
-
-    Example:
-        >>> take_rows(torch.tensor([10, 20, 30]), torch.tensor([2, 0])).tolist()
-        [30, 10]
     """
     if values.dtype in _MOVED_AS:
         return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
@@ -181,21 +168,7 @@ def take_rows(values: Tensor, index: Tensor) -> Tensor:
 
 
 def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """Put row ``i`` of ``values`` at ``index[i]`` of a new tensor, and ``fill`` where no row goes.
-
-    Args:
-        values: ``(M, *features)``, any dtype.
-        index: ``(M,)`` int64, without repetition, each below ``size``.
-        size: the number of rows of the result; where it is ``M``, every row is written.
-        fill: the value of rows that nothing goes to.
-
-    Returns:
-        ``(size, *features)``.
-
-    Example:
-        >>> place_rows(torch.tensor([30, 10]), torch.tensor([2, 0]), 3, fill=-1).tolist()
-        [10, -1, 30]
-    """
+    """Put row ``i`` of ``values`` at ``index[i]`` of a new tensor, and ``fill`` where no row goes."""
     if values.dtype in _MOVED_AS:
         kind = _MOVED_AS[values.dtype]
         bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
@@ -209,21 +182,7 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
 
 
 def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """``place_rows(torch.cat(parts), index, size, fill)``, in fewer passes over memory.
-
-    Args:
-        parts: at least one tensor ``(M_i, *features)``, of one dtype.
-        index: ``(M,)`` int64, ``M`` the sum of the ``M_i``; without repetition, each below ``size``.
-        size: the number of rows of the result.
-        fill: the value of rows that nothing goes to.
-
-    Returns:
-        ``(size, *features)``.
-
-    Example:
-        >>> place_joined_rows((torch.tensor([30]), torch.tensor([10])), torch.tensor([2, 0]), 3, fill=-1).tolist()
-        [10, -1, 30]
-    """
+    """``place_rows(torch.cat(parts), index, size, fill)``, in fewer passes over memory."""
     features = math.prod(parts[0].shape[1:])
     if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
         return place_rows(torch.cat(parts), index, size, fill)

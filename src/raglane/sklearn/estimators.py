@@ -24,8 +24,6 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
 from sklearn.utils.validation import check_is_fitted  # noqa: E402
 
-__all__ = ["RaglaneClassifier", "RaglaneRegressor"]
-
 # The task is that of the class, and scikit-learn calls the seed random_state.
 _OWN = ("task", "seed")
 

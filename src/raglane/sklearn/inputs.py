@@ -17,8 +17,6 @@ require("sklearn", "sklearn")
 
 from sklearn.utils.validation import check_array, validate_data  # noqa: E402
 
-__all__ = ["check_channels", "sequences_from"]
-
 _NO_LABELS = Columns(need_labels=False)
 
 

@@ -1,57 +1,38 @@
-"""The batches of training: which sequences make each, and what a model of a task gets from them."""
+"""The batches of training: their sequences, their inputs and targets, and rare tokens that are hidden in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
-from raglane.data.dataset import SequenceDataset
+from raglane.data.dataset import SequenceDataset, Sequences
 from raglane.data.order import Batches, Limit, Order
+from raglane.data.preprocess import Preprocessor
 from raglane.data.stored_dataset import Dataset
+from raglane.errors import DataError, argument, message
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
-
-__all__ = [
-    "Batch",
-    "ChunkedBatches",
-    "Remaining",
-    "chunked_order",
-    "in_order",
-    "loader",
-    "make_batch",
-    "order_of_data",
-    "training_order",
-]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of a batch and what a model has to say about them.
-
-    Args:
-        inputs: sequences of ``(L, C)`` float32 or ``(L,)`` int64 tokens; for a forecast without their last element.
-        targets: classify ``(B,)`` int64; tag ``(N,)`` int64; forecast ``(N, C)`` float32, the element after each.
-            None where the data has none.
-        index: ``(B,)`` int64, which sequences of the dataset these are; -1 where a stream of chunks has ended.
-        begins: ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
-
-    Example:
-        >>> batch = Batch(Ragged([torch.ones(3, 2)]), torch.tensor([1]), torch.tensor([0]))
-        >>> batch.to(torch.device("cpu")).targets
-        tensor([1])
-    """
+    """The sequences of a batch and what a model has to say about them."""
 
     inputs: Ragged
     targets: Tensor | None
+    # ``(B,)`` int64, places in the dataset; -1 where a stream of chunks has ended.
     index: Tensor
+    # ``(B,)`` bool on the CPU, the rows that begin a sequence; None where all rows are whole sequences.
     begins: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
@@ -61,30 +42,14 @@ class Batch:
 
 
 def make_batch(samples: Sequence[Any]) -> Batch:
-    """What ``rl.collate`` makes of samples, as a model and its task want it.
-
-    Example:
-        >>> values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
-        >>> make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1])).targets
-        tensor([0])
-    """
+    """What ``rl.collate`` makes of samples, as a model and its task want it."""
     batch = collate(samples)
     targets = batch.get("target")
     return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
 
 
 class ChunkedBatches:
-    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over.
-
-    Args:
-        chunks: at the place from which it goes on.
-
-    Example:
-        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
-        >>> chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
-        >>> [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)]
-        [[0, 1, 2], [3]]
-    """
+    """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -99,7 +64,7 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
+def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
     """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
@@ -108,13 +73,7 @@ def chunked_order(dataset: SequenceDataset, settings: Settings, rank: int = 0, r
 
 
 def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:
-    """The batches of a training, epoch after epoch.
-
-    Example:
-        >>> order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
-        >>> [len(batch) for batch in order], sorted(sum(order, []))
-        ([2, 1], [0, 1, 2])
-    """
+    """The batches of a training, epoch after epoch."""
     limit = Limit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
         limit = Limit(elements=settings.batch_elements, too_long=settings.too_long)
@@ -123,19 +82,27 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
     return Batches(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
 
 
+def training_batches(
+    training: Sequences, settings: Settings, rank: int, ranks: int
+) -> tuple[Sequences, Batches | Chunks, int]:
+    """The sequences as batches have them, the batches of a rank, and how many elements one usually has."""
+    if settings.batch_elements is not None and settings.too_long == "split":
+        training = training.in_memory().cut(settings.batch_elements)
+    # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
+    mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
+    if settings.steps is not None:
+        chunks = chunked_order(training, settings, rank, ranks)
+        return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.steps)
+    order = training_order(training.lengths, settings, rank, ranks)
+    if len(order) == 0 < len(training):
+        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
+        fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
+        raise DataError(message("data", got, rule, fix))
+    return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks
+
+
 class Remaining(Sampler[list[int]]):
-    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun.
-
-    Args:
-        order: at the place from which it goes on.
-
-    Example:
-        >>> order = Batches([3, 1, 2], Limit(sequences=1))
-        >>> order.load_state_dict(order.state_dict(done=2))
-        >>> rest = Remaining(order)
-        >>> len(rest), len(list(rest)), len(rest)
-        (1, 1, 1)
-    """
+    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun."""
 
     def __init__(self, order: Batches) -> None:
         self._order = order
@@ -148,26 +115,28 @@ class Remaining(Sampler[list[int]]):
         return iter(self._order)
 
 
-def in_order(dataset: SequenceDataset | Dataset, limit: Limit) -> Iterator[Batch]:
+def in_order(dataset: Sequences, limit: Limit) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch."""
     for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
 
 
 def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
-    """Which sequences make each batch where none is shuffled.
-
-    Example:
-        >>> order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2))
-        [[0, 1], [2, 3], [4]]
-    """
+    """Which sequences make each batch where none is shuffled."""
     bounds = [*limit.cut(lengths.numpy()).tolist(), len(lengths)]
     return [list(range(first, end)) for first, end in pairwise(bounds) if first < end]
 
 
-def loader(
-    dataset: SequenceDataset | Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0
-) -> DataLoader[Any]:
+def shares_of(
+    validation: Sequences, settings: Settings, order: Batches | Chunks, rank: int, ranks: int
+) -> list[list[int]]:
+    """The batches of the validation part: of each this rank's share. A rank that has none of any has no batches."""
+    limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
+    shares = [rows[rank::ranks] for rows in order_of_data(validation.lengths.cpu(), limit)]
+    return [rows for rows in shares if rows]
+
+
+def loader(dataset: Sequences, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """A DataLoader that gives the batches of ``order``, each a :class:`Batch`."""
     return DataLoader(
         dataset,
@@ -182,7 +151,78 @@ def loader(
 
 def _ignore_stops(worker: int) -> None:  # noqa: ARG001
     """Leave Ctrl-C and SIGTERM, which can reach every process of a group, to the training process."""
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@dataclass
+class RareTokens:
+    """The tokens and categories that occur once in training."""
+
+    rare: list[Tensor]
+    rate: float
+    in_targets: bool
+
+    @classmethod
+    def of(cls, training: Sequences, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
+        """Those of the training part; None where there are none, or none is to be hidden."""
+        if settings.unknown_rate == 0:
+            return None
+        if isinstance(training, Dataset):
+            rare = [_once(counts, words) for counts, words in _counted(training)]
+        else:
+            rare = _once_in(training.in_memory(), preprocessor)
+        for words in rare:
+            # The unknown token itself.
+            words[0] = False
+        is_any = any(bool(words.any()) for words in rare)
+        return cls(rare, settings.unknown_rate, settings.task == "language") if is_any else None
+
+    def hidden_in(self, batch: Batch) -> Batch:
+        """The batch with some of them, drawn anew, as the unknown token."""
+        inputs = batch.inputs.map(self._hidden if batch.inputs.values.dim() == 1 else self._hidden_columns)
+        targets = batch.targets
+        if self.in_targets and targets is not None:
+            targets = self._hidden(targets)
+        return replace(batch, inputs=inputs, targets=targets)
+
+    def _hidden_columns(self, values: Tensor) -> Tensor:
+        """The same of rows of numbers, whose last columns are places of categories."""
+        first = values.shape[1] - len(self.rare)
+        columns = [self._hidden(values[:, first + place].long(), place) for place in range(len(self.rare))]
+        return torch.cat([values[:, :first], torch.stack(columns, dim=1).to(values.dtype)], dim=1)
+
+    def _hidden(self, tokens: Tensor, column: int = 0) -> Tensor:
+        rare = self.rare[column] = self.rare[column].to(tokens.device)
+        drawn = torch.rand(tokens.shape, device=tokens.device) < self.rate
+        return tokens.masked_fill(rare[tokens] & drawn, 0)
+
+
+def _once_in(training: SequenceDataset, preprocessor: Preprocessor) -> list[Tensor]:
+    """The same of a dataset in memory; what a sequence has once is counted once, on however many elements it stands."""
+    coded = [encoder for encoder in preprocessor.features if encoder.vocabulary is not None]
+    sizes = [len(encoder.vocabulary or ()) for encoder in coded]
+    columns = [training.values]
+    if training.values.dim() == 2:
+        sizes += [] if preprocessor.vocabulary is None else [len(preprocessor.vocabulary)]
+        columns = list(training.values[:, training.values.shape[1] - len(sizes) :].long().unbind(1))
+    elif preprocessor.vocabulary is not None:
+        sizes = [len(preprocessor.vocabulary)]
+    first = training.offsets[:-1][training.lengths > 0]
+    for place, encoder in enumerate(coded):
+        columns[place] = columns[place][first] if encoder.per_sequence else columns[place]
+    return [torch.bincount(column, minlength=size) == 1 for column, size in zip(columns, sizes, strict=True)]
+
+
+def _once(counts: Mapping[str, int], words: Sequence[str]) -> Tensor:
+    return torch.tensor([counts.get(word, 0) == 1 for word in words])
+
+
+def _counted(training: Dataset) -> Iterator[tuple[Mapping[str, int], Sequence[str]]]:
+    """How often the words of each vocabulary come, in the order of the columns of inputs."""
+    known, preprocessor = training.statistics, training.preprocessor
+    for encoder in preprocessor.features:
+        if encoder.vocabulary is not None:
+            yield known.features[encoder.name].words, encoder.vocabulary
+    if preprocessor.vocabulary is not None:
+        yield known.tokens, preprocessor.vocabulary

@@ -11,28 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
-from raglane._utils.reading import as_path
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import CheckpointError, message, require
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.own_cell import check_named, is_own, label_of, name_cell
 from raglane.training.stored import damaged, parse_json, read_bytes, read_json, reading, to_json
-
-__all__ = [
-    "FORMAT_VERSION",
-    "SavedModel",
-    "check_tensors",
-    "count_weights",
-    "load_model",
-    "model_files",
-    "model_folder",
-    "parse_tensors",
-    "read_model",
-    "read_tensors",
-    "to_safetensors",
-]
 
 FORMAT = "raglane-model"
 FORMAT_VERSION = 2
@@ -60,12 +46,7 @@ class SavedModel:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors of any device as the bytes of a safetensors file.
-
-    Example:
-        >>> len(to_safetensors({"a": torch.ones(2)})) > 8
-        True
-    """
+    """Tensors of any device as the bytes of a safetensors file."""
     # Clones, since layers on a GPU keep all their weights in one block, which safetensors refuses.
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
@@ -170,11 +151,7 @@ def _put_weights(model: SequenceModel, weights: Mapping[str, Tensor], folder: Pa
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not those of a model: others, of another shape or dtype, or not finite.
-
-    Example:
-        >>> check_tensors(Path("weights.safetensors"), {"a": torch.ones(2)}, {"a": torch.zeros(2)})
-    """
+    """Refuse weights that are not those of a model: others, of another shape or dtype, or not finite."""
     for name in [*(name for name in wanted if name not in tensors), *(name for name in tensors if name not in wanted)]:
         raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
     for name, like in wanted.items():
@@ -190,11 +167,7 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str
 
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
-    """Refuse a file of another kind, or of a format that this version cannot read.
-
-    Example:
-        >>> check_format(Path("config.json"), {"format": "raglane-model", "format_version": 1}, "raglane-model", 1)
-    """
+    """Refuse a file of another kind, or of a format that this version cannot read."""
     version = config.get("format_version")
     if config.get("format") != name or not isinstance(version, int):
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
@@ -254,12 +227,7 @@ def model_folder(path: Path) -> Path:
 
 
 def describe(model: SequenceModel) -> str:
-    """The model in a line: layer, sizes and the number of weights.
-
-    Example:
-        >>> describe(SequenceModel(ModelConfig("classify", "gru", input_size=12, output_size=9)))
-        'GRU, 64 units, 1 layer, 15,561 weights'
-    """
+    """The model in a line: layer, sizes and the number of weights."""
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""

@@ -22,8 +22,6 @@ from raglane.training.model import answering
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import targets_of, values_of
 
-__all__ = ["Each", "Hard", "Range", "drawn", "measure_each"]
-
 # Sequences that are measured one by one at most, and ranges of lengths.
 _MOST, _RANGES = 5_000, 6
 # Tasks whose answer to a sequence is one that a line of a table can hold.
@@ -58,15 +56,7 @@ class Hard:
 
 @dataclass(frozen=True)
 class Each:
-    """The scores of sequences, one by one.
-
-    Attributes:
-        records: the sequences, of which :attr:`rows` were measured.
-        rows: ``(B,)``, in the order of the data.
-        loss: ``(B,)`` float64, the mean over what a sequence counts; NaN where it counts nothing.
-        metric: the same of the metric.
-        count: ``(B,)``, how much each counts.
-    """
+    """The scores of sequences, one by one."""
 
     records: Records | Dataset
     rows: npt.NDArray[np.int64]

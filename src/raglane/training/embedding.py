@@ -8,20 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Mixed", "with_dropout"]
-
 
 class Mixed(nn.Module):
-    """Numbers as they are, and beside them an embedding for each column of categories.
-
-    Args:
-        numbers: columns that are numbers; they stand first.
-        tables: for each column of categories, how many there are and the size of their embedding.
-
-    Example:
-        >>> Mixed(2, [(5, 3)])(torch.tensor([[0.5, 0.1, 4.0]])).shape
-        torch.Size([1, 5])
-    """
+    """Numbers as they are, and beside them an embedding for each column of categories."""
 
     def __init__(self, numbers: int, tables: Sequence[tuple[int, int]]) -> None:
         super().__init__()

@@ -17,28 +17,6 @@ from raglane._utils.files import check_place, remove, settle, sync_folder, whole
 from raglane._utils.lock import LOCK, locked
 from raglane.errors import ArgumentError, argument, message
 
-__all__ = [
-    "BEST",
-    "CARD",
-    "CONFIG",
-    "CURVES",
-    "DESCRIPTION",
-    "EVALUATION",
-    "LAST",
-    "LOGS",
-    "REPORT",
-    "RUN_FILES",
-    "RUN_FOLDERS",
-    "SKIPPED",
-    "at_work",
-    "check_folder",
-    "drop_replaced",
-    "find",
-    "repair",
-    "replacing",
-    "tidy",
-]
-
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"
@@ -54,6 +32,9 @@ LOGS = "logs"
 _EVALUATED = (EVALUATION, "confusion.png", "confusion.txt", "table.txt", "points.png")
 RUN_FILES = (DESCRIPTION, CONFIG, SKIPPED, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST, LOGS)
+
+# A command says so of a run that it has found half replaced.
+IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
 
 # Where a run that is to be replaced waits, and the order in which it moves there.
 _REPLACED = ".run.previous"
@@ -89,6 +70,27 @@ def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
     """Lock the folder of a run or of a model, and clear what killed processes left there."""
     with locked(folder, given_as):
         yield repair(folder)
+
+
+def to_resume(folder: Path | None) -> Path:
+    """The folder of a run to go on with."""
+    if folder is None:
+        rule = "to go on needs the folder of a run"
+        raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
+    return folder
+
+
+@contextmanager
+def claimed(folder: Path | None, *, resume: bool = False, overwrite: bool = False) -> Iterator[bool]:
+    """Check and lock the folder of a run, if any; gives whether it has put back a run that was to be replaced."""
+    if folder is None:
+        yield False
+        return
+    check_folder(folder, resume=resume, overwrite=overwrite)
+    with at_work(folder) as is_back:
+        # Again, now that nobody else can change it.
+        check_folder(folder, resume=resume, overwrite=overwrite)
+        yield is_back
 
 
 def tidy(folder: Path) -> None:

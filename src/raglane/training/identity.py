@@ -1,7 +1,8 @@
-"""Whether two runs had the same data: a number that does not change with order, or with what is held out."""
+"""Two texts for the data of a run: a fingerprint of its parts in their order, and an identity in whatever order."""
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -9,25 +10,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.features import Feature
-from raglane.data.records import Records
+from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
-
-__all__ = ["identity"]
 
 _Hashes = npt.NDArray[np.uint64]
 
 
-def identity(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences or labels, in whatever order and parts.
+def fingerprint(*parts: Records | Counted | None) -> str:
+    """A short text that differs for different sequences, labels or order."""
+    digest = hashlib.sha256()
+    for records in parts:
+        if records is None:
+            continue
+        if isinstance(records, Counted):
+            digest.update(records.fingerprint.encode())
+            continue
+        digest.update(np.ascontiguousarray(records.offsets).tobytes())
+        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
+            if words is not None:
+                # repr keeps ("a b",) and ("a", "b") apart.
+                digest.update(repr(list(words)).encode())
+        if records.targets is not None:
+            digest.update(repr(records.targets.values.tolist()).encode())
+        if not records.is_tokens:
+            digest.update(np.ascontiguousarray(records.values).tobytes())
+        for feature in records.features:
+            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
+    return digest.hexdigest()[:16]
 
-    Example:
-        >>> from raglane.data.records import offsets_of
-        >>> both = Records(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
-        >>> parts = both.select([1]), both.select([0])
-        >>> identity(both) == identity(*parts), identity(both) == identity(both.select([0, 0]))
-        (True, False)
-    """
+
+def identity(*parts: Records | Counted | None) -> str:
+    """A short text that differs for different sequences or labels, in whatever order and parts."""
     total, count = 0, 0
     for part in parts:
         if isinstance(part, Counted):

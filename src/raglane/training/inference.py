@@ -18,14 +18,12 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.choices import DEVICES
 from raglane.training.model import answering
+from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
 from raglane.training.tasks import TASKS, Measured, Task, make_task
 from raglane.training.tasks.base import values_of
-
-__all__ = ["Evaluation", "Predictions", "evaluate", "pick_device", "predict"]
 
 # The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
 _FORECAST = 48
@@ -237,8 +235,8 @@ def evaluate(
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
     _check_options(task, horizon=horizon, top=top)
-    where = str(records.source) if isinstance(records, Records) else "data"
-    task.check(dataset, where)
+    where = str(records.source)
+    task.check(records)
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with answering(model):

@@ -1,29 +1,32 @@
-"""What a training asks of the machine, refused before it is taken."""
+"""A training and the machine: settings and models that it cannot bear are refused, and batches are planned for it."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane.data.missing import BLOCKS
+from raglane.data.order.limit import pieces_of
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, argument, message
+from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device
-from raglane.training.model import ModelConfig
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.ranks.group import ranks_of
 from raglane.training.settings import Settings
+from raglane.training.tasks import fit
 
-__all__ = ["check_machine", "check_size", "threads_of"]
+if TYPE_CHECKING:
+    from raglane.planner import Plan
 
 
 def check_machine(settings: Settings) -> torch.device:
-    """Refuse what would bring this machine down rather than use it; to be asked before any data is read.
-
-    Example:
-        >>> check_machine(Settings(device="cpu"))
-        device(type='cpu')
-    """
+    """Refuse what would bring this machine down rather than use it; to be asked before any data is read."""
     cores = os.cpu_count() or 1
     # Each rank is a process with all of PyTorch, which a processor is busy with; a cluster knows what it has.
     if settings.engine == "processes" and settings.ranks > max(4, cores):
@@ -42,12 +45,7 @@ def check_machine(settings: Settings) -> torch.device:
 
 
 def threads_of(settings: Settings) -> int | None:
-    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it.
-
-    Example:
-        >>> threads_of(Settings(ranks=10**6)), threads_of(Settings(ranks=4, threads=3)), threads_of(Settings())
-        (1, 3, None)
-    """
+    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it."""
     if settings.threads is not None or settings.ranks == 1:
         return settings.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -69,3 +67,49 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
         check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
         model, outputs = weights, 0
     check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
+
+
+def plan_batches(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
+    """Choose how large a batch is, and whether batches are made of similar lengths, by measuring the layer here.
+
+    Several ranks share a batch, and the memory and the cores of the machine: a batch is as large as the best of one
+    rank, times their number.
+    """
+    from raglane.planner import plan, words
+
+    if what == "batch_size" and settings.batch_elements is not None:
+        got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "one of them limits a batch"
+        raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
+    device = pick_device(settings.device)
+    others = ranks_of()
+    ranks = settings.ranks if others is None else others.count
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    threads = threads_of(settings) or torch.get_num_threads()
+    preprocessor = fit(training, settings)
+    lengths = preprocessor.apply(training).lengths
+    if settings.steps is not None:
+        # A batch holds a piece of each stream.
+        lengths = torch.from_numpy(pieces_of(lengths.numpy(), settings.steps)[1])
+    layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
+    # Training leaves the choice of the backend to the layer.
+    backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
+    found = plan(lengths, layer, ranks=ranks, backends=[backend], threads=[threads])
+    if what == "batch_elements":
+        why = words.why(found.best_by_elements, found.rows, ranks)
+        return _by_elements(settings, found, int(lengths.max()), ranks), why
+    chosen = ranks * found.best.size
+    if settings.steps is not None:
+        # Not more streams than sequences.
+        return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), found.why
+    return replace(settings, batch_size=chosen, bucket=found.best.grouped), found.why
+
+
+def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> Settings:
+    """The settings with batches that are limited by elements: with room for the longest sequences, if they must fit."""
+    best = found.best_by_elements
+    chosen = ranks * best.size
+    if ranks > 1 or settings.too_long == "refuse":
+        # What Batches asks for, so that each rank has a sequence in every step.
+        chosen = max(chosen, longest if ranks == 1 else 3 * ranks * longest)
+    return replace(settings, batch_elements=chosen, bucket=best.grouped)

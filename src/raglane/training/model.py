@@ -13,23 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raglane._utils.checks import check_count
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError, message, quote
 from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
-from raglane.nn.arguments import check_count
 from raglane.nn.linear import RowByRow, RowLinear, row_linear
 from raglane.ragged import Ragged
-from raglane.training.activity import activity
-from raglane.training.choices import ALWAYS_PER_ELEMENT
 from raglane.training.embedding import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
-from raglane.training.settings import ModelSettings
+from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
-
-__all__ = ["END_TOKEN", "UNKNOWN_TOKEN", "ModelConfig", "SequenceModel", "answering"]
 
 # The places of the two special tokens of the vocabulary.
 UNKNOWN_TOKEN, END_TOKEN = 0, 1
@@ -401,3 +397,10 @@ def answering(model: SequenceModel) -> Iterator[None]:
     has_kernel = has_cell(model.encoder.recurrent.cell.name)
     with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
         yield
+
+
+def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
+    """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements."""
+    values, owners = outputs.values, outputs.segment_ids
+    changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
+    return large * dropped.values.square().mean(1).sum() + changing * changes.sum()

@@ -12,8 +12,6 @@ from typing import Any
 
 from raglane.errors import ArgumentError, message, quote
 
-__all__ = ["DATA", "MODEL", "RUN", "TRAINING", "Option", "Rule", "check", "flag_of", "option", "options"]
-
 # The parts of a help page, in their order.
 MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"
 
@@ -22,14 +20,9 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold of a value.
+    """What must hold of a value."""
 
-    Args:
-        holds: whether it does; not asked of None.
-        rule: in words.
-        fix: what to pass instead.
-    """
-
+    # Not called with None.
     holds: Callable[[Any], bool]
     rule: str
     fix: str
@@ -37,19 +30,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says beside its name, type and default.
-
-    Args:
-        help: a line for the help page.
-        panel: the part of the help page.
-        rules: what must hold of the value.
-        choices: the values that there are; () where they cannot be listed.
-        flag: on the command line; None for the name with two dashes.
-        metavar: what stands for the value on the help page; None for the choices, or for the type.
-        unset: what None means, for the help page.
-        or_else: what a value may be besides the choices.
-        also: a word that the command line takes in place of a number, and acts upon before it makes an object.
-    """
+    """What a field says beside its name, type and default."""
 
     help: str
     panel: str
@@ -57,25 +38,16 @@ class Option:
     choices: tuple[str, ...] = ()
     flag: str | None = None
     metavar: str | None = None
+    # The help for None.
     unset: str | None = None
+    # A word that the command line takes in place of a number, and acts upon before it makes an object.
     also: str | None = None
+    # A value besides the choices.
     or_else: Rule | None = None
 
 
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
-    """A field of a dataclass that is an option.
-
-    Example:
-        >>> @dataclass
-        ... class Walk:
-        ...     steps: int = option(3, "How far.", RUN, Rule(lambda steps: steps > 0, "above 0", "pass 3, say"))
-        >>> Walk().steps, options(Walk)["steps"].help
-        (3, 'How far.')
-        >>> check(Walk(0))
-        Traceback (most recent call last):
-        ...
-        raglane.errors.ArgumentError: steps: got 0; the rule: above 0. Fix: pass 3, say.
-    """
+    """A field of a dataclass that is an option."""
     return dataclasses.field(default=default, metadata={_KEY: Option(help, panel, rules, **details)})
 
 
@@ -85,25 +57,24 @@ def options(kind: Any) -> dict[str, Option]:
 
 
 def flag_of(kind: Any, name: str) -> str:
-    """The flag of an option on the command line.
-
-    Example:
-        >>> from raglane.training.settings import Settings
-        >>> flag_of(Settings, "layer"), flag_of(Settings, "batch_size")
-        ('--cell', '--batch-size')
-    """
+    """The flag of an option on the command line."""
     return options(kind)[name].flag or "--" + name.replace("_", "-")
 
 
 def check(chosen: Any) -> None:
     """Refuse a value that is none of its choices, or breaks a rule."""
     for name, described in options(chosen).items():
-        value = getattr(chosen, name)
-        other = described.or_else
-        is_other = other is not None and value is not None and other.holds(value)
-        if described.choices and value is not None and value not in described.choices and not is_other:
-            listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
-            raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
-        for rule in described.rules:
-            if value is not None and not rule.holds(value):
-                raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))
+        check_value(name, getattr(chosen, name), described)
+
+
+def check_value(name: str, value: Any, described: Option) -> None:
+    """Refuse a value that an option cannot have; None can always be left out."""
+    if value is None:
+        return
+    other = described.or_else
+    if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
+        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
+        raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
+    for rule in described.rules:
+        if not rule.holds(value):
+            raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))

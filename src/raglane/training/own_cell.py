@@ -18,35 +18,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raglane._utils.reading import check_file
+from raglane._utils.files import check_file
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, argument, message, quote, shorten
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer
 
-__all__ = [
-    "NamedCode",
-    "check_named",
-    "check_place",
-    "is_own",
-    "label_of",
-    "load_cell",
-    "name_cell",
-    "named_choice",
-    "named_code",
-    "place_of_error",
-    "take_code",
-]
-
 
 class NamedCode(NamedTuple):
-    """The file of a cell that the user named, as it was read then.
-
-    Attributes:
-        path: absolute.
-        content: of the file; its SHA-256 is the one that runs keep.
-        cell: the class, where it was given as such; it is used as it is.
-    """
+    """The file of a cell that the user named, as it was read then."""
 
     path: str
     content: bytes
@@ -69,22 +49,12 @@ _FORM = re.compile(r"(?P<path>[^\0]+\.py):(?P<name>[^\W\d]\w*)(?:@(?P<digest>[0-
 
 
 def is_own(layer: str) -> bool:
-    """Whether a choice of a cell names a class in a file.
-
-    Example:
-        >>> is_own("cells/leaky.py:Leaky"), is_own("gru"), is_own("leaky.py")
-        (True, False, False)
-    """
+    """Whether a choice of a cell names a class in a file."""
     return _FORM.fullmatch(layer) is not None
 
 
 def label_of(layer: str) -> str:
-    """What a cell is called in names of folders and in tables: its class, or its name.
-
-    Example:
-        >>> label_of("cells/leaky.py:Leaky"), label_of("gru")
-        ('Leaky', 'gru')
-    """
+    """What a cell is called in names of folders and in tables: its class, or its name."""
     return _parts(layer).name if is_own(layer) else layer
 
 

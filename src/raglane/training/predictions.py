@@ -10,23 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.files import check_new_file, no_formula, write_files
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path, check_new_file, no_formula, write_files
 from raglane.errors import ArgumentError, message, quote, require
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions
 from raglane.training.stored import finite
 
-__all__ = ["WRITERS", "check_apart", "check_output", "write_predictions"]
-
 
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
-    """Refuse a file that could not be written, before anything is computed.
-
-    Example:
-        >>> check_output(Path("predictions.csv"))
-    """
+    """Refuse a file that could not be written, before anything is computed."""
     path = as_path(path)
     if path.suffix.lower() not in WRITERS:
         raise ArgumentError(
@@ -41,11 +34,7 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
 
 
 def check_apart(path: Path, data: Path, run: Path) -> None:
-    """Refuse to write over what is read: the data, the model, and the files of its run.
-
-    Example:
-        >>> check_apart(Path("predictions.csv"), Path("data.csv"), Path("runs/first"))
-    """
+    """Refuse to write over what is read: the data, the model, and the files of its run."""
     # Of a link both count: the place where it stands, and the file that it leads to.
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):

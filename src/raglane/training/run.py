@@ -1,74 +1,30 @@
-"""A training run from records to a folder: checked, settled, locked, and then trained in one process or several."""
+"""A training from records to a folder: checked, settled, locked, and then done in one process or several."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from raglane._utils.reading import as_path
+from raglane._utils.files import as_path
+from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
-from raglane.data.skipping import skipped_lines
-from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, argument, message, require
-from raglane.training.description import RunDescription, load_description, refuse_diverged
-from raglane.training.folder import CONFIG, SKIPPED, at_work, check_folder, replacing
-from raglane.training.identity import identity
+from raglane.errors import DataError, argument, message, require
+from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
+from raglane.training.identity import fingerprint, identity
+from raglane.training.job import Job, RunDescription, TrainingResult, load_description, refuse_diverged
+from raglane.training.machine import check_machine
 from raglane.training.own_cell import check_named, check_place
-from raglane.training.ranks.spread import spread
+from raglane.training.ranks.elsewhere import lead
+from raglane.training.ranks.group import ranks_of
 from raglane.training.settings import Settings
 from raglane.training.tasks import settle
-from raglane.training.work import TrainingResult, Work
+from raglane.training.trainer import Trainer, Watcher
 
-if TYPE_CHECKING:
-    from raglane.training.bookkeeper import Watcher
-
-__all__ = [
-    "RunDescription",
-    "TrainingResult",
-    "fingerprint",
-    "left_out",
-    "load_description",
-    "refuse_diverged",
-    "train",
-]
-
-
-def fingerprint(*parts: Records | Counted | None) -> str:
-    """A short text that differs for different sequences, labels or order.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import Records, offsets_of
-        >>> words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
-        >>> fingerprint(words) == fingerprint(words), fingerprint(words) == fingerprint(words, words)
-        (True, False)
-    """
-    digest = hashlib.sha256()
-    for records in parts:
-        if records is None:
-            continue
-        if isinstance(records, Counted):
-            digest.update(records.fingerprint.encode())
-            continue
-        digest.update(np.ascontiguousarray(records.offsets).tobytes())
-        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
-            if words is not None:
-                # repr keeps ("a b",) and ("a", "b") apart.
-                digest.update(repr(list(words)).encode())
-        if records.targets is not None:
-            digest.update(repr(records.targets.values.tolist()).encode())
-        if not records.is_tokens:
-            digest.update(np.ascontiguousarray(records.values).tobytes())
-        for feature in records.features:
-            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
-    return digest.hexdigest()[:16]
+__all__ = ["RunDescription", "TrainingResult", "left_out", "load_description", "train"]
 
 
 def train(
@@ -114,48 +70,85 @@ def train(
         MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
     """
+    check_settings(settings)
+    folder = None if folder is None else as_path(folder)
+    folder = to_resume(folder) if resume else folder
+    with claimed(folder, resume=resume, overwrite=overwrite):
+        before = load_description(folder) if folder is not None and resume else None
+        if before is None:
+            settings, _ = settle(settings, training)
+        else:
+            settings = replace(settings, loss=settings.loss or before.settings.loss)
+        more: dict[str, Any] = {"data": data, "columns": columns, "test": test, "watcher": watcher, "config": config}
+        return run_job(settings, training, validation, folder, before, **more)
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse settings that cannot be trained with here, before any data is read, which can take a while."""
     require("safetensors", "train")
     check_named(settings.layer)
+    check_machine(settings)
+
+
+def run_job(
+    settings: Settings,
+    training: Records | Dataset,
+    validation: Records | Dataset | None,
+    folder: Path | None,
+    before: RunDescription | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    test: Records | None = None,
+    watcher: Watcher | None = None,
+    config: bytes = b"",
+) -> TrainingResult:
+    """Train with settings that are checked and settled, in a folder that is claimed; go on from ``before``, if any."""
+    given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
-        if resume:
-            fix = f"give {argument('folder')}"
-            raise ArgumentError(message("folder", "None", "to go on needs the folder of a run", fix))
-        return spread(Work(RunDescription(settings), training, validation, test, columns or {}, None), watcher)
-    folder, rules = as_path(folder), {"resume": resume, "overwrite": overwrite}
-    check_folder(folder, **rules)
+        return _spread(Job(settings, **given), watcher)
     check_place(settings.layer, folder)
-    with at_work(folder):
-        # Again, now that nobody else can change it.
-        check_folder(folder, **rules)
-        if resume:
-            settings = replace(settings, loss=settings.loss or load_description(folder).settings.loss)
-        else:
-            settings, _ = settle(settings, training)
-        description = RunDescription(settings, dict(data or {}), fingerprint(training, validation))
-        description = replace(description, identity=identity(training, validation))
-        files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
-        files = {name: content for name, content in files.items() if content}
-        work = Work(description, training, validation, test, columns or {}, folder, resume, files)
-        if resume:
-            refuse_diverged(load_description(folder), folder)
-            _check_same_data(folder, description.fingerprint)
-            return spread(work, watcher)
+    files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
+    job = Job(
+        settings,
+        dict(data or {}),
+        fingerprint(training, validation),
+        identity=identity(training, validation),
+        folder=folder,
+        resume=before is not None,
+        files={name: content for name, content in files.items() if content},
+        **given,
+    )
+    if before is None:
         with replacing(folder):
-            return spread(work, watcher)
+            return _spread(job, watcher)
+    refuse_diverged(before, folder)
+    if before.fingerprint != job.fingerprint:
+        got = "other data than the run was started with"
+        rule = "a run goes on with the same sequences, labels and order"
+        fix = f"restore the data, or start anew with {argument('overwrite', True)}"
+        raise DataError(message("resume", got, rule, fix))
+    return _spread(job, watcher)
+
+
+def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
+    """Do a job in this process, or in as many as its settings or torchrun say."""
+    others = ranks_of()
+    if others is not None:
+        # For what does not go with several ranks; how many there are is not a choice of the run.
+        replace(job.settings, ranks=others.count)
+        return lead(job, watcher, others)
+    if job.settings.engine == "ray":
+        from raglane.training.ranks.on_ray import launch_on_ray
+
+        return launch_on_ray(job, watcher)
+    if job.settings.ranks == 1:
+        return Trainer(job, watcher=watcher).run()
+    from raglane.training.ranks.launch import launch
+
+    return launch(job, watcher)
 
 
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
-    return list(dict.fromkeys(row for part in parts if isinstance(part, Records) for row in part.skipped))
-
-
-def _check_same_data(folder: Path, marks: str) -> None:
-    if load_description(folder).fingerprint != marks:
-        raise DataError(
-            message(
-                "resume",
-                "other data than the run was started with",
-                "a run goes on with the same sequences, labels and order",
-                f"restore the data, or start anew with {argument('overwrite', True)}",
-            )
-        )
+    return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))

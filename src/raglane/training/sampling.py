@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real
+from raglane.data.encoders import END
 from raglane.data.epochs import check_least
 from raglane.data.splitting import join_tokens, split_texts
-from raglane.data.vocabulary import END
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
 from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, answering
-
-__all__ = ["sample"]
 
 
 def sample(

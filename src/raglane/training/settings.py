@@ -1,4 +1,4 @@
-"""What a training run can be told: every choice, its default, its rule and its help, in one place."""
+"""The settings of a training: every choice, its default, its rule and its help, in one place."""
 
 from __future__ import annotations
 
@@ -8,29 +8,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from raglane.errors import ArgumentError, argument, message, quote
-from raglane.training.choices import (
-    ALWAYS_PER_ELEMENT,
-    CLASS_WEIGHTS,
-    DEVICES,
-    ENGINES,
-    FORWARDS,
-    INITIAL_STATES,
-    LAYERS,
-    LOGGERS,
-    LOSSES,
-    MISSING,
-    NORMALISED_LAYERS,
-    OPTIMIZERS,
-    POOLINGS,
-    SCHEDULES,
-    TASKS,
-    TOO_LONG,
-)
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
-__all__ = ["ModelSettings", "Settings"]
+TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language")
+# Those that have an answer for each element, whatever the data.
+ALWAYS_PER_ELEMENT = ("tag", "forecast", "language")
+# Those that tell what comes next, and so read forwards only.
+FORWARDS = ("forecast", "language")
+# The losses of each task, its default first.
+LOSSES = {
+    "classify": ("cross_entropy",),
+    "tag": ("cross_entropy",),
+    "regress": ("mse", "mae", "huber", "quantile"),
+    "multilabel": ("bce",),
+    "forecast": ("mse", "mae", "huber", "bce"),
+    "language": ("cross_entropy",),
+}
+# The names in raglane.nn, which is not imported here: that would import torch.
+LAYERS = (
+    *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
+    *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
+)
+NORMALISED_LAYERS = ("lstm", "gru")
+POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
+INITIAL_STATES = ("zeros", "learned", "lengths")
+SCHEDULES = ("constant", "cosine", "plateau")
+CLASS_WEIGHTS = ("none", "balanced")
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
+MISSING = ("error", "zero", "forward", "elapsed")
+# The words of raglane.data.Limit, which is not imported here either.
+TOO_LONG = ("refuse", "drop", "split", "alone")
+DEVICES = ("auto", "cpu", "cuda")
+ENGINES = ("processes", "ray")
+# The names of Lightning's loggers.
+LOGGERS = ("tensorboard", "wandb", "mlflow")
+
 
 # Anything beyond is a typing mistake, and PyTorch's sizes end at 2**63 - 1.
 _LARGEST = 2**31 - 1
@@ -392,3 +406,22 @@ class Settings(ModelSettings):
             ArgumentError: a value breaks its rule.
         """
         return build(cls, config, "settings")
+
+
+PLANNED = ("batch_size", "batch_elements")
+"""The settings that may be ``"auto"``."""
+
+# Until it is planned: what goes with a limit by elements, goes with this one.
+_ANY = 2**31 - 1
+
+
+def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Choices without what is to be planned, and which one of ``PLANNED`` that is; None of none."""
+    names = [name for name in PLANNED if chosen.get(name) == "auto"]
+    if not names:
+        return dict(chosen), None
+    if len(names) > 1:
+        got, rule = f"'auto', with {argument('batch_size', 'auto')}", "one of them limits a batch"
+        raise ArgumentError(message("batch_elements", got, rule, "leave one of them out"))
+    rest = {name: value for name, value in chosen.items() if name != names[0]}
+    return rest | ({"batch_elements": _ANY} if names == ["batch_elements"] else {}), names[0]

@@ -1,9 +1,12 @@
-"""Where a training run stands: everything that lets it go on as if it had never stopped."""
+"""The state of a run, with all that it needs to go on; and what follows from it: learning rate, divergence, curves."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-from collections.abc import Mapping
+import io
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane.errors import DivergedError, argument, message
 from raglane.training.checkpoint import check_format, read_tensors, to_safetensors
+from raglane.training.settings import Settings
 from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
-
-__all__ = ["Totals", "TrainingState", "check_optimizer", "load_progress", "load_state", "state_files"]
 
 FORMAT = "raglane-training"
 FORMAT_VERSION = 1
@@ -27,20 +30,6 @@ class Totals:
     """Sums over the batches of an epoch.
 
     They are kept as float64 tensors where the model is, so that a GPU is not waited for at each batch.
-
-    Args:
-        loss: the sum of the losses.
-        metric: the sum of what the metric averages.
-        baseline: the same for the baseline.
-        count: how many were summed.
-        elements: input elements that were run.
-        seconds: time spent on them.
-
-    Example:
-        >>> totals = Totals()
-        >>> totals.add(Score(torch.tensor(3.0), torch.tensor(1), torch.tensor(2), torch.tensor(0.0)), elements=7)
-        >>> totals.mean_loss, totals.mean_metric, totals.elements
-        (1.5, 0.5, 7)
     """
 
     loss: Tensor | float = 0.0
@@ -92,32 +81,19 @@ class Totals:
 
 @dataclass
 class TrainingState:
-    """The numbers of a run that change while it runs.
+    """The numbers of a run that change while it runs."""
 
-    Args:
-        epoch: epochs that are complete.
-        batch: batches of the next epoch that are done, when it was stopped within one.
-        order: the state of the batches then, as :class:`~raglane.data.Batches` has it; empty between epochs.
-        totals: the sums over those batches.
-        best_epoch: the epoch (from 1) of the best model; 0 before the first.
-        best_loss: its validation loss; of no meaning before the first.
-        waited: epochs since then.
-        history: one row per complete epoch.
-        start_loss: the training loss of the first batch that has targets, before the first step; None before it.
-
-    Example:
-        >>> TrainingState(epoch=2).epoch
-        2
-    """
-
+    # Complete epochs, and the batches of the next that are done, with the batch sampler and the sums there.
     epoch: int = 0
     batch: int = 0
     order: dict[str, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+    # The epoch (from 1) of the best model, 0 before the first; and epochs since then.
     best_epoch: int = 0
     best_loss: float = 0.0
     waited: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+    # Of the first batch that has targets, before the first step.
     start_loss: float | None = None
 
 
@@ -224,3 +200,96 @@ def _optimizer_state(
             index, _, name = rest.partition(".")
             state.setdefault(int(index), {})[name] = value
     return state
+
+
+def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
+    """The rows of a history as the bytes of a CSV file, one per epoch."""
+    text = io.StringIO()
+    if history:
+        writer = csv.DictWriter(text, list(history[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(history)
+    return text.getvalue().encode()
+
+
+# After so many epochs without a lower loss the rate of the schedule plateau is halved.
+_PATIENT = 2
+
+
+def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
+    """The learning rate of the next batch."""
+    done = state.epoch + state.batch / max(batches, 1)
+    if done < settings.warmup:
+        return settings.lr * (done + 1 / max(batches, 1)) / settings.warmup
+    if settings.schedule == "cosine":
+        share = (done - settings.warmup) / max(settings.epochs - settings.warmup, 1)
+        return settings.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+    if settings.schedule == "plateau":
+        return math.ldexp(settings.lr, -_plateaus(state))
+    return settings.lr
+
+
+def _plateaus(state: TrainingState) -> int:
+    """How often the loss that decides which epoch is best has stood still."""
+    lowest, waited, halvings = math.inf, 0, 0
+    for row in state.history:
+        loss = row.get("validation_loss", row["train_loss"])
+        if loss < lowest:
+            lowest, waited = loss, 0
+            continue
+        waited += 1
+        if waited == _PATIENT:
+            waited, halvings = 0, halvings + 1
+    return halvings
+
+
+# A loss that grows to this many times its first value ends a run, or is worth a warning at its end.
+_LOST, _HIGH = 1000, 10
+
+
+def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:
+    """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion."""
+    for key, name in (("train_loss", "training loss"), ("validation_loss", "validation loss")):
+        if not math.isfinite(row.get(key, 0.0)):
+            raise diverged(f"a {name} of {row[key]}", state, settings)
+    loss, base = row["train_loss"], _base(state, row)
+    # Below 1 no loss is out of proportion, whatever it began with.
+    if loss > max(_LOST * base, 1.0):
+        raise diverged(f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}")
+
+
+def diverged(what: str, state: TrainingState, settings: Settings, beside: str = "") -> DivergedError:
+    """The error of a run that has run away."""
+    what = f"{what} in epoch {state.epoch + 1}{beside}"
+    fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
+    if not settings.clip:
+        fixes.append(f"{argument('clip', 1)}, which limits the gradient")
+    if settings.weight_decay > 0:
+        fixes.append(f"a smaller {argument('weight_decay')}")
+    kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
+    rule = f"the loss must stay finite, and below {_LOST:,} times what it began with"
+    fix = f"train anew with {', or '.join(fixes)}{kept}"
+    return DivergedError(message("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
+
+
+def warning(state: TrainingState) -> str | None:
+    """A warning for a run that has not run away, but has not come back to where it began either; else None."""
+    last = state.history[-1]
+    base = _base(state, last)
+    if last["train_loss"] > max(_HIGH * base, 1.0):
+        seen = f"the training loss ends at {last['train_loss']:.4g} and began at {base:.4g}"
+    elif state.best_loss > max(_LOST * base, 1.0):
+        seen = f"the validation loss is {state.best_loss:.4g} at its best, and the training loss began at {base:.4g}"
+    else:
+        return None
+    return f"{seen}: a smaller {argument('lr')}, or {argument('clip', 1)}, may help"
+
+
+def _base(state: TrainingState, row: Mapping[str, float]) -> float:
+    """What losses are compared with: that of the first epoch or, should it have run away itself, before the first step.
+
+    There 1 is the least, since it is of one batch alone: about the loss of a model that knows nothing, of classes as
+    well as of numbers that are scaled.
+    """
+    first = state.history[0] if state.history else row
+    return min(first["train_loss"], max(state.start_loss or 0.0, 1.0))

@@ -13,22 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raglane._utils.files import check_file
 from raglane._utils.memory import available_memory
-from raglane._utils.reading import check_file
 from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
-
-__all__ = [
-    "build",
-    "checked",
-    "damaged",
-    "finite",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "reading",
-    "rule_of",
-    "to_json",
-]
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32
@@ -40,19 +27,7 @@ Kind = TypeVar("Kind")
 
 
 def build(kind: type[Kind], content: Any, name: str) -> Kind:
-    """A dataclass from the JSON object of its fields.
-
-    Example:
-        >>> @dataclasses.dataclass
-        ... class Point:
-        ...     x: float
-        >>> build(Point, {"x": 2}, "point")
-        Point(x=2)
-        >>> build(Point, {"x": None}, "point")
-        Traceback (most recent call last):
-        ...
-        ValueError: point.x = None, which is not a number
-    """
+    """A dataclass from the JSON object of its fields."""
     if not isinstance(content, dict):
         raise ValueError(f"{name} = {quote(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -70,24 +45,14 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
 
 
 def to_json(content: Any) -> bytes:
-    r"""JSON that a person can read and every reader takes, as the bytes of a file.
-
-    Example:
-        >>> to_json({"a": [1, 2]}).decode()
-        '{\n  "a": [\n    1,\n    2\n  ]\n}\n'
-    """
+    """JSON that a person can read and every reader takes, as the bytes of a file."""
     # The name of a file need not be UTF-8: what is not is half a surrogate pair here, and an escape of JSON there.
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="backslashreplace")
 
 
 def finite(content: Any) -> Any:
-    """JSON values with None, which JSON calls null, in place of every number that is not finite.
-
-    Example:
-        >>> finite({"loss": float("nan"), "rows": [1.5, float("inf")]})
-        {'loss': None, 'rows': [1.5, None]}
-    """
+    """JSON values with None, which JSON calls null, in place of every number that is not finite."""
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list):
@@ -101,12 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
-    """The object that the bytes of a JSON file say; numbers that are not finite are not JSON.
-
-    Example:
-        >>> parse_json(b'{"a": 1}', Path("config.json"))
-        {'a': 1}
-    """
+    """The object that the bytes of a JSON file say; numbers that are not finite are not JSON."""
     try:
         values = json.loads(content, parse_constant=_number, parse_float=_number)
     except RecursionError as error:
@@ -139,12 +99,7 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
 
 def checked(hint: Any, value: Any, name: str) -> Any:
-    """A value of the type that a field has.
-
-    Example:
-        >>> checked(float | None, 3, "lr")
-        3
-    """
+    """A value of the type that a field has."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
@@ -170,12 +125,7 @@ def checked(hint: Any, value: Any, name: str) -> Any:
 
 
 def rule_of(error: ValueError) -> str:
-    """What a value should have been, for those who did not write it into a file of a run.
-
-    Example:
-        >>> rule_of(ValueError("lr = 'x', which is not a number"))
-        'a number'
-    """
+    """What a value should have been, for those who did not write it into a file of a run."""
     _, _, rule = str(error).rpartition(", which is not ")
     return rule if rule != str(error) else "a number that 64 bits can hold"
 

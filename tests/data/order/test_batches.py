@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import raglane as rl
 from looped import looped
 from raglane.data import Batches, Limit, Order, SequenceDataset
-from raglane.data.order.arrangement import Arrangement
+from raglane.data.order.order import Arrangement
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 _LENGTHS = st.lists(st.integers(0, 30), max_size=90)

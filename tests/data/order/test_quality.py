@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from shuffling import Shuffling, shuffling
 
 from raglane.data import Batches, Limit, Order
-from raglane.data.order.quality import Shuffling, shuffling
 
 _LENGTHS = np.random.default_rng(0).integers(1, 1000, 20_000)
 

@@ -14,9 +14,8 @@ import torch
 
 from looped import looped
 from raglane.data import Batches, Limit, Order
-from raglane.data.order import settled
-from raglane.data.order.limit import TOO_LONG
-from raglane.data.order.settled import settle
+from raglane.data.order import limit as limits
+from raglane.data.order.limit import TOO_LONG, settle
 from raglane.errors import ArgumentError
 
 _PLACES = np.arange(4000) * 7919 % 61
@@ -82,7 +81,7 @@ def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
 
 
 def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled, "_BLOCK", 4)
+    monkeypatch.setattr(limits, "_BLOCK", 4)
     chance = np.random.default_rng(0)
     kinds = (np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64)
     for case in range(120):
@@ -119,7 +118,7 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_what_is_wrong_is_found_in_any_block(lengths: Any, limit: Limit, words: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settled, "_BLOCK", 4)
+        patch.setattr(limits, "_BLOCK", 4)
         with pytest.raises(ArgumentError, match=words):
             Batches(lengths, limit)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.checks import check_choice, check_kind
-from raglane._utils.reading import as_path, check_file
-from raglane.data.formats import csv, csv_pieces, folder, ipc, jsonl, parquet, text, ts
+from raglane._utils.files import as_path, check_file
+from raglane.data.formats import csv, ipc, jsonl, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
+from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
 from raglane.errors import printable, quote, shorten
@@ -23,12 +24,12 @@ _TABLE = ("sequence", "label", "id", *LISTS)
 
 FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read, pieces=ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), parquet.read, _TABLE, parquet.pieces),
+    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, _TABLE, ipc.parquet_pieces),
     "arrow": Format("arrow", _ARROW, ipc.read, _TABLE, ipc.pieces),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, _TABLE, jsonl.pieces),
-    "csv": Format("csv", (".csv",), csv.read, (*_TABLE, "time"), csv_pieces.pieces),
+    "csv": Format("csv", (".csv",), csv.read, (*_TABLE, "time"), csv.pieces),
     "text": Format("text", (".txt",), text.read, pieces=text.pieces),
-    "folder": Format("folder", (), folder.read, pieces=folder.pieces),
+    "folder": Format("folder", (), text.read_folder, pieces=text.folder_pieces),
 }
 
 # Characters of a note: it may list all columns of a file.
@@ -72,9 +73,6 @@ def read(
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
     path, columns = as_path(path), _columns(columns)
-    # Imported here, since it is made of formats.
-    from raglane.data.skipping import ON_BAD_ROW, read_kept
-
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)

@@ -8,29 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.reading import NotAFileError, check_file, read_file
+from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, argument, message, quote, quote_all
-
-__all__ = [
-    "ID_NAMES",
-    "ROLE_NAMES",
-    "TIME_NAMES",
-    "TOKEN_NAMES",
-    "Format",
-    "check_readable",
-    "check_text",
-    "choose_column",
-    "columns_argument",
-    "data_error",
-    "decode",
-    "has_utf8",
-    "id_column",
-    "named_column",
-    "open_error",
-    "read_bytes",
-    "takes_tokens",
-]
 
 # A column of one of these names, in any case, holds the ids when none is named; the first that is there.
 ID_NAMES = (
@@ -75,22 +55,12 @@ class Format:
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
-    """The error of a file, and of a line of it (counted from 1).
-
-    Example:
-        >>> print(data_error(Path("a.ts"), "2 channels", "@dimensions says 3", "add one", line=7))
-        a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one.
-    """
+    """The error of a file, and of a line of it (counted from 1)."""
     return DataError(message(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
 
 
 def has_utf8(text: str) -> bool:
-    r"""Whether a text can be written in UTF-8: half a surrogate pair, which JSON can spell, cannot.
-
-    Example:
-        >>> has_utf8("caf\u00e9"), has_utf8("\ud800")
-        (True, False)
-    """
+    """Whether a text can be written in UTF-8: half a surrogate pair, which JSON can spell, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -136,14 +106,7 @@ def check_readable(path: Path) -> None:
 
 
 def check_text(path: Path, content: bytes, first: int = 1) -> None:
-    r"""Refuse what cannot be text in UTF-8, whatever the bytes of its characters are.
-
-    Example:
-        >>> check_text(Path("a.csv"), b"id,x\n1\0,2\n")
-        Traceback (most recent call last):
-        ...
-        raglane.errors.DataError: a.csv, line 2: got a zero byte; the rule: a text holds characters only. Fix: ...
-    """
+    """Refuse what cannot be text in UTF-8, whatever the bytes of its characters are."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         fix = "convert it, for instance with: iconv -f UTF-16 -t UTF-8"
         raise data_error(path, "a text in UTF-16", "a text is UTF-8", fix)
@@ -154,12 +117,7 @@ def check_text(path: Path, content: bytes, first: int = 1) -> None:
 
 
 def decode(path: Path, content: bytes, first: int = 1) -> str:
-    r"""The text of a file in UTF-8, with or without a byte order mark.
-
-    Example:
-        >>> decode(Path("a.csv"), b"caf\xc3\xa9") == "caf" + chr(233)
-        True
-    """
+    """The text of a file in UTF-8, with or without a byte order mark."""
     check_text(path, content, first)
     try:
         return content.decode("utf-8-sig")
@@ -172,22 +130,12 @@ def decode(path: Path, content: bytes, first: int = 1) -> str:
 
 
 def columns_argument(name: str, value: str | None = None) -> str:
-    """How to tell a reader a column or the task, for messages.
-
-    Example:
-        >>> columns_argument("label"), columns_argument("task", "tag")
-        ('Columns(label=...)', "Columns(task='tag')")
-    """
+    """How to tell a reader a column or the task, for messages."""
     return argument(name, value, of="Columns")
 
 
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
-    """Whether the whole numbers of a column are tokens, and the note that says so.
-
-    Example:
-        >>> takes_tokens(Columns(), "input_ids")
-        (True, "the whole numbers of 'input_ids' are tokens (Columns(tokens=...) chooses)")
-    """
+    """Whether the whole numbers of a column are tokens, and the note that says so."""
     is_tokens = columns.tokens
     if is_tokens is None:
         is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES or name in (columns.categorical or ())
@@ -208,10 +156,6 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
     """The candidate for a column that the user did not name, and the note that says so.
 
     It is the only one, or the only one that is called as such columns are.
-
-    Example:
-        >>> choose_column(Path("a.csv"), "label", ["y"], "text column", ["id", "x", "y"])
-        ('y', "label column: 'y' (the only candidate)")
     """
     if len(candidates) == 1:
         return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
@@ -229,12 +173,7 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
 def id_column(
     path: Path, columns: Columns, present: Iterable[str], eligible: Iterable[str], names: Iterable[str] = ID_NAMES
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The id column: the one named, else one whose name says so, else None; and the note that says so.
-
-    Example:
-        >>> id_column(Path("a.csv"), Columns(), ["x", "ID"], ["x", "ID"])
-        ('ID', ("id column: 'ID' (by its name)",))
-    """
+    """The id column: the one named, else one whose name says so, else None; and the note that says so."""
     if columns.id is not None:
         return named_column(path, "id", columns.id, present), ()
     taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from raglane.data.formats.base import data_error, open_error
 from raglane.errors import DataError
 
-__all__ = ["Blocks", "checksums", "damaged", "is_sealed", "seal", "verify_file"]
-
 # Bytes of a block: few enough that the first row of a shard is there at once, and so many that the checksums take
 # 1/32768 of the data.
 _BLOCK = 1 << 18
@@ -51,12 +49,7 @@ def verify_file(path: Path, expected: str) -> None:
 
 
 def seal(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description with a checksum of its content.
-
-    Example:
-        >>> is_sealed(seal({"sequences": 2})), is_sealed(seal({"sequences": 2}) | {"sequences": 3})
-        (True, False)
-    """
+    """A description with a checksum of its content."""
     return {**description, _SEAL: _sum_of(description)}
 
 
@@ -70,16 +63,7 @@ def _sum_of(description: Mapping[str, Any]) -> str:
 
 
 class Blocks:
-    """The blocks of a file that is mapped into memory, each verified before its first use.
-
-    Args:
-        path: the file, for messages.
-        content: of the file.
-        expected: its :func:`checksums`.
-
-    Raises:
-        DataError: the file has another size.
-    """
+    """The blocks of a file that is mapped into memory, each verified before its first use."""
 
     def __init__(self, path: Path, content: memoryview, expected: str) -> None:
         self._path, self._content = path, content

@@ -20,25 +20,6 @@ from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, require, shorten
 
-__all__ = [
-    "CHANNELS",
-    "DESCRIPTION",
-    "FORMAT_VERSION",
-    "LENGTHS",
-    "STATISTICS",
-    "described",
-    "is_converted",
-    "named",
-    "opened",
-    "pieces",
-    "read",
-    "readable",
-    "slices",
-    "table_of",
-    "table_piece",
-    "with_names",
-]
-
 CHANNELS = b"raglane.channels"
 # What stands in a folder that was converted, and says which files hold the sequences.
 DESCRIPTION = "dataset.json"
@@ -48,12 +29,7 @@ FORMAT_VERSION = 2
 
 
 def is_converted(path: Path) -> bool:
-    """Whether a path is a folder that ``raglane convert`` wrote.
-
-    Example:
-        >>> is_converted(Path("no/such/folder"))
-        False
-    """
+    """Whether a path is a folder that ``raglane convert`` wrote."""
     return (path / DESCRIPTION).is_file()
 
 
@@ -94,12 +70,7 @@ def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]],
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
-    """Columns with what nobody has said: names by their roles, and how texts and numbers were read.
-
-    Example:
-        >>> with_names(Columns(label="kind"), {"label": "y", "sequence": "x"}).sequence
-        'x'
-    """
+    """Columns with what nobody has said: names by their roles, and how texts and numbers were read."""
     known = {role: name for role, name in names.items() if getattr(columns, role) in (None, False)}
     # What Python calls a tuple is a list in JSON.
     lists = {role: tuple(name) for role, name in known.items() if isinstance(name, list)}
@@ -216,3 +187,35 @@ def table_piece(
         return replace(found, columns=replace(found.columns, id=chosen.id))
 
     return Piece(table.num_rows, records, (end,), lambda place: f"row {row + place}")
+
+
+def read_parquet(path: Path, columns: Columns) -> Records:
+    """Read a Parquet file; only the columns that are used are read."""
+    parquet = require("pyarrow.parquet", "data")
+    # Opened once before, because pyarrow's errors do not tell a file that is not there from one that is damaged.
+    check_readable(path)
+    with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        chosen = choose(path, file.schema_arrow, columns)
+        return records_of(path, file.read(columns=chosen.names), chosen, columns)
+
+
+def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins at a row, and holds rows of one row group."""
+    arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
+    check_readable(path)
+    # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
+    small = {"pre_buffer": False, "buffer_size": 1 << 20}
+    with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
+        chosen = choose(path, file.schema_arrow, columns)
+        row = 0
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            if start and row + group.num_rows <= start[0]:
+                row += group.num_rows
+                continue
+            rows = max(1, min(ROWS, BYTES * group.num_rows // max(group.total_byte_size, 1)))
+            for batch in file.iter_batches(rows, row_groups=[number], columns=chosen.names):
+                end = row + batch.num_rows
+                if not start or row >= start[0]:
+                    yield table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
+                row = end

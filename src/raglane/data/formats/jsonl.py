@@ -26,8 +26,6 @@ from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError, quote, require
 
-__all__ = ["pieces", "read"]
-
 # Lists of lists of numbers are the deepest that a sequence can be; objects are of no use, but may stand beside it.
 _DEEPEST = 32
 

@@ -26,32 +26,19 @@ from raglane.data.formats.arrow import (
     words_of,
 )
 from raglane.data.formats.base import columns_argument
-from raglane.data.records import offsets_of, place_of
-from raglane.data.targets import TASKS, Targets
+from raglane.data.records import TASKS, Targets, offsets_of, place_of
 from raglane.errors import count_of, quote
-
-__all__ = ["column_kinds", "label_kind", "labels_in", "names_of", "read_labels"]
 
 _Found = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
 
 
 def labels_in(text: str) -> tuple[str, ...]:
-    """The labels that a text names, between semicolons, each once.
-
-    Example:
-        >>> labels_in("jazz; live;jazz"), labels_in(" ")
-        (('jazz', 'live'), ())
-    """
+    """The labels that a text names, between semicolons, each once."""
     return tuple(dict.fromkeys(label for part in text.split(";") if (label := part.strip())))
 
 
 def names_of(column: str, count: int) -> tuple[str, ...]:
-    """The names of the numbers of a column.
-
-    Example:
-        >>> names_of("size", 1), names_of("size", 2)
-        (('size',), ('size_0', 'size_1'))
-    """
+    """The names of the numbers of a column."""
     return (column,) if count == 1 else tuple(f"{column}_{place}" for place in range(count))
 
 
@@ -67,7 +54,7 @@ def label_kind(task: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def column_kinds(kind: Any, task: str) -> tuple[str, ...]:
-    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.targets.kinds_of`."""
+    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.records.kinds_of`."""
     while is_list(kind):
         kind = kind.value_type
     if not is_label(kind) or TASKS[task].label == "numbers":

@@ -1,16 +1,30 @@
-"""A text file: each line is a sequence of characters, words or bytes, with no label."""
+"""A text file: each line is a sequence of characters, words or bytes, with no label; and a folder of them.
+
+In a folder each file is a class, named by its stem. Files other than ``*.txt``, hidden files and subfolders are left
+out with a note, and so are the texts that describe a data set and are not part of it: ``README.txt``, ``SOURCE.txt``,
+``LICENSE.txt`` and the like, in capitals. A ``*.txt`` that is not a file, such as a link to what is not there, is
+refused: a class would be missing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from raglane.data.formats.base import columns_argument, data_error, decode, read_bytes
+import numpy as np
+
+from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import split_texts
+from raglane.errors import quote
 
-__all__ = ["filled_lines", "kept_lines", "pieces", "read", "texts_of"]
+# What can be learned of texts, one file per class.
+_TASKS = ("classify", "forecast", "language")
+
+# Listed, not "every name in capitals": a class may well be called LOC or NUM.
+_ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
 
 
 def filled_lines(path: Path) -> list[str]:
@@ -60,3 +74,86 @@ def _records(path: Path, lines: Sequence[str], columns: Columns) -> Records:
     tokens, lengths = split_texts(lines, split)
     notes = (f"a line is a sequence, split into {split}",)
     return Records(tokens, offsets_of(lengths), source=path, notes=notes, columns=columns.with_split(split))
+
+
+def read_folder(path: Path, columns: Columns) -> Records:
+    """Read a folder of text files."""
+    _check_folder(path, columns)
+    texts, left_out = _texts_in(path)
+    lines: list[str] = []
+    counts: list[int] = []
+    for text in texts:
+        # White space around a line can tell the class, which filled_lines cuts off.
+        found = filled_lines(text)
+        lines += found
+        counts.append(len(found))
+    if not lines:
+        raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
+    many = "1 class" if len(texts) == 1 else f"{len(texts)} classes"
+    notes = [f"{many}, one per file; a sequence is the {columns.split or 'characters'} of a line"]
+    if left_out:
+        notes.append(f"left out: {', '.join(left_out)}")
+    classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
+    return replace(_records_of_folder(path, lines, classes.tolist(), columns), notes=tuple(notes))
+
+
+def folder_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """The same piece by piece; a piece begins in a text, at a byte, in a line."""
+    _check_folder(path, columns)
+    texts, _ = _texts_in(path)
+    first, *within = start or (0,)
+    for number, text in enumerate(texts):
+        if number >= first:
+            yield from _pieces_of(path, text, number, columns, tuple(within) if number == first else ())
+
+
+def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Start) -> Iterator[Piece]:
+    """The pieces of one text."""
+
+    def records(lines: Sequence[Line]) -> Records:
+        return _records_of_folder(path, texts_of(text, lines), [text.stem] * len(lines), columns)
+
+    lines = kept_lines(text, start)
+    yield from line_pieces(lines, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
+
+
+def _check_folder(path: Path, columns: Columns) -> None:
+    """Refuse a task that needs other labels than the names of files."""
+    if columns.task in _TASKS:
+        return
+    rule = "a folder has one class per sequence"
+    if columns.task == "tag":
+        rule = "a folder has one label per sequence, tagging needs one per element"
+    fix = f"pass {columns_argument('task', 'classify')}, or another format"
+    raise data_error(path, f"a folder for the task {columns.task}", rule, fix)
+
+
+def _records_of_folder(path: Path, lines: Sequence[str], classes: Sequence[str], columns: Columns) -> Records:
+    """Lines, without the white space around them: an accident of typing, and one that can tell the class."""
+    split = columns.split or "characters"
+    tokens, lengths = split_texts(lines, split)
+    labels = tuple(classes) if columns.wants_labels else None
+    return Records(tokens, offsets_of(lengths), labels=labels, source=path, columns=columns.with_split(split))
+
+
+def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
+    """The files that hold sequences, and the names of what is left out."""
+    try:
+        entries = sorted(path.iterdir())
+    except NotADirectoryError as error:
+        raise data_error(path, "a file", "this format is a folder", "pass the folder") from error
+    except OSError as error:
+        raise open_error(path, error) from error
+    texts = [
+        entry
+        for entry in entries
+        if entry.suffix == ".txt" and not entry.name.startswith(".") and entry.stem not in _ABOUT and not entry.is_dir()
+    ]
+    if not texts:
+        got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
+        raise data_error(path, got, "a folder holds one .txt file per class", "add them, or pass a file")
+    odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
+    if odd is not None:
+        raise data_error(path, f"a file named {quote(odd)}", "a name is the class, text in UTF-8", "rename the file")
+    kept = set(texts)
+    return texts, [entry.name for entry in entries if entry not in kept]

@@ -20,11 +20,8 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
-from raglane.data.records import Columns, Records, offsets_of
-from raglane.data.targets import Targets
+from raglane.data.records import Columns, Records, Targets, offsets_of
 from raglane.errors import DataError, MissingExtraError, count_of, quote, quote_all
-
-__all__ = ["japanese_vowels", "pieces", "read"]
 
 # Directives that say nothing about how the lines are to be read.
 _DESCRIPTIVE = ("problemname", "missing", "type", "path")

@@ -16,15 +16,11 @@ from torch.utils.data import Sampler
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane.data.epochs import Epochs, check_least
-from raglane.data.order.arrangement import Arrangement, falling
-from raglane.data.order.limit import TOO_LONG, Limit
-from raglane.data.order.order import KINDS, Order
+from raglane.data.order.limit import TOO_LONG, Limit, settle
+from raglane.data.order.order import KINDS, Arrangement, Order, falling
 from raglane.data.order.permutation import key_of
-from raglane.data.order.settled import settle
 from raglane.data.order.shares import owners_of
 from raglane.errors import ArgumentError, message
-
-__all__ = ["Batches"]
 
 _Integers = npt.NDArray[np.int64]
 
@@ -34,15 +30,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass
 class _Known:
-    """What is known of one epoch.
-
-    Attributes:
-        epoch: its number.
-        largest: the rows of the batch that comes before all pools; empty where there is none.
-        arrangement: of the other rows.
-        begin: the first pool of which ``firsts`` speaks.
-        firsts: how many batches come before the pool ``begin`` and before each of those after it, as far as known.
-    """
+    """What is known of one epoch."""
 
     epoch: int
     largest: _Integers

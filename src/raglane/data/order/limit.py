@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from raglane._utils.checks import check_choice
+from raglane._utils.checks import check_choice, check_lengths, given_lengths
+from raglane._utils.memory import is_mapped
 from raglane.data.epochs import check_least
-from raglane.errors import ArgumentError, message
-
-__all__ = ["TOO_LONG", "Limit", "pieces_of"]
+from raglane.errors import ArgumentError, argument, message
 
 _Integers = npt.NDArray[np.int64]
 
 TOO_LONG = ("refuse", "drop", "split", "alone")
 """What becomes of a sequence that is longer than a whole batch may be."""
+
+_Lengths = npt.NDArray[np.integer]
+# So many lengths are looked at together, that they stay in a processor's cache.
+_BLOCK = 1 << 18
+
+# The sum of lengths from which on it is counted again with more care.
+_MOST = 2**62
 
 
 @dataclass(frozen=True)
@@ -74,29 +83,12 @@ class Limit:
         return self.longest is None
 
     def usual(self, mean: float) -> int:
-        """About how many sequences of a mean length a batch holds, at least 1.
-
-        Example:
-            >>> Limit(elements=100).usual(8.0), Limit(sequences=4, elements=100).usual(8.0)
-            (12, 4)
-        """
+        """About how many sequences of a mean length a batch holds, at least 1."""
         most = None if self.longest is None else int(self.longest / max(mean, 1.0))
         return max(1, min(count for count in (self.sequences, most) if count is not None))
 
     def cut(self, lengths: _Integers, *, descending: bool = False) -> _Integers:
-        """Where batches start that are made of sequences in their order.
-
-        Args:
-            lengths: ``(M,)``.
-            descending: whether none is longer than the one before, so that less needs to be looked at.
-
-        Returns:
-            ``(b,)``, from 0; none where there is no sequence.
-
-        Example:
-            >>> Limit(elements=10).cut(np.array([4, 5, 6, 3, 2])), Limit(padded=12).cut(np.array([6, 5, 3, 3, 3]))
-            (array([0, 2, 4]), array([0, 2]))
-        """
+        """Where batches start that are made of sequences in their order."""
         count = len(lengths)
         if self.sequences is not None and self.counts_only:
             return self._evened(np.arange(0, count, self.sequences), lengths)
@@ -134,15 +126,7 @@ class Limit:
         return starts
 
     def shares(self, lengths: _Integers) -> npt.NDArray[np.float64]:
-        """Which share of a batch the first 1, 2, ... sequences are, ``(M,)``; above 1 where they do not fit.
-
-        Args:
-            lengths: ``(M,)``.
-
-        Example:
-            >>> Limit(sequences=4, elements=10).shares(np.array([2, 6, 4])).tolist()
-            [0.25, 0.8, 1.2]
-        """
+        """Which share of a batch the first 1, 2, ... sequences are, ``(M,)``; above 1 where they do not fit."""
         counts = np.arange(1, len(lengths) + 1)
         share = np.zeros(len(lengths))
         if self.sequences is not None:
@@ -167,15 +151,68 @@ def _padded_end(lengths: _Integers, start: int, end: int, most: int, descending:
 
 
 def pieces_of(lengths: _Integers, longest: int) -> tuple[_Integers, _Integers]:
-    """Sequences in pieces of at most some length, each but the last of its sequence as long as that.
-
-    Example:
-        >>> pieces_of(np.array([3, 0, 5]), 2)
-        (array([0, 0, 1, 2, 2, 2]), array([2, 1, 0, 2, 2, 1]))
-    """
+    """Sequences in pieces of at most some length, each but the last of its sequence as long as that."""
     counts = np.maximum(-(-lengths // longest), 1)
     owners = np.repeat(np.arange(len(lengths)), counts)
     found = np.full(len(owners), longest, np.int64)
     last = np.cumsum(counts) - 1
     found[last] = lengths - (counts - 1) * longest
     return owners, found
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What is to come in batches."""
+
+    lengths: _Lengths
+    dropped: _Integers
+    too_long: int
+    elements: int
+    longest: int
+
+
+def settle(lengths: Any, limit: Limit) -> Settled:
+    """Read lengths, and do with those that are too long what the limit says."""
+    tensor = given_lengths(lengths)
+    given: _Lengths = tensor.numpy()
+    elements, longest = _survey(given, tensor)
+    most = limit.longest
+    if most is None or longest <= most:
+        return Settled(_held(given, longest), np.empty(0, np.int64), 0, elements, longest)
+    over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(given)])
+    if limit.too_long == "refuse":
+        place = int(over[0])
+        got = f"{int(given[place]):,} at index {place}" + f", one of {len(over):,} such" * (len(over) > 1)
+        fix = f"raise the limit, or choose what becomes of it: {argument('too_long', 'split')}, drop or alone"
+        raise ArgumentError(message("lengths", got, f"no sequence longer than a batch, {limit}", fix))
+    if limit.too_long == "alone":
+        return Settled(_held(given, longest), np.empty(0, np.int64), len(over), elements, longest)
+    if limit.too_long == "split":
+        pieces = pieces_of(given.astype(np.int64), most)[1]
+        return Settled(_held(pieces, most), np.empty(0, np.int64), len(over), elements, most)
+    elements -= int(given[over].sum(dtype=np.int64))
+    left = max(int(block[block <= most].max(initial=0)) for _, block in _blocks(given))
+    return Settled(_held(given, longest), over, len(over), elements, left)
+
+
+def _blocks(lengths: _Lengths) -> Iterator[tuple[int, _Lengths]]:
+    """The lengths in blocks, each with the place of its first."""
+    return ((start, lengths[start : start + _BLOCK]) for start in range(0, len(lengths), _BLOCK))
+
+
+def _survey(lengths: _Lengths, tensor: torch.Tensor) -> tuple[int, int]:
+    """The sum of lengths and the longest, each at least 0."""
+    elements = least = longest = 0
+    for _, block in _blocks(lengths):
+        least, longest = min(least, int(block.min())), max(longest, int(block.max()))
+        elements += int(block.sum(dtype=np.int64))
+    if least < 0 or longest * len(lengths) >= _MOST:
+        check_lengths(tensor)
+    return elements, longest
+
+
+def _held(lengths: _Lengths, longest: int) -> _Lengths:
+    """The lengths where they lie, if that is a file; else a copy, which no caller changes, in as few bytes as do."""
+    if is_mapped(lengths.ctypes.data, lengths.nbytes):
+        return lengths
+    return lengths.astype(np.uint16 if longest < 2**16 else np.int64)

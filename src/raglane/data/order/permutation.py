@@ -7,8 +7,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Permutation", "key_of", "shares_of", "shuffle"]
-
 _Integers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
 
@@ -21,12 +19,7 @@ _ROUNDS = 6
 
 
 def key_of(*numbers: int) -> int:
-    """A key of 64 bits that depends on every number and on their order.
-
-    Example:
-        >>> key_of(1, 2) == key_of(1, 2), key_of(1, 2) == key_of(2, 1)
-        (True, False)
-    """
+    """A key of 64 bits that depends on every number and on their order."""
     key = 0
     for number in numbers:
         key = _mixed((key ^ number) + 1)
@@ -56,22 +49,12 @@ def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
 
 
 def shares_of(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """A random number from 0 to below 1 for each number.
-
-    Example:
-        >>> shares_of(7, np.array([3, 4, 3])).round(2).tolist()
-        [0.58, 0.45, 0.58]
-    """
+    """A random number from 0 to below 1 for each number."""
     return (_bits(key, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffle(key: int, count: int) -> _Integers:
-    """All numbers below ``count`` in a random order, every one as likely as any other.
-
-    Example:
-        >>> shuffle(7, 6).tolist()
-        [1, 5, 0, 4, 3, 2]
-    """
+    """All numbers below ``count`` in a random order, every one as likely as any other."""
     return np.argsort(_bits(key, np.arange(count)), kind="stable")
 
 
@@ -81,14 +64,6 @@ class Permutation:
     Up to 65,536 numbers it is :func:`shuffle`, made at once. Above, it is a Feistel network over pairs of numbers below
     ``a`` and ``b``, where ``a * b`` is hardly more than ``count``; what comes to lie beyond ``count`` goes through it
     again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). Its rounds add multiplicative hashes.
-
-    Args:
-        key: which permutation.
-        count: at least 0, below 2**62.
-
-    Example:
-        >>> Permutation(7, 10**12)(np.array([0, 1, 2])).tolist()
-        [623279881741, 940120463802, 290063299063]
     """
 
     def __init__(self, key: int, count: int) -> None:

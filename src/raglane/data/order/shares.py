@@ -7,8 +7,6 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["owners_of", "share_out"]
-
 _Integers = npt.NDArray[np.int64]
 
 # For fewer parts a heap takes less time than NumPy's calls, of which there is a round for about as many sizes as parts.
@@ -20,10 +18,6 @@ def owners_of(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
 
     A step costs a rank the larger of its elements over its rate and its longest sequence times the latency of a step.
     The longest sequence is on some rank however they are shared out; so what can be evened out is the elements.
-
-    Example:
-        >>> owners_of(np.array([2, 9, 3, 4]), 2)
-        array([1, 0, 1, 1])
     """
     # An empty sequence is some work too.
     work = np.maximum(lengths.astype(np.int64), 1)
@@ -37,12 +31,6 @@ def share_out(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
     """Give each size to the part whose sum is the smallest, in the order given (Graham, 1969).
 
     From the largest on, no sum is more than 4/3 of the best possible; among parts of the same sum the first gets it.
-
-    Example:
-        >>> share_out(np.array([5, 4, 3, 3, 2]), 2)
-        (array([0, 1, 1, 0, 1]), array([0, 0, 4, 5, 7]))
-        >>> share_out(np.array([5, 4]), 10**18)
-        (array([0, 1]), array([0, 0]))
     """
     # More parts than sizes stay empty, however many they are.
     parts = min(parts, max(len(sizes), 1))

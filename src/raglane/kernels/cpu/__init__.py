@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from raglane.kernels.cpu.backend import BACKEND, CpuBackend
-
-__all__ = ["BACKEND", "CpuBackend"]
+from raglane.kernels.cpu import elementwise, matrix  # noqa: F401 (each adds its kind of layer)

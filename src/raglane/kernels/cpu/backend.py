@@ -1,23 +1,22 @@
-"""The backend ``cpu``: layers and directions on top of :mod:`raglane.kernels.cpu.recurrence`."""
+"""The backend ``cpu``, and a layer of it as a function that PyTorch can differentiate, twice."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
-from raglane._utils.tracing import has_tangent
+from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits
-from raglane.kernels.cpu.kind import KINDS
-from raglane.kernels.cpu.matrix import MatrixLayer
-from raglane.kernels.cpu.recurrence import run_layer
+from raglane.kernels.cpu.gradients import is_last_use, reference_gradients
+from raglane.kernels.cpu.layer import Admitted, Given, Layer, Saved, Tensors, kind_of, layer_of
 from raglane.kernels.layers import run_layers
 from raglane.native.cells import has_cell
 from raglane.native.library import leave_lost_threads, missing_kernels
-
-__all__ = ["BACKEND", "CpuBackend"]
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -40,9 +39,13 @@ class CpuBackend:
             return missing_kernels() or f"the cpu kernels do not know the cell {traits.cell.name!r}"
         if traits.device.type != "cpu":
             return f"the cpu kernels do not run on {traits.device}"
-        if _dtype(traits.dtype) not in _DTYPES:
+        dtype = traits.dtype
+        if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+        if dtype not in _DTYPES:
             return f"the cpu kernels do not compute in {traits.dtype}"
-        if traits.checkpoints and KINDS[traits.cell.name] is not MatrixLayer:
+        kind = kind_of(traits.cell.name)
+        if traits.checkpoints and kind is not None and not kind.checkpoints:
             return f"the cpu kernels save all that backward needs of the cell {traits.cell.name!r}"
         return None
 
@@ -50,18 +53,95 @@ class CpuBackend:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if torch.is_autocast_enabled("cpu"):
             request = check(request).cast(torch.get_autocast_dtype("cpu"))
-        if has_tangent(request.tensors()):
+        if forward_ad._current_level >= 0 and has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         leave_lost_threads()
-        return run_layers(request, run_layer)
+        return run_layers(request, _run_layer)
 
 
 BACKEND = CpuBackend()
 """The one instance; it keeps nothing between runs."""
 
 
-def _dtype(dtype: torch.dtype) -> torch.dtype:
-    """What the kernels will compute in."""
-    if dtype is not torch.float64 and torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return dtype
+def _run_layer(request: Request) -> Result:
+    """Run a request of one layer, in all its directions."""
+    weights = request.weights[0]
+    if request.directions > 1:
+        weights = (*weights, *request.weights[1])
+    tensors = (request.values, *request.state, *weights)
+    sizes, need_output = request.state_sizes or request.sizes, request.need_output or request.need_states
+    need_c = request.need_states and len(sizes) > 1
+    output: Tensor | None
+    c_states: Tensor | None = None
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        output, final, c_states = _record(request, weights, tensors, need_output=need_output, need_c=need_c)
+    else:
+        offsets, depth = request.offsets, request.depth
+        # Without gradients nothing is saved anyway, and nothing need be spared.
+        every = request.checkpoint_every if torch.is_grad_enabled() else 0
+        layer = layer_of(request.cell.name, offsets, tensors, len(weights), sizes, request.directions, depth, every)
+        admitted, apply = layer.gate.look(offsets, tensors), _apply
+        if admitted is None:
+            admitted, apply = layer.gate.normalised(offsets, tensors, depth), _Recurrence.apply
+        if torch.is_grad_enabled() and any([part is not None and part.requires_grad for part in tensors]):  # noqa: C419 (quicker)
+            output, *rest = apply(layer, admitted, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
+            if need_c:
+                c_states = rest.pop()
+            final = tuple(rest)
+        else:
+            packed = request.packed[0] if request.packed else None
+            output, final, _, c_states = layer.forward(
+                admitted, need_output=need_output, save=False, need_c=need_c, packed=packed
+            )
+    states = None
+    if request.need_states and output is not None:
+        states = (cast(type[Layer], kind_of(request.cell.name)).states(output, c_states),)
+    return Result(output if request.need_output else None, final, states)
+
+
+def _record(
+    request: Request, weights: tuple[Any, ...], tensors: Tensors, *, need_output: bool, need_c: bool
+) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+    """Run it as an operator, where a compiler, an export or a mode of torch records operators."""
+    from raglane.kernels.cpu import operators
+
+    if not torch.compiler.is_compiling():
+        check(request)
+    save = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
+    return operators.run(request, weights, need_output=need_output, save=save, need_c=need_c)
+
+
+class _Recurrence(torch.autograd.Function):
+    """One layer in all directions, of (layer, what was admitted, whether c is wanted, depth, *tensors)."""
+
+    # Torch asks for it in every backward pass, and looks through all bases where it is not here.
+    boxed_grads_call = False
+
+    @staticmethod
+    def forward(
+        ctx: Any, layer: Layer, admitted: Admitted, need_c: bool, depth: int, *tensors: Any
+    ) -> tuple[Tensor, ...]:
+        ran = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
+        output, c_states = cast(Tensor, ran.output), cast(Tensor, ran.c_states)
+        ctx.layer, ctx.need_c, ctx.depth = layer, need_c, depth
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(admitted[0], output, ran.gates, c_states, *tensors)
+        return (output, *ran.final, c_states) if need_c else (output, *ran.final)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, *grads: Tensor | None) -> tuple[Any, ...]:
+        offsets, output, gates, c_states, *rest = ctx.saved_tensors
+        layer: Layer = ctx.layer
+        tensors, states = tuple(rest), len(layer.sizes)
+        given = Given(grad_output, grads[states] if ctx.need_c else None, grads[:states])
+        # With create_graph the gradient is to be differentiated again; batched gradients have no memory to read.
+        if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
+            return None, None, None, None, *reference_gradients(layer, offsets, tensors, given)
+        saved, wanted = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[4:]
+        leave_lost_threads()
+        found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=is_last_use(), depth=ctx.depth)
+        return None, None, None, None, *found
+
+
+# What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
+_apply = super(torch.autograd.Function, _Recurrence).apply

@@ -7,7 +7,6 @@ are torch's, where an instruction multiplies it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -15,15 +14,11 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
+from raglane.kernels.cpu.gate import spread
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors, pack_backward
-from raglane.kernels.cpu.memory import Given, Saved
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
 from raglane.native import large
 from raglane.native.cells import cell_facts
-from raglane.native.library import preamble
-from raglane.native.memory import address, addresses
-
-__all__ = ["ElementwiseLayer"]
 
 
 class ElementwiseLayer(Layer):
@@ -33,36 +28,13 @@ class ElementwiseLayer(Layer):
         if spec.checkpoint_every:
             rule = "the kernels of element-wise cells save what backward needs"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
-        super().__init__(spec)
-        facts = cell_facts()[self.cell]
+        facts = cell_facts()[spec.cell]
+        super().__init__(spec, facts.number, (spec.input_size, spec.sizes[0], 0, 0, 0))
         # What skips the cell has a product of its own, where D is not H.
-        self.number, self.skips = facts.number, facts.skips
-        self.saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
-
-    def head(
-        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[int, ...]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        return (
-            *preamble(self.number, dtype or self.dtype),
-            self.directions,
-            offsets.shape[0] - 1,
-            *tensors[0].shape,
-            self.sizes[0],
-            0,
-            0,
-            0,
-            offsets.data_ptr(),
-            tensors[0].data_ptr(),
-            *addresses(self.initial(tensors), 2),
-            *_both(tensors[len(tensors) - self.weights :]),
-            address(packed),
-        )
-
-    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        count, size = self.directions, self.sizes[0]
-        return (count, elements, self.saved * size), (elements, count * size if len(self.sizes) > 1 else 0)
+        self.skips = facts.skips
+        saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
+        self.gates_width = saved * self.sizes[0]
+        self.c_width = self.directions * self.sizes[0] if len(self.sizes) > 1 else 0
 
     @staticmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
@@ -74,12 +46,11 @@ class ElementwiseLayer(Layer):
         offsets: Tensor,
         tensors: Tensors,
         saved: Saved,
-        given: Given,
+        fields: list[int],
         wanted: tuple[bool, ...],
         *,
         overwrite: bool,
     ) -> Grads:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         values, count, size = tensors[0], self.directions, self.sizes[0]
         weights = [ElementwiseWeights(*self.weights_of(tensors, d)) for d in range(count)]
         rows = weights[0].input.shape[0]
@@ -97,18 +68,9 @@ class ElementwiseLayer(Layer):
             torch.empty_like(part) if part is not None and want and (makes_all or place % self.each in (1, 2)) else None
             for place, (part, want) in enumerate(zip(tensors[begin:], wanted[begin:], strict=True))
         ]
-        fields = pack_backward(
-            *self._fields_back(offsets, tensors, saved, given),
-            gates.data_ptr(),
-            0,
-            0,
-            0,
-            address(skipped),
-            *addresses(initial, 2),
-            address(grad_values),
-            *_both(made),
-        )
-        self._call("raglane_backward", fields, offsets, values)
+        written = [gates, None, None, None, skipped, *initial, *[None] * (2 - len(initial)), grad_values]
+        written += spread(ElementwiseWeights, made)
+        self._walk(offsets, values, fields, written)
         if keeps:
             spend(saved.gates)
         if makes_all:
@@ -127,8 +89,8 @@ class ElementwiseLayer(Layer):
     ) -> Grads:
         """The gradients of values and weights by torch's products, beside those that the kernels have made.
 
-        ``gates``: gradients of the input products, ``(K, N, S * H)``. ``skipped``: of an SRU without ``skip`` what
-        reaches the values past all products, ``(K, N, H)``.
+        ``gates`` are the gradients of the input products, ``(K, N, S * H)``; ``skipped`` is what reaches the values of
+        an SRU without ``skip`` past all products, ``(K, N, H)``.
         """
         rows, states = weights[0].input.shape[0], len(initial)
         grad_values: Tensor | None = None
@@ -151,10 +113,7 @@ class ElementwiseLayer(Layer):
         return grad_values, *initial, *found
 
 
-def _both(weights: Sequence[Tensor | None]) -> tuple[int, ...]:
-    """The fields of both directions' weights, or of their gradients."""
-    found = addresses(weights, 8)
-    return (*found[:3], 0, 0, *found[3:7], 0, 0, found[7])
+KINDS[ElementwiseWeights] = ElementwiseLayer
 
 
 def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:

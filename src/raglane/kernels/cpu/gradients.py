@@ -8,10 +8,7 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.layer import Grads, Layer, Tensors
-from raglane.kernels.cpu.memory import Given
-
-__all__ = ["is_last_use", "outer", "reference_gradients", "spend"]
+from raglane.kernels.cpu.layer import Given, Grads, Layer, Tensors
 
 # How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
 _TALL = 32

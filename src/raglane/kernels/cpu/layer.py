@@ -1,33 +1,22 @@
-"""One layer of the cpu kernels, without its tensors: what stays from call to call, and how forward and backward go.
-
-C takes an address at its word. Whatever a caller can reach may have changed since it was last looked at: by
-``.data =``, ``set_``, ``resize_``, ``functional_call``, a parametrization, a hook on saved tensors, an attribute of
-the layer. So nothing is remembered of tensors, and every one is looked at between the last line of the caller's code
-and the call (:mod:`raglane.kernels.cpu.memory`).
-"""
+"""One layer of the cpu kernels without its tensors: what is kept from call to call, and how forward and backward go."""
 
 from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
+from raglane._utils import forks
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, message
 from raglane.kernels.checks import check_offsets
-from raglane.kernels.cpu.memory import Given, Rules, Saved
+from raglane.kernels.cpu.gate import Gate, admit, refuse
 from raglane.native import large, library
-from raglane.native.memory import address, addresses
-
-__all__ = ["Grads", "Layer", "LayerSpec", "Ran", "Tensors", "pack", "pack_backward"]
-
-# raglane_layer: fourteen numbers, then offsets, values, two states, twelve weights, packed ones, five results; then
-# what is backward's alone, eleven gradients of the time loop and thirteen that are made after it.
-pack = struct.Struct("=36q192x").pack
-pack_backward = struct.Struct("=60q").pack
+from raglane.native.memory import NO_MEMORY
 
 Tensors = tuple[Any, ...]
 """A layer's tensors: the values ``(N, D)``; ``(K, B, size)`` per state, or none where all begin with zeros; and the
@@ -36,18 +25,19 @@ weights, those of the cell's ``weights_type``, direction after direction, None f
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None where there is none."""
 
+Admitted = tuple[Tensor, Tensors, list[int], list[UntypedStorage]]
+"""Offsets and tensors as :class:`~raglane.kernels.cpu.gate.Gate` gives them, just before a call of C."""
+
+_counts = struct.Struct("=2q").pack
+# The pointers of raglane_layer: 22 of forward, and 24 that are backward's alone.
+_pack_forward = struct.Struct("=22q192x").pack
+_pack_backward = struct.Struct("=46q").pack
+
 
 class LayerSpec(NamedTuple):
-    """What a layer is made for.
+    """A key of ``CELLS``, ``D``, the sizes of the states, ``K`` and the dtype of all tensors.
 
-    Attributes:
-        cell: a key of ``CELLS``.
-        input_size: ``D``.
-        sizes: of the states.
-        directions: ``K``.
-        dtype: of all tensors.
-        checkpoint_every: 0 to save what backward needs of every element; else of how many steps of a sequence at a time
-            backward computes it again. Layers with matrices on the state alone have that.
+    And how many steps of a sequence at a time backward computes again; 0 to save all that it needs.
     """
 
     cell: str
@@ -59,38 +49,65 @@ class LayerSpec(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What running a layer gives.
-
-    Attributes:
-        output: ``(N, K * P)``, or None where it was not needed.
-        final: the final states, ``(K, B, size)`` each.
-        saved: what backward needs, where one follows.
-        c_states: ``c`` after each element as in :class:`Saved`, where the cell has one and it was kept.
+    """The output ``(N, K * P)``, None where it was not needed; the final states, ``(K, B, size)`` each; what backward
+    needs, None where none follows; and ``c`` after each element, where the cell has one and it was kept.
     """
 
     output: Tensor | None
     final: tuple[Tensor, ...]
-    saved: Saved | None
+    gates: Tensor | None
     c_states: Tensor | None
 
 
-class Layer(ABC):
-    """A layer of one cell and certain sizes, in all its directions. ``K`` directions, other letters as in ``Request``.
+class Saved(NamedTuple):
+    """What backward needs of forward besides the layer; tensors without numbers where there is nothing.
 
-    The two kinds, with matrices on the state and without, differ in what is abstract here.
-
-    Args:
-        spec: what it is made for.
-
-    Raises:
-        ValueError, KeyError: no such layer; :func:`raglane.kernels.cpu.memory.refuse` has the words.
+    The output ``(N, K * P)``; ``(K, N, ...)``, as the kernels lay them out; ``c`` after each element, ``(K, N, H)`` of
+    an LSTM, ``(N, K * H)`` of an element-wise cell; and whether the caller has ``c_states`` as well.
     """
 
-    def __init__(self, spec: LayerSpec) -> None:
+    output: Tensor
+    gates: Tensor
+    c_states: Tensor
+    is_shared: bool = False
+
+
+class Given(NamedTuple):
+    """The gradients of what running a layer gave; None stands for zeros."""
+
+    output: Tensor | None
+    c_states: Tensor | None
+    final: tuple[Tensor | None, ...]
+
+
+_NAMES = (
+    *("saved output", "saved gates", "saved c"),
+    *("gradient of the output", "gradient of c", "gradient of the final h", "gradient of the final c"),
+)
+
+
+class Layer(ABC):
+    """A layer of one cell and certain sizes, in all its directions; raises ValueError or KeyError for no such layer.
+
+    It is shared by threads: nothing in it changes but what is packed once per instruction set.
+    """
+
+    # Whether backward can compute again what it needs.
+    checkpoints: ClassVar[bool] = False
+    # The widths of what is saved of an element, and the dimensions of ``c`` before the elements.
+    gates_width: int
+    c_width: int
+    c_rows: tuple[int, ...] = ()
+
+    def __init__(self, spec: LayerSpec, number: int, constants: tuple[int, ...]) -> None:
         self.cell, self.input_size, self.sizes, self.directions, self.dtype, self.checkpoint_every = spec
-        self.rules = Rules(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
+        self.gate = Gate(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
         self.each = len(CELLS[self.cell].weights_type._fields)
         self.weights = self.directions * self.each
+        self.number = number
+        # The fields of the struct before and after the numbers of sequences and elements.
+        self._heads: dict[tuple[str, int, int, torch.dtype], bytes] = {}
+        self._sizes = struct.pack(f"={len(constants)}q", *constants)
 
     def initial(self, tensors: Tensors) -> Tensors:
         """The initial states among a layer's tensors."""
@@ -101,17 +118,68 @@ class Layer(ABC):
         begin = len(tensors) - self.weights + direction * self.each
         return tensors[begin : begin + self.each]
 
-    @abstractmethod
-    def head(
-        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[int, ...]:
-        """The fields of the argument up to the results, of tensors that are checked; see :meth:`forward`.
+    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of ``Saved.gates`` and ``Saved.c_states`` for so many elements."""
+        return (self.directions, elements, self.gates_width), (*self.c_rows, elements, self.c_width)
 
-        ``dtype`` is what :meth:`_weights_dtype` gave; None stands for the tensors' own.
+    @staticmethod
+    @abstractmethod
+    def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
+        """Every state after each element, ``(N, K * size)`` per state."""
+
+    def admit(self, offsets: Any, tensors: Tensors, depth: int = 0) -> Admitted:
+        """A layer's tensors in memory that C can read; ``depth`` is the layer's in its stack, for messages."""
+        return self.gate.look(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
+
+    def forward(
+        self,
+        admitted: Admitted,
+        *,
+        need_output: bool,
+        save: bool,
+        need_c: bool,
+        packed: Tensor | None = None,
+    ) -> Ran:
+        """Run the layer.
+
+        Nobody else's code may come between :meth:`admit` and this. With ``save`` backward follows, with ``need_c`` the
+        caller wants ``c`` after each element. ``packed`` is what :meth:`packed` made of these weights, whose numbers
+        have not changed since.
         """
+        offsets, tensors, addresses, _ = admitted
+        values, count = tensors[0], self.directions
+        elements, sequences = values.shape[0], offsets.shape[0] - 1
+        output = gates = c_states = None
+        if need_output or save:
+            output = values.new_empty(elements, count * self.sizes[0])
+        final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
+        if save or need_c:
+            gates_shape, c_shape = self.saved_shapes(elements)
+            # Torch reads sizes one by one in half the time that it takes for a tuple of them.
+            gates = large.empty(values, *gates_shape) if save else None
+            c_states = values.new_empty(*c_shape) if need_c else large.empty(values, *c_shape)
+        parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
+        pointers = _pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
+        head = self._head(sequences, elements, self.dtype if packed is None else self._weights_dtype(packed.dtype))
+        try:
+            library.call("raglane_forward", head + pointers)
+        except ArgumentError:
+            check_offsets(offsets, elements, values.device)  # in the words of all backends
+            raise
+        return Ran(output, final, gates, c_states)
+
+    def _head(self, sequences: int, elements: int, dtype: torch.dtype) -> bytes:
+        """The fields of the struct before its pointers; ``dtype`` is that of the weights."""
+        kernels = library.library()
+        key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
+        head = self._heads.get(key)
+        if head is None:
+            fields = (*library.preamble(self.number, dtype), self.directions)
+            head = self._heads[key] = struct.pack(f"={len(fields)}q", *fields)
+        return head + _counts(sequences, elements) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
-        """What C is told of weights that are packed as int8, or as what the tensors are."""
+        """The dtype for C of weights that are packed as int8, or as what the tensors are."""
         if packed is not torch.int8:
             return self.dtype
         if self.dtype is not torch.float32:
@@ -124,105 +192,10 @@ class Layer(ABC):
         # On the host, whatever torch's default device is.
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
-        offsets, tensors, _storages = self.rules.checked(offsets, (values, *weights), depth)
-        results = (0,) * 5
+        _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
-        fields = pack(*self.head(offsets, tensors, None, self._weights_dtype(dtype)), *results)
+        fields = self._head(0, 0, self._weights_dtype(dtype)) + _pack_forward(*addresses, *(0,) * 6)
         return library.packed("raglane_pack", fields, dtype)
-
-    def _fields_back(self, offsets: Tensor, tensors: Tensors, saved: Saved, given: Given) -> tuple[int, ...]:
-        """The fields of backward's argument up to what it writes, of tensors that are checked."""
-        return (
-            *self.head(offsets, tensors),
-            saved.output.data_ptr(),
-            0,
-            0,
-            saved.gates.data_ptr(),
-            saved.c_states.data_ptr(),
-            address(given.output),
-            address(given.c_states),
-            *addresses(given.final, 2),
-        )
-
-    @abstractmethod
-    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of ``Saved.gates`` and ``Saved.c_states`` for so many elements."""
-
-    @staticmethod
-    @abstractmethod
-    def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
-        """Every state after each element, ``(N, K * size)`` per state."""
-
-    @abstractmethod
-    def _backward(
-        self,
-        offsets: Tensor,
-        tensors: Tensors,
-        saved: Saved,
-        given: Given,
-        wanted: tuple[bool, ...],
-        *,
-        overwrite: bool,
-    ) -> Grads:
-        """What :meth:`backward` gives, of tensors that are checked."""
-
-    def forward(
-        self,
-        offsets: Tensor,
-        tensors: Tensors,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        depth: int = 0,
-        packed: Tensor | None = None,
-    ) -> Ran:
-        """Run the layer.
-
-        Args:
-            offsets: ``(B + 1,)`` int64.
-            tensors: the rest.
-            need_output: whether the output must be built.
-            save: whether backward follows.
-            need_c: whether ``c`` after each element is wanted.
-            depth: which layer of a stack this is, for messages.
-            packed: what :meth:`packed` made of these weights, whose numbers have not changed since.
-        """
-        offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
-        return self.run(offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed)
-
-    def run(
-        self,
-        offsets: Tensor,
-        tensors: Tensors,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        packed: Tensor | None = None,
-    ) -> Ran:
-        """What :meth:`forward` does, of tensors that were checked a moment ago, with nobody else's code in between.
-
-        The caller holds their memory, see :data:`raglane.kernels.cpu.memory.Storages`.
-        """
-        fields = self.head(offsets, tensors, packed, None if packed is None else self._weights_dtype(packed.dtype))
-        values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
-        output = None
-        if need_output or save:
-            output = values.new_empty(values.shape[0], count * self.sizes[0])
-        final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
-        gates = c_states = None
-        if save or need_c:
-            gates_shape, c_shape = self.saved_shapes(values.shape[0])
-            # Torch reads sizes one by one in half the time that it takes for a tuple of them.
-            gates = large.empty(values, *gates_shape) if save else None
-            c_states = values.new_empty(*c_shape) if need_c else large.empty(values, *c_shape)
-        argument = pack(*fields, address(output), *addresses(final, 2), address(gates), address(c_states))
-        self._call("raglane_forward", argument, offsets, values)
-        saved = None
-        if save and output is not None and gates is not None and c_states is not None:
-            saved = Saved(output, gates, c_states, need_c)
-        return Ran(output, final, saved, c_states if need_c else None)
 
     def backward(
         self,
@@ -235,15 +208,43 @@ class Layer(ABC):
         overwrite: bool,
         depth: int = 0,
     ) -> Grads:
-        """All gradients that are wanted."""
-        offsets, tensors, _storages = self.rules.checked(offsets, tensors, depth)
-        values, count = tensors[0], self.directions
+        """All gradients that are wanted; with ``overwrite`` they may take the memory of what was saved."""
+        offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
+        values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = (values.shape[0], count * self.sizes[0])
         gates, c_states = self.saved_shapes(values.shape[0])
-        states = [(count, offsets.shape[0] - 1, size) for size in self.sizes]
-        given = given.checked((output, c_states, *states), values)
-        saved = saved.checked((output, gates, c_states), values)
-        return self._backward(offsets, tensors, saved, given, wanted, overwrite=overwrite)
+        states = [(count, sequences, size) for size in self.sizes]
+        parts = (*saved[:3], given.output, given.c_states, *given.final)
+        shapes = (output, gates, c_states, output, c_states, *states)
+        own, places, _more_storages = admit(_NAMES, parts, shapes, values)
+        saved = Saved(own[0], own[1], own[2], saved.is_shared)  # type: ignore[arg-type]
+        places += [0] * (7 - len(places))
+        # Packed weights, the final h and the final c are forward's.
+        fields = [*addresses, 0, places[0], 0, 0, *places[1:]]
+        return self._backward(offsets, tensors, saved, fields, wanted, overwrite=overwrite)
+
+    @abstractmethod
+    def _backward(
+        self,
+        offsets: Tensor,
+        tensors: Tensors,
+        saved: Saved,
+        fields: list[int],
+        wanted: tuple[bool, ...],
+        *,
+        overwrite: bool,
+    ) -> Grads:
+        """The gradients from tensors that were admitted; ``fields`` are the struct's pointers that C reads."""
+
+    def _walk(self, offsets: Tensor, values: Tensor, fields: list[int], written: list[Tensor | None]) -> None:
+        """Call C's backward, which writes to the tensors ``written``: those of the struct, in its order."""
+        pointers = _pack_backward(*fields, *[0 if part is None else part.data_ptr() for part in written])
+        head = self._head(offsets.shape[0] - 1, values.shape[0], self.dtype)
+        try:
+            library.call("raglane_backward", head + pointers)
+        except ArgumentError:
+            check_offsets(offsets, values.shape[0], values.device)
+            raise
 
     def _makes_all(self, tensors: Tensors) -> bool:
         """Whether the kernels make the gradients of values and weights as well.
@@ -258,10 +259,43 @@ class Layer(ABC):
         few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
         return bool(tensors[0].shape[0] <= kernels.few_elements and few <= kernels.few_weights)
 
-    def _call(self, function: str, fields: bytes, offsets: Tensor, values: Tensor) -> None:
-        """Call a kernel."""
-        try:
-            library.call(function, fields)
-        except ArgumentError:
-            check_offsets(offsets, values.shape[0], values.device)  # in the words of all backends
-            raise
+
+KINDS: dict[type, type[Layer]] = {}
+"""The kinds of layers by the type of their weights; each module of a kind has its line."""
+
+
+def kind_of(cell: str) -> type[Layer] | None:
+    """The kind of layer that fits a cell's weights; :func:`~raglane.native.cells.has_cell` tells whether there is one.
+
+    So no kernels are needed, and ``torch.compile`` can trace through it.
+    """
+    return KINDS.get(CELLS[cell].weights_type) if cell in CELLS else None
+
+
+@lru_cache(maxsize=512)
+def _find_layer(*spec: Any) -> Layer:
+    made = LayerSpec(*spec)
+    return KINDS[CELLS[made.cell].weights_type](made)  # type: ignore[call-arg]
+
+
+def layer_of(
+    cell: str,
+    offsets: Any,
+    tensors: Tensors,
+    weights: int,
+    sizes: tuple[int, ...],
+    directions: int,
+    depth: int = 0,
+    checkpoint_every: int = 0,
+) -> Layer:
+    """The layer for tensors of which the last ``weights`` are weights; made once for each :class:`LayerSpec`.
+
+    ``depth`` is the layer's in its stack, for messages.
+    """
+    try:
+        values = tensors[0]
+        return _find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
+    except NO_MEMORY:
+        begin = len(tensors) - weights
+        refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)
+        raise

@@ -6,60 +6,34 @@ products of bfloat16 are torch's where an instruction multiplies it: there it ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
+from raglane.kernels.cpu.gate import spread
 from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import Grads, Layer, LayerSpec, Tensors, pack_backward
-from raglane.kernels.cpu.memory import Given, Saved
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
 from raglane.native import large
 from raglane.native.cells import cell_facts
-from raglane.native.library import preamble
-from raglane.native.memory import address, addresses
-
-__all__ = ["MatrixLayer"]
 
 
 class MatrixLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
+    checkpoints = True
+
     def __init__(self, spec: LayerSpec) -> None:
-        super().__init__(spec)
-        facts = cell_facts()[self.cell]
-        self.number, self.slots = facts.number, facts.slots
+        facts = cell_facts()[spec.cell]
+        self.slots, self.hidden_size = facts.slots, spec.sizes[-1]
+        self.stride = _gate_stride(facts.slots, self.hidden_size)
+        projection = 0 if spec.sizes[0] == self.hidden_size else spec.sizes[0]
+        constants = (spec.input_size, self.hidden_size, projection, self.stride, spec.checkpoint_every)
+        super().__init__(spec, facts.number, constants)
         self.saves = facts.saved > 0 and not self.checkpoint_every
-        self.hidden_size, self.stride = self.sizes[-1], _gate_stride(facts.slots, self.sizes[-1])
-
-    def head(
-        self, offsets: Tensor, tensors: Tensors, packed: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> tuple[int, ...]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        values, weights = tensors[0], tensors[len(tensors) - self.weights :]
-        return (
-            *preamble(self.number, dtype or self.dtype),
-            self.directions,
-            offsets.shape[0] - 1,
-            *values.shape,
-            self.hidden_size,
-            0 if weights[4] is None else self.sizes[0],
-            self.stride,
-            self.checkpoint_every,
-            offsets.data_ptr(),
-            values.data_ptr(),
-            *addresses(self.initial(tensors), 2),
-            *_both(weights),
-            address(packed),
-        )
-
-    def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
-        count, sizes = self.directions, self.sizes
-        stride = self.stride if self.saves else 0
-        return (count, elements, stride), (count, elements, sizes[1] if len(sizes) > 1 else 0)
+        self.gates_width, self.c_rows = self.stride if self.saves else 0, (self.directions,)
+        self.c_width = self.sizes[1] if len(self.sizes) > 1 else 0
 
     @staticmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
@@ -73,18 +47,17 @@ class MatrixLayer(Layer):
         offsets: Tensor,
         tensors: Tensors,
         saved: Saved,
-        given: Given,
+        fields: list[int],
         wanted: tuple[bool, ...],
         *,
         overwrite: bool,
     ) -> Grads:
-        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         within: list[Tensor | None] = []
         after = len(tensors) - self.weights
         if self._makes_all(tensors):
             parts, wants = (tensors[0], *tensors[after:]), (wanted[0], *wanted[after:])
             within = [torch.empty_like(part) if want else None for part, want in zip(parts, wants, strict=True)]
-        walked = self._walk_back(offsets, tensors, saved, given, within, wanted[1:after], overwrite=overwrite)
+        walked = self._walk_back(offsets, tensors, saved, fields, within, wanted[1:after], overwrite=overwrite)
         if within:
             return within[0], *walked.initial, *within[1:]
         return self._by_products(tensors, walked, wanted)
@@ -94,15 +67,15 @@ class MatrixLayer(Layer):
         offsets: Tensor,
         tensors: Tensors,
         saved: Saved,
-        given: Given,
+        fields: list[int],
         within: list[Tensor | None],
         wanted: tuple[bool, ...],
         *,
         overwrite: bool,
     ) -> _Walked:
-        """Walk back in time, and fill what there is of ``within``, the gradients of the values and all weights.
+        """Walk back in time, and fill ``within``, the gradients of the values and all weights.
 
-        ``wanted`` says which initial states want theirs, the rest is as for :meth:`backward`.
+        ``wanted`` is of the initial states.
         """
         values, count, width = tensors[0], self.directions, self.sizes[0]
         # What is computed again has scratch of the kernels in place of these.
@@ -116,18 +89,11 @@ class MatrixLayer(Layer):
         unprojected = large.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
-        fields = pack_backward(
-            *self._fields_back(offsets, tensors, saved, given),
-            gates.data_ptr(),
-            previous.data_ptr(),
-            address(projected),
-            address(unprojected),
-            0,
-            *addresses(initial, 2),
-            address(within[0] if within else None),
-            *_both(within[1:]),
-        )
-        self._call("raglane_backward", fields, offsets, values)
+        of_values, *of_weights = within or [None]
+        of_states = [*initial, *[None] * (2 - len(initial))]
+        written = [gates, previous, projected, unprojected, None, *of_states, of_values]
+        written += spread(Weights, of_weights)
+        self._walk(offsets, values, fields, written)
         if reuse_gates:
             spend(saved.gates)
         if reuse_c:
@@ -174,10 +140,7 @@ class MatrixLayer(Layer):
         return result
 
 
-def _both(weights: Sequence[Tensor | None]) -> tuple[int, ...]:
-    """The fields of both directions' weights, or of their gradients."""
-    first, second = addresses(weights[:5], 5), addresses(weights[5:], 5)
-    return (*first, 0, *second, 0)
+KINDS[Weights] = MatrixLayer
 
 
 def _gate_stride(slots: int, hidden_size: int) -> int:
@@ -190,12 +153,9 @@ def _gate_stride(slots: int, hidden_size: int) -> int:
 class _Walked(NamedTuple):
     """What the backward time loop gives.
 
-    Attributes:
-        gates: gradients of the gates' arguments, ``(K, N, S * H)`` and more columns that say nothing.
-        previous: ``(K, N, P)``: ``h`` before each element.
-        projected: with a projection, the gradient of ``h`` ``(K, N, P)``; else None.
-        unprojected: with a projection, what it reads, ``(K, N, H)``; else None.
-        initial: ``(K, B, size)`` per state.
+    Gradients of the gates' arguments, ``(K, N, S * H)`` and columns without meaning; ``h`` before each element,
+    ``(K, N, P)``; with a projection the gradient of ``h``, ``(K, N, P)``, and what it reads, ``(K, N, H)``, else None;
+    and the gradients of the initial states, ``(K, B, size)`` each.
     """
 
     gates: Tensor

@@ -1,4 +1,4 @@
-"""The same as :mod:`raglane.kernels.cpu.recurrence` as operators, for ``torch.compile``.
+"""The same as :mod:`raglane.kernels.cpu.backend` as operators, for ``torch.compile``.
 
 Apart from it, because to register operators with torch takes longer than to import the rest of Raglane.
 """
@@ -13,12 +13,8 @@ from torch import Tensor
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.kind import layer_of
-from raglane.kernels.cpu.layer import Layer
-from raglane.kernels.cpu.memory import Given, Saved
+from raglane.kernels.cpu.layer import Given, Layer, Saved, layer_of
 from raglane.native.cells import cell_facts
-
-__all__ = ["recurrence", "run"]
 
 # An operator's arguments are fixed in number: two states, and two directions of five weights at most.
 _WEIGHTS = 10
@@ -67,13 +63,9 @@ def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[
     """Output, final h, final c, saved gates, c after each element; absent parts are empty tensors."""
     *padded, need_output, save, need_c, every = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
-    ran = layer.forward(offsets, tensors, need_output=need_output, save=save, need_c=need_c)
-    nothing = [values.new_empty(0) for _ in range(4)]
-    output = nothing.pop() if ran.output is None else ran.output
-    c = ran.final[1] if len(ran.final) > 1 else nothing.pop()
-    gates = nothing.pop() if ran.saved is None else ran.saved.gates
-    c_states = ran.c_states if ran.saved is None else ran.saved.c_states
-    return output, ran.final[0], c, gates, nothing.pop() if c_states is None else c_states
+    ran = layer.forward(layer.admit(offsets, tensors), need_output=need_output, save=save, need_c=need_c)
+    found = (ran.output, *(*ran.final, None)[:2], ran.gates, ran.c_states)
+    return tuple([values.new_empty(0) if part is None else part for part in found])
 
 
 @recurrence.register_fake

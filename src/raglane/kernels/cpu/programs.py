@@ -19,8 +19,6 @@ from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, plain
 from raglane.programs.program import KINDS, OPERATIONS, Operand, Program
 
-__all__ = ["encode", "run"]
-
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 # raglane_program: thirteen numbers.
 _pack = struct.Struct("=13q").pack
@@ -41,38 +39,10 @@ def run(
     output_dtypes: Sequence[torch.dtype] | None = None,
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a program on a ragged batch.
+    """Run a program on a ragged batch: its outputs ``(N, width)`` and the final states ``(B, width)``.
 
-    Numbers are all float32 or all float64. Of a program in float32, elements and outputs may be bfloat16: they are
-    widened when they are read, and rounded when they are written. What lies well in memory is not copied: rows of
-    elements may be any columns of a wider tensor, and weights may have any strides.
-
-    Args:
-        program: of one step.
-        offsets: ``(B + 1,)`` int64.
-        ascending: whether a sequence is computed from its first element on, or from its last one back.
-        elements: one ``(N, width)`` each, in the order of the program's blocks of that kind, as all that follow.
-        sequences: one ``(B, width)`` each.
-        states: initial ones, ``(B, width)`` each.
-        vectors: one ``(width,)`` each.
-        weights: one ``(groups, rows, depth)`` each.
-        output_dtypes: of each output; float32 or float64, as the numbers are, where nothing is said.
-        over: tensors whose memory outputs get, by the place of the output: columns of a wider tensor, or one of
-            ``elements``, of which no other output and no next state is a place.
-
-    Returns:
-        The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
-        ones. The bits of a sequence's are the same in any batch.
-
-    Example:
-        >>> from raglane.programs.program import Block, Instruction, Operand, Program
-        >>> blocks = Block("element", 1), Block("state", 1), Block("local", 1)
-        >>> add = Instruction("add", (Operand(2),), (Operand(0), Operand(1)), width=1)
-        >>> sums = Program(blocks, (), (add,), ((Operand(2), 1),), (Operand(2),))
-        >>> x, zeros = torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(2, 1)
-        >>> outputs, finals = run(sums, offsets=torch.tensor([0, 2, 3]), elements=[x], states=[zeros])
-        >>> outputs[0].T, finals[0].T
-        (tensor([[1., 3., 3.]]), tensor([[3., 3.]]))
+    Numbers are all float32 or all float64; elements and outputs of a program in float32 may be bfloat16. Outputs take
+    the memory in ``over``, by their place: that of ``elements``, too, if no other output and no state is a place there.
     """
     encoded = encode(program)
     given = (elements, sequences, states, vectors, weights)
@@ -131,45 +101,18 @@ _GIVEN = ("elements", "sequences", "states", "vectors", "weights")
 
 
 class Encoded(NamedTuple):
-    """A program as C reads it.
-
-    Attributes:
-        code: as ``raglane.h`` says.
-        shapes: of the tensors of a call, without rows of elements and sequences: those of ``elements``, ``sequences``,
-            ``states``, ``vectors`` and ``weights``.
-        program: what it is of, which lives as long.
-    """
+    """A program as C reads it."""
 
     code: array[int]
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
     program: Program
 
 
-class _Same:
-    """A program by its identity: to compare all its instructions takes longer than a small batch."""
-
-    __slots__ = ("program",)
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __hash__(self) -> int:
-        return id(self.program)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.program is self.program
-
-
+@lru_cache(maxsize=256)
 def encode(program: Program) -> Encoded:
     """A program as C reads it; made once for each object."""
     if not isinstance(program, Program):
         raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
-    return _encode(_Same(program))
-
-
-@lru_cache(maxsize=256)
-def _encode(same: _Same) -> Encoded:
-    program = same.program
     numbers = [
         len(program.blocks),
         len(program.weights),

@@ -11,19 +11,9 @@ from raglane._utils.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.native.memory import NO_MEMORY, lies_nowhere, plain
 
-__all__ = ["checked_rows"]
-
 
 def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """A tensor that C can read: a vector, rows in which numbers stand side by side, or more dimensions of any strides.
-
-    What lies well is not copied.
-
-    Example:
-        >>> wide = torch.zeros(3, 5)
-        >>> checked_rows("rows", wide[:, 1:4], (3, 3), (torch.float32,)).stride()
-        (5, 1)
-    """
+    """A tensor that C can read: a vector, rows of adjacent numbers, or three dimensions of any strides."""
     try:
         if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _lies_in_memory(part):
             return part  # type: ignore[no-any-return]

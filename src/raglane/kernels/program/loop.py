@@ -13,47 +13,35 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.tracing import are_transformed
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.gradients import is_last_use, spend
-from raglane.kernels.cpu.products import times
+from raglane.kernels.cpu.products import outer_products, times
 from raglane.kernels.cpu.programs import run as run_program
-from raglane.kernels.cpu.sums import outer_products
-from raglane.kernels.program.parameters import Made
 from raglane.native import large
-from raglane.programs.compiled import Backward, Compiled, Fetch, Forward, Wanted
+from raglane.programs.compiled import Backward, CompiledStep, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
+from raglane.programs.parameters import ParameterValues
 from raglane.programs.step import Step
-from raglane.segments import plain as segments
-
-__all__ = ["Loop", "run_loop"]
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
-    """What one run is of.
+class StepCall:
+    """One run of a compiled step."""
 
-    Attributes:
-        compiled: the programs.
-        step: the step that they were made from, with the weights of this call.
-        offsets: ``(B + 1,)``.
-        ascending: whether sequences are read from their first element on.
-        need_output, need_states: what is wanted.
-        widths: how many elements, states and leaves there are among the tensors of a run.
-    """
-
-    compiled: Compiled
-    step: Step
+    compiled: CompiledStep
+    step: Step  # with the weights of this call
     offsets: Tensor
-    ascending: bool
+    ascending: bool  # sequences are read from their first element on
     need_output: bool
     need_states: bool
-    widths: tuple[int, int, int]
+    counts: tuple[int, int, int]  # elements, states and leaves among the tensors of a run
 
     def parts(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Elements, states and leaves."""
-        elements, states, _ = self.widths
+        elements, states, _ = self.counts
         return tensors[:elements], tensors[elements : elements + states], tensors[elements + states :]
 
     def split(self, states: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
@@ -66,29 +54,21 @@ class Loop:
         return [(changing if changes else unchanged)[place] for changes, place in self.compiled.order]
 
 
-def run_loop(loop: Loop, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
-    """Run it.
-
-    Args:
-        loop: what to run.
-        tensors: elements ``(N, width)``, states ``(B, size)`` and the leaves of the weights.
-
-    Returns:
-        The output where it is needed, the final states, and the states after each element where they are needed.
-    """
+def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+    """Run it."""
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
-        found = list(_Loop.apply(loop, *tensors))  # type: ignore[no-untyped-call]
+        found = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
     else:
-        elements, states, leaves = loop.parts(tensors)
-        vectors, weights = loop.compiled.trace.known(leaves)
-        found, _ = _forward(loop, elements, states, vectors, weights, None)
-    output = found.pop(0) if loop.need_output else None
-    count = len(loop.compiled.order)
+        elements, states, leaves = call.parts(tensors)
+        vectors, weights = call.compiled.trace.parameters.of(leaves)
+        found, _ = _forward(call, elements, states, vectors, weights, None)
+    output = found.pop(0) if call.need_output else None
+    count = len(call.compiled.order)
     return output, found[:count], found[count:]
 
 
 def _forward(
-    loop: Loop,
+    call: StepCall,
     elements: tuple[Tensor, ...],
     states: tuple[Tensor, ...],
     vectors: list[Tensor],
@@ -96,21 +76,21 @@ def _forward(
     wanted: Wanted | None,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Output, final states, states of every step; and what was saved, by node."""
-    compiled = loop.compiled
-    program = compiled.forward(loop.need_output, loop.need_states, wanted)
-    changing, unchanged = loop.split(states)
+    compiled = call.compiled
+    program = compiled.forward(call.need_output, call.need_states, wanted)
+    changing, unchanged = call.split(states)
     given = dict(zip(compiled.elements, elements, strict=True))
     given |= dict(zip(compiled.states, changing, strict=True))
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
     over = _beside(program, elements[0])
-    outputs, finals = _run(program.lowered, loop.offsets, loop.ascending, given, weights, over)
+    outputs, finals = _run(program.lowered, call, call.ascending, given, weights, over)
     found = [] if program.output is None else [outputs[program.output]]
-    found += loop.join(finals, unchanged)
-    if loop.need_states:
+    found += call.join(finals, unchanged)
+    if call.need_states:
         count = elements[0].shape[0]
-        spread = [segments.spread(part, loop.offsets, count) for part in unchanged]
-        found += loop.join([outputs[place] for place in program.states], spread)
+        spread = [segments.spread(part, call.offsets, count) for part in unchanged]
+        found += call.join([outputs[place] for place in program.states], spread)
     return found, {node: outputs[place] for node, place in program.saved.items()}
 
 
@@ -127,7 +107,7 @@ def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
 
 def _run(
     lowered: Lowered,
-    offsets: Tensor,
+    call: StepCall,
     ascending: bool,
     given: dict[int, Tensor],
     weights: list[Tensor],
@@ -138,7 +118,7 @@ def _run(
 
     return run_program(
         lowered.program,
-        offsets=offsets,
+        offsets=call.offsets,
         ascending=ascending,
         elements=tensors("element"),
         sequences=tensors("sequence"),
@@ -153,61 +133,55 @@ class _Loop(torch.autograd.Function):
     """Inputs are (loop, *tensors); outputs those of :func:`_forward`."""
 
     @staticmethod
-    def forward(ctx: Any, loop: Loop, *tensors: Tensor) -> tuple[Tensor, ...]:
-        elements, states, leaves = loop.parts(tensors)
+    def forward(ctx: Any, call: StepCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        elements, states, leaves = call.parts(tensors)
         wishes = ctx.needs_input_grad[1:]
-        _, _, wished_leaves = loop.parts(wishes)
-        ctx.loop = loop
-        ctx.known = made = Made(loop.compiled.trace, leaves, wished_leaves)
-        ctx.wanted = _wanted(loop, wishes, made)
-        found, saved = _forward(loop, elements, states, made.vectors, made.weights, ctx.wanted)
+        _, _, wished_leaves = call.parts(wishes)
+        ctx.call = call
+        ctx.known = made = ParameterValues(call.compiled.trace.parameters, leaves, wished_leaves)
+        ctx.wanted = _wanted(call, wishes, made)
+        found, saved = _forward(call, elements, states, made.vectors, made.weights, ctx.wanted)
         ctx.nodes = list(saved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved.values())
         # An output must not be an input.
         found = [part.view_as(part) if any(part is one for one in tensors) else part for part in found]
-        has = _recorded(loop, ctx.wanted, loop.parts(wishes)[1])
+        has = _recorded(call, ctx.wanted, call.parts(wishes)[1])
         ctx.mark_non_differentiable(*[part for part, flag in zip(found, has, strict=True) if not flag])
         return tuple(found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        loop: Loop = ctx.loop
-        count = sum(loop.widths)
+        call: StepCall = ctx.call
+        count = sum(call.counts)
         kept = ctx.saved_tensors  # read once: a checkpoint gives them no second time
         tensors, saved = kept[:count], kept[count:]
         if torch.is_grad_enabled() or are_transformed(grads):
-            return None, *_reference_gradients(loop, tensors, grads, ctx.needs_input_grad[1:])
-        back = _Backward(
-            loop, tensors, dict(zip(ctx.nodes, saved, strict=True)), ctx.known, ctx.wanted, ctx.needs_input_grad[1:]
-        )
+            return None, *_reference_gradients(call, tensors, grads, ctx.needs_input_grad[1:])
+        by_node = dict(zip(ctx.nodes, saved, strict=True))
+        back = _Backward(call, tensors, by_node, ctx.known, ctx.wanted, ctx.needs_input_grad[1:])
         return None, *back.run(list(grads))
 
 
-def _recorded(loop: Loop, wanted: Wanted, states: tuple[Any, ...]) -> list[bool]:
+def _recorded(call: StepCall, wanted: Wanted, states: tuple[Any, ...]) -> list[bool]:
     """Which results have a gradient where plain torch runs the steps one after the other."""
-    changing, unchanged = loop.split(tuple(map(bool, states)))
-    output, new = loop.compiled.recorded(wanted, tuple(changing))
+    changing, unchanged = call.split(tuple(map(bool, states)))
+    output, new = call.compiled.recorded(wanted, tuple(changing))
     finals = list(new)
     if any(before and not now for before, now in zip(changing, new, strict=True)):
         # The final state of an empty sequence is its initial one.
-        has_empty = not bool(loop.offsets.diff().all())
+        has_empty = not bool(call.offsets.diff().all())
         finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
-    found = [output] if loop.need_output else []
-    found += loop.join(finals, unchanged)
-    return found + loop.join(list(new), unchanged) if loop.need_states else found
+    found = [output] if call.need_output else []
+    found += call.join(finals, unchanged)
+    return found + call.join(list(new), unchanged) if call.need_states else found
 
 
-def _wanted(loop: Loop, wishes: tuple[bool, ...], made: Made) -> Wanted:
-    elements, states, _ = loop.parts(wishes)  # type: ignore[arg-type]
-    _, unchanged = loop.split(states)
-    return Wanted(
-        loop.need_output,
-        loop.need_states,
-        tuple(map(bool, elements)),
-        tuple(map(bool, unchanged)),
-        *made.wanted,
-    )
+def _wanted(call: StepCall, wishes: tuple[bool, ...], made: ParameterValues) -> Wanted:
+    elements, states, _ = call.parts(wishes)  # type: ignore[arg-type]
+    _, unchanged = call.split(states)
+    given = call.need_output, call.need_states
+    return Wanted(*given, tuple(map(bool, elements)), tuple(map(bool, unchanged)), *made.wanted)
 
 
 class _Backward:
@@ -215,27 +189,27 @@ class _Backward:
 
     def __init__(
         self,
-        loop: Loop,
+        call: StepCall,
         tensors: tuple[Tensor, ...],
         saved: dict[int, Tensor],
-        known: Made,
+        known: ParameterValues,
         wanted: Wanted,
         wishes: tuple[bool, ...],
     ) -> None:
-        self.loop, self.compiled, self.wishes, self.wanted = loop, loop.compiled, wishes, wanted
-        self.elements, self.states, _ = loop.parts(tensors)
+        self.call, self.compiled, self.wishes, self.wanted = call, call.compiled, wishes, wanted
+        self.elements, self.states, _ = call.parts(tensors)
         self.known, self.saved = known, saved
         self.given = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
         self.count = self.elements[0].shape[0]
 
     def run(self, grads: list[Tensor | None]) -> list[Tensor | None]:
-        loop, compiled = self.loop, self.compiled
+        call, compiled = self.call, self.compiled
         program = compiled.backward(self.wanted)
         like = self.elements[0]
-        grad_output = grads.pop(0) if loop.need_output else None
-        finals, unchanged_finals = loop.split(tuple(grads[: len(compiled.order)]))
-        steps, unchanged_steps = loop.split(tuple(grads[len(compiled.order) :])) if loop.need_states else ([], [])
-        changing, unchanged = loop.split(self.states)
+        grad_output = grads.pop(0) if call.need_output else None
+        finals, unchanged_finals = call.split(tuple(grads[: len(compiled.order)]))
+        steps, unchanged_steps = call.split(tuple(grads[len(compiled.order) :])) if call.need_states else ([], [])
+        changing, unchanged = call.split(self.states)
         given = self.given
         given |= dict(zip(compiled.unchanged, unchanged, strict=True))
         given |= dict(zip(compiled.vectors, self.known.vectors, strict=True))
@@ -245,35 +219,26 @@ class _Backward:
         for node, state, part in zip(program.grad_states, changing, steps, strict=False):  # none, or one for each
             given[node] = _filled(part, like, (self.count, state.shape[1]))
         # Sums over the elements of a sequence begin at zero.
-        batch, nodes = loop.offsets.shape[0] - 1, program.lowered.given.get("state", ())
+        batch, nodes = call.offsets.shape[0] - 1, program.lowered.given.get("state", ())
         widths = program.lowered.program.given("state")
         finals = [*finals, *[None] * (len(nodes) - len(finals))]
-        given |= {
-            node: _filled(part, like, (batch, width)) for node, width, part in zip(nodes, widths, finals, strict=True)
-        }
+        for node, width, part in zip(nodes, widths, finals, strict=True):
+            given[node] = _filled(part, like, (batch, width))
         over = self._over(program)
-        self.outputs, self.finals = _run(
-            program.lowered, loop.offsets, not loop.ascending, given, self.known.weights, over
-        )
+        self.outputs, self.finals = _run(program.lowered, call, not call.ascending, given, self.known.weights, over)
         if over:
             spend(*over.values())
-        grad_states = self.finals[: len(changing)]
-        grad_unchanged = [
-            self._unchanged(program.unchanged.get(place), part, step)
-            for place, (part, step) in enumerate(
-                zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
-            )
-        ]
-        grad_elements = self._elements(program)
-        grad_leaves = self._leaves(program)
-        found = [*grad_elements, *loop.join(grad_states, grad_unchanged), *grad_leaves]
+        pairs = zip(unchanged_finals, unchanged_steps or [None] * len(unchanged_finals), strict=True)
+        grad_unchanged = [self._unchanged(program.unchanged.get(place), *pair) for place, pair in enumerate(pairs)]
+        grad_states = call.join(self.finals[: len(changing)], grad_unchanged)
+        found = [*self._elements(program), *grad_states, *self._leaves(program)]
         return [part if wish else None for part, wish in zip(found, self.wishes, strict=True)]
 
     def _over(self, program: Backward) -> dict[int, Tensor]:
         """What was saved for this pass alone, and is never read again: outputs take its memory."""
         if not is_last_use():
             return {}
-        own = self.compiled.forward(self.loop.need_output, self.loop.need_states, self.wanted).own
+        own = self.compiled.forward(self.call.need_output, self.call.need_states, self.wanted).own
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:
@@ -284,7 +249,7 @@ class _Backward:
     def _unchanged(self, summed: int | None, final: Tensor | None, steps: Tensor | None) -> Tensor | None:
         parts = [] if final is None else [final]
         parts += [] if summed is None else [self.finals[summed]]
-        parts += [] if steps is None else [segments.sum(steps, self.loop.offsets)]
+        parts += [] if steps is None else [segments.sum(steps, self.call.offsets)]
         return sum(parts[1:], parts[0]) if parts else None
 
     def _elements(self, program: Backward) -> list[Tensor | None]:
@@ -294,25 +259,25 @@ class _Backward:
             if not self.wanted.elements[place]:
                 found.append(None)
                 continue
-            deferred = [part for part in program.deferred if part[2][0] == node]
+            deferred = [part for part in program.deferred if part[2].node == node]
             total = self._take(program.elements[place]) if place in program.elements else None
             if total is not None and deferred:
                 total = total.clone()  # the sums for parameters may read it too
-            for weight, fetch, (_, start, width) in deferred:
+            for weight, fetch, to in deferred:
                 part = times(self._take(fetch), self.known.weights[weight].mT)
-                if total is None and width == element.shape[1]:
+                if total is None and to.width == element.shape[1]:
                     total = part
                     continue
                 total = torch.zeros_like(element) if total is None else total
-                total[:, start : start + width] += part
+                total[:, to.start : to.start + to.width] += part
             found.append(torch.zeros_like(element) if total is None else total)
         return found
 
     def _leaves(self, program: Backward) -> list[Tensor | None]:
         """The gradients of the parameters, by way of what was made of them."""
         made: dict[int, Tensor] = {}
-        sums: dict[Fetch, Tensor] = {}
-        due, vectors = set(program.sums.values()), len(self.known.vectors)
+        sums: dict[Fetch | int, Tensor] = {}
+        due, vectors = set(program.vectors.values()), len(self.known.vectors)
         for weight, result, operand in program.weights:
             # A bias that was added to a product has the sums of the same rows.
             is_due, groups = result in due and result not in sums, self.known.weights[weight].shape[0]
@@ -321,15 +286,11 @@ class _Backward:
                 sums[result] = total
             share, place = cast(Tensor, share), vectors + weight
             made[place] = made[place] + share if place in made else share
-        for place, fetch in program.sums.items():
-            if fetch not in sums:
-                sums[fetch] = cast(Tensor, outer_products(self._take(fetch), None, sums=True)[1])
-            made[place] = sums[fetch]
-        totals: dict[int, Tensor] = {}
-        for place, summed in program.vectors.items():
-            if summed not in totals:
-                totals[summed] = cast(Tensor, outer_products(self.finals[summed], None, sums=True)[1])
-            made[place] = totals[summed]
+        for place, source in program.vectors.items():
+            if source not in sums:
+                rows = self.finals[source] if isinstance(source, int) else self._take(source)
+                sums[source] = cast(Tensor, outer_products(rows, None, sums=True)[1])
+            made[place] = sums[source]
         return self.known.gradients(made)
 
 
@@ -338,32 +299,25 @@ def _filled(part: Tensor | None, like: Tensor, shape: tuple[int, ...]) -> Tensor
 
 
 def _reference_gradients(
-    loop: Loop, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], wishes: tuple[bool, ...]
+    call: StepCall, tensors: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], wishes: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
     keep = torch.is_grad_enabled()
     # Views, so that a gradient stops here where one of them was computed from another.
-    inputs = tuple(
-        [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
-    )
-    if loop.compiled.trace.reads_itself:
+    inputs = [part.view_as(part) if keep else part.detach().requires_grad_(part.requires_grad) for part in tensors]
+    if call.compiled.trace.reads_itself:
         # A step that reaches its parameters by itself reads no views of them.
-        inputs = (*inputs[: -len(loop.parts(tensors)[2])], *loop.parts(tensors)[2])
-    elements, states, leaves = loop.parts(inputs)
-    weights = loop.step.weights(list(leaves), list(elements))
-    request = Request(loop.step.whole, elements[0], loop.offsets, None, (), (weights,), need_states=loop.need_states)
+        inputs = [*inputs[: sum(call.counts[:2])], *call.parts(tensors)[2]]
+    elements, states, leaves = call.parts(tuple(inputs))
+    weights = call.step.weights(list(leaves), list(elements))
+    whole = call.step.whole(call.compiled.trace.prepares)
+    request = Request(whole, elements[0], call.offsets, None, (), (weights,), need_states=call.need_states)
     with torch.enable_grad():
-        ran = reference.run_direction(request, weights, states, not loop.ascending)
-    results = [*([ran.output] if loop.need_output else []), *ran.state, *(ran.states or ())]
-    pairs = [
-        (result, grad)
-        for result, grad in zip(results, grads, strict=True)
-        if result is not None and grad is not None and result.requires_grad
-    ]
+        ran = reference.run_direction(request, weights, states, not call.ascending)
+    results = [*([ran.output] if call.need_output else []), *ran.state, *(ran.states or ())]
+    pairs: list[Any] = [pair for pair in zip(results, grads, strict=True) if pair[1] is not None]
+    pairs = [(part, grad) for part, grad in pairs if part is not None and part.requires_grad]
+    ends, seeds = [part for part, _ in pairs], [grad for _, grad in pairs]
     wanted = [part for part, wish in zip(inputs, wishes, strict=True) if wish]
-    found = iter(
-        torch.autograd.grad(
-            [result for result, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=keep, allow_unused=True
-        )
-    )
+    found = iter(torch.autograd.grad(ends, wanted, seeds, create_graph=keep, allow_unused=True))
     return [next(found) if wish else None for wish in wishes]

@@ -19,21 +19,13 @@ from raglane._utils.tracing import constant_when_traced
 from raglane.cells.module import ModuleCell
 from raglane.errors import DispatchError, message
 from raglane.kernels.contract import Request
-from raglane.kernels.program.backend import computed, ready
-from raglane.programs.cache import Wish
+from raglane.kernels.program.steps import ready, step_of
 from raglane.programs.graph import Refused
 from raglane.programs.weights import replaced
 
-__all__ = ["Named", "announce", "cell_of", "named", "weights_of"]
-
 
 class Named(NamedTuple):
-    """A module as a graph holds it.
-
-    Attributes:
-        name: what stands for it.
-        tensors: its parameters and buffers.
-    """
+    """A module as a graph holds it."""
 
     name: str
     tensors: list[Tensor]
@@ -106,17 +98,16 @@ def _facts(cell: ModuleCell) -> tuple[int, bool, tuple[int, ...]]:
 def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> str:
     """Why an operator must not run a step: it takes the step again for gradients, and only what goes in has one."""
     try:
-        entry, found = ready(Wish(cell, module, width, sizes, cell.output_size, computed(dtype)))
+        step = step_of(cell, module, width, sizes, dtype)
+        trace = ready(step).trace
     except Refused as refused:
         return refused.reason
-    if entry.compiled is None:
-        return entry.reason
-    if not entry.prepares and hasattr(module, "prepare"):
+    if not trace.prepares and hasattr(module, "prepare"):
         return "what it prepares cannot become a part of its program"
-    if entry.compiled.trace.reads_itself:
+    if trace.reads_itself:
         return "it reaches a parameter by another way than its module"
     given = {id(part) for part in _tensors(module).values()}
-    if any(part.requires_grad and id(part) not in given for part in found.leaves):
+    if any(part.requires_grad and id(part) not in given for part in step.leaves):
         return "a tensor that has a gradient is neither a parameter nor a buffer"
     return ""
 

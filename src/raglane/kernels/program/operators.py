@@ -15,10 +15,8 @@ from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
 from raglane.kernels.program.modules import Named, cell_of, weights_of
-from raglane.kernels.program.parameters import gradients
-
-__all__ = ["program", "run_direction"]
-
+from raglane.kernels.program.steps import run_direction as run_step
+from raglane.programs.parameters import gradients
 
 # What a layer in one direction is given: a cell by its name, and which of its weights there are.
 _GIVEN = (
@@ -34,31 +32,12 @@ def program(*given: Any) -> list[Tensor]:
     return [part.detach().clone() for part in _run(*given)]
 
 
-def _run(
-    cell: str,
-    present: list[bool],
-    values: Tensor,
-    offsets: Tensor,
-    states: list[Tensor],
-    weights: list[Tensor],
-    reverse: bool,
-    need_output: bool,
-    need_states: bool,
-) -> list[Tensor]:
-    from raglane.kernels.program.backend import run_direction as run
-
+def _run(*given: Any) -> list[Tensor]:
+    cell, present, values, offsets, states, weights, reverse, need_output, need_states = given
     spec, own = _equations(cell, present, values, states, weights)
-    layer = Request(
-        spec,
-        values,
-        offsets,
-        None,
-        tuple([part.unsqueeze(0) for part in states]),
-        (own,),
-        need_output=need_output,
-        need_states=need_states,
-    )
-    ran = run(check(layer), own, tuple(states), reverse)
+    initial = tuple([part.unsqueeze(0) for part in states])
+    layer = Request(spec, values, offsets, None, initial, (own,), need_output=need_output, need_states=need_states)
+    ran = run_step(check(layer), own, tuple(states), reverse)
     return [*([] if ran.output is None else [ran.output]), *ran.state, *(ran.states or ())]
 
 
@@ -94,17 +73,11 @@ def _backward(*inputs: Any) -> list[Tensor]:
     own = given[1 : 1 + len(states)], given[1 + len(states) :]
     with torch.enable_grad(), _recorded():
         found = _run(cell, present, given[0], offsets, *own, *wishes)
-        pairs = [
-            (part, grad) for part, grad in zip(found, grads, strict=True) if grad is not None and part.requires_grad
-        ]
-        wished = [part for part in given if part.requires_grad]
-        parts = iter(gradients(pairs, wished) if pairs else [None] * len(wished))
-    answers = [next(parts) if part.requires_grad else values.new_empty(0) for part in given]
+        pairs = [pair for pair in zip(found, grads, strict=True) if pair[1] is not None and pair[0].requires_grad]
+        parts = iter(gradients(pairs, [part for part in given if part.requires_grad]))
+    answers = [(part, next(parts) if part.requires_grad else values.new_empty(0)) for part in given]
     # Each with memory of its own: two biases that are added have the same gradient.
-    return [
-        torch.zeros_like(part) if grad is None else grad.detach().clone()
-        for part, grad in zip(given, answers, strict=True)
-    ]
+    return [torch.zeros_like(part) if grad is None else grad.detach().clone() for part, grad in answers]
 
 
 def _recorded() -> Any:
@@ -118,10 +91,8 @@ def _recorded() -> Any:
 @_backward.register_fake
 def _(*given: Any) -> list[Tensor]:
     values, _, states, weights = given[2:6]
-    parts = (values, *states, *weights)
-    return [
-        torch.empty_like(part) if wish else values.new_empty(0) for part, wish in zip(parts, given[-1], strict=True)
-    ]
+    pairs = zip((values, *states, *weights), given[-1], strict=True)
+    return [torch.empty_like(part) if wish else values.new_empty(0) for part, wish in pairs]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG001
@@ -147,19 +118,9 @@ program.register_autograd(_op_backward, setup_context=_setup_context)
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
     """See :class:`~raglane.kernels.layers.RunDirection`."""
     name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
-    found = list(
-        program(
-            name,
-            [part is not None for part in given],
-            layer.values,
-            layer.offsets,
-            list(state),
-            [part for part in given if part is not None],
-            reverse,
-            layer.need_output,
-            layer.need_states,
-        )
-    )
+    present, there = [part is not None for part in given], [part for part in given if part is not None]
+    wishes = reverse, layer.need_output, layer.need_states
+    found = list(program(name, present, layer.values, layer.offsets, list(state), there, *wishes))
     output = found.pop(0) if layer.need_output else None
     count = len(state)
     return DirectionResult(output, tuple(found[:count]), tuple(found[count:]) if layer.need_states else None)

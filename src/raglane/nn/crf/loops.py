@@ -11,23 +11,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane.kernels.graph import Step, Table, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
-from raglane.segments import plain as segments
-
-__all__ = ["best_tags", "log_partition", "marginals"]
 
 
 class _Chain(NamedTuple):
-    """What the steps read besides the elements.
+    """The parameters that each step reads."""
 
-    Attributes:
-        arriving: ``(C, C)``, for coming to a tag (row) from another (column).
-        edge: ``(C,)``, for each tag where the walk begins.
-    """
-
-    arriving: Tensor
-    edge: Tensor
+    arriving: Tensor  # ``(C, C)``, for coming to a tag (row) from another (column)
+    edge: Tensor  # ``(C,)``, for each tag where the walk begins
 
 
 @dataclass(frozen=True)
@@ -75,17 +68,7 @@ def _walk(
     *,
     reverse: bool = False,
 ) -> Tensor:
-    """Run a step from one end of each sequence to the other; to what it gives for each element.
-
-    Args:
-        table: of the batch.
-        step: what is computed.
-        chain: what it reads.
-        rows: ``(N, C)``, of the elements.
-        offsets: ``(B + 1,)``.
-        sizes: of the state, which does not matter where the walk begins, and of what the step gives.
-        reverse: whether the last element comes first.
-    """
+    """Run a step from one end of each sequence to the other; to what it gives for each element."""
     before = segments.shift(torch.ones_like(rows[:, :1]), offsets, -1 if reverse else 1, fill=0)
     state = rows.new_zeros(offsets.shape[0] - 1, sizes[0])
     marked = torch.cat([rows, 1 - before], 1)

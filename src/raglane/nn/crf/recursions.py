@@ -13,47 +13,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane.segments import plain as segments
+from raglane import segments
+from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
-from raglane.segments.layouts import inverse, packed_layout
-
-__all__ = ["SUMS", "Scores", "best_tags", "finite", "log_partition", "marginals", "path_score", "weights_of"]
 
 # Sums over a whole sequence are kept in it: the likelihood is a small difference of two large ones.
 SUMS = torch.float64
 
 
 class Scores(NamedTuple):
-    """What a chain is scored by, of one dtype, or something for each of these, such as derivatives.
+    """The scores of a chain, of one dtype; or one tensor for each of them, such as derivatives."""
 
-    Attributes:
-        emissions: ``(N, C)``, for each element and tag; in the caller's order unless packed.
-        start: ``(C,)``, for each tag as the first of a sequence.
-        transitions: ``(C, C)``, for going from a tag (row) to the next (column).
-        end: ``(C,)``, for each tag as the last.
-    """
-
-    emissions: Tensor
-    start: Tensor
-    transitions: Tensor
-    end: Tensor
+    emissions: Tensor  # ``(N, C)``, for each element and tag; in the caller's order unless packed
+    start: Tensor  # ``(C,)``, for each tag as the first of a sequence
+    transitions: Tensor  # ``(C, C)``, for going from a tag (row) to the next (column)
+    end: Tensor  # ``(C,)``, for each tag as the last
 
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """In which order the elements are computed: step after step, and in a step the longest sequence first.
+    """In which order the elements are computed: step after step, and in a step the longest sequence first."""
 
-    Attributes:
-        place: ``(N,)``: the packed row of each element.
-        rows: how many sequences have each step; one step of no rows where the batch has no element.
-        sequence: ``(M,)``: the sequences that have an element, longest first.
-        last: ``(M,)``: the packed row of their last element.
-    """
-
-    place: Tensor
-    rows: list[int]
-    sequence: Tensor
-    last: Tensor
+    place: Tensor  # ``(N,)``: the packed row of each element
+    rows: list[int]  # how many sequences have each step; one step of no rows where the batch has no element
+    sequence: Tensor  # ``(M,)``: the sequences that have an element, longest first
+    last: Tensor  # ``(M,)``: the packed row of their last element
 
 
 def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
@@ -67,9 +51,7 @@ def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
     return Scores(*parts), _Steps(place, rows, sequence, last)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Over all paths
-# ---------------------------------------------------------------------------------------------------------------
+# -- over all paths ----------------------------------------------------------------------------------------------------
 
 
 def _log_sum_exp(weights: Tensor) -> Tensor:
@@ -83,23 +65,12 @@ def _log_sum_exp(weights: Tensor) -> Tensor:
 
 
 def finite(weights: Tensor) -> Tensor:
-    """What can be subtracted from ``-inf`` and leaves it, where ``-inf`` itself would give NaN."""
+    """Weights that can be subtracted from ``-inf`` and leave it, where ``-inf`` itself would give NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
 def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, Tensor]:
-    """The forward pass: the weight of all ways to come to each tag of each element, or of the best.
-
-    Args:
-        scores: packed.
-        steps: the order.
-        best: whether the largest is wanted in place of the sum.
-
-    Returns:
-        ``(N, C)``, without the element's own emission and without the levels of the elements before; and the levels
-        ``(N,)``: with its emission the largest weight of an element, which is taken out before the next. They are
-        constants for autograd, since what follows from the weights does not depend on them.
-    """
+    """The forward pass: the weight of all ways to come to each tag of each element, or of the best."""
     arriving = scores.transitions.t()
     reach = weight = scores.start.expand(steps.rows[0], -1)
     reaches: list[Tensor] = []
@@ -125,17 +96,6 @@ def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, u
     """The backward pass: how probable each tag and each pair of tags is, which are the derivatives of log Z.
 
     It walks back by the probability of the tag before, given a tag: ``exp(weight + transition - reach)``.
-
-    Args:
-        scores: packed.
-        steps: the order.
-        reaches: ``(N, C)``, and
-        levels: ``(N,)``, of :func:`_reach`.
-        upstream: ``(B,)``, a factor for each sequence.
-
-    Returns:
-        For each score the derivative: that of the emissions in the caller's order, the others summed over the batch.
-        A sequence without an allowed path adds 0.
     """
     arriving = scores.transitions.t()
     levelled = weights_of(scores, reaches, levels)
@@ -191,7 +151,7 @@ def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 )
 @torch.no_grad()
 def _posterior_op(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """What :func:`_posterior` gives."""
+    """:func:`_posterior` as an operator."""
     return tuple(_posterior(*_packed(*inputs[:6]), *inputs[6:]))
 
 
@@ -239,40 +199,13 @@ def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     """The logarithm of the sum of ``exp(score)`` over all paths of each sequence; 0 for an empty one.
 
     Differentiable any number of times.
-
-    Args:
-        scores: of a floating-point dtype in which sums are exact enough, float32 or float64.
-        lengths: ``(B,)`` int64 on the CPU.
-        offsets: ``(B + 1,)`` int64 on the device of the scores.
-
-    Returns:
-        ``(B,)`` float64.
-
-    Example:
-        >>> scores = Scores(torch.zeros(3, 2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
-        >>> log_partition(scores, torch.tensor([3]), torch.tensor([0, 3])).exp()
-        tensor([8.0000], dtype=torch.float64)
     """
     summed: Tensor = _partition_op(*scores, lengths, offsets)[0]
     return summed
 
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """The probability of each tag at each element; differentiable any number of times, though not when compiled.
-
-    Args:
-        scores: as for :func:`log_partition`.
-        lengths: ``(B,)`` int64 on the CPU.
-        offsets: ``(B + 1,)`` int64 on the device of the scores.
-
-    Returns:
-        ``(N, C)``; 0 where no path is allowed.
-
-    Example:
-        >>> scores = Scores(torch.zeros(3, 2), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
-        >>> marginals(scores, torch.tensor([3]), torch.tensor([0, 3]))[0].tolist()
-        [0.5, 0.5]
-    """
+    """The probability of each tag at each element; differentiable any number of times, though not when compiled."""
     inputs = (*scores, lengths, offsets)
     _, reaches, levels = _partition_op(*inputs)
     ones = scores.end.new_ones(offsets.shape[0] - 1)
@@ -280,27 +213,11 @@ def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# One path
-# ---------------------------------------------------------------------------------------------------------------
+# -- one path ----------------------------------------------------------------------------------------------------------
 
 
 def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
-    """The score of one path of each sequence; 0 for an empty one.
-
-    Args:
-        scores: in the caller's order.
-        tags: ``(N,)`` int64, the paths.
-        offsets: ``(B + 1,)``.
-
-    Returns:
-        ``(B,)`` float64.
-
-    Example:
-        >>> scores = Scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2), torch.ones(2, 2), torch.ones(2))
-        >>> path_score(scores, torch.tensor([1, 0]), torch.tensor([0, 2])).item()
-        8.0
-    """
+    """The score of one path of each sequence; 0 for an empty one."""
     count = scores.end.shape[0]
     # The first tag of a sequence comes from nowhere: one more row of the table.
     table = torch.cat((scores.transitions, scores.start.unsqueeze(0))).view(-1)
@@ -340,19 +257,6 @@ def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
 
     Of equally good paths it is the one whose last tag is lowest, among those the one whose last but one is lowest,
     and so on.
-
-    Args:
-        scores: as for :func:`log_partition`.
-        lengths: ``(B,)`` int64 on the CPU.
-        offsets: ``(B + 1,)`` int64 on the device of the scores.
-
-    Returns:
-        ``(N,)`` int64.
-
-    Example:
-        >>> scores = Scores(torch.tensor([[1.0, 2.0], [4.0, 3.0]]), torch.zeros(2), torch.zeros(2, 2), torch.zeros(2))
-        >>> best_tags(scores, torch.tensor([2]), torch.tensor([0, 2])).tolist()
-        [1, 0]
     """
     found: Tensor = _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
     return found

@@ -21,9 +21,15 @@ away, without the padding. What they share is said here once.
 
 from __future__ import annotations
 
-from raglane.nn.losses.classes import cross_entropy, nll_loss
 from raglane.nn.losses.ctc import ctc_loss
-from raglane.nn.losses.elementwise import binary_cross_entropy_with_logits, huber_loss, l1_loss, mse_loss
+from raglane.nn.losses.elements import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+)
 
 __all__ = [
     "binary_cross_entropy_with_logits",

@@ -1,4 +1,4 @@
-"""What every loss shares: predictions and targets brought together row by row, and their losses weighed and reduced."""
+"""Predictions and targets of a loss brought together row by row, and the losses weighed and reduced."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from raglane import segments
+from raglane._utils.checks import check_device
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-
-__all__ = [
-    "Comparison",
-    "Reduction",
-    "check_numbers",
-    "check_predictions",
-    "check_reduction",
-    "check_tensor",
-    "compare",
-    "ratio",
-    "sequence_weights",
-    "wide",
-]
 
 Reduction = Literal["element", "sequence", "none"]
 
@@ -32,34 +20,17 @@ _REDUCTIONS = ("element", "sequence", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Predictions and targets, one row per element, and how the losses of the rows are weighed.
+    """Predictions and targets, one row per element, and how the losses of the rows are weighed."""
 
-    Attributes:
-        batch: the predictions as they were given.
-        predictions: ``(N, *features)``; zeros in rows of weight 0.
-        targets: ``(N, ...)``; floating-point ones are zeros in rows of weight 0.
-        row_weights: ``(N,)`` of the dtype that losses are added up in, or None for ones.
-        sequence_weights: ``(B,)``, where the means of sequences are weighed; else None.
-        reduction: how the losses become one number.
-    """
-
-    batch: Ragged
-    predictions: Tensor
-    targets: Tensor
-    row_weights: Tensor | None
-    sequence_weights: Tensor | None
-    reduction: Reduction
+    batch: Ragged  # the predictions as they were given
+    predictions: Tensor  # ``(N, *features)``; zeros in rows of weight 0
+    targets: Tensor  # ``(N, ...)``; floating-point ones are zeros in rows of weight 0
+    row_weights: Tensor | None  # ``(N,)`` of the dtype that losses are added up in, or None for ones
+    sequence_weights: Tensor | None  # ``(B,)``, where the means of sequences are weighed; else None
+    reduction: Reduction  # how the losses become one number
 
     def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
-        """Reduce the losses of the rows.
-
-        Args:
-            losses: ``(N,)``.
-            counts: ``(N,)``, as how many elements each row counts where means are taken; ones by default.
-
-        Returns:
-            A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
-        """
+        """Reduce the losses of the rows."""
         if self.reduction == "none":
             return self.batch._like(
                 losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
@@ -80,14 +51,7 @@ class Comparison:
 
 
 def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comparison:
-    """Check the arguments of a loss against each other, and bring them together row by row.
-
-    Args:
-        predictions: a Ragged ``(N, *features)`` of a floating-point dtype.
-        target: a Ragged ``(N, ...)`` of the same lengths, or a tensor ``(B, ...)``.
-        weights: a Ragged ``(N,)`` of the same lengths, a tensor ``(B,)``, or None.
-        reduction: ``"element"``, ``"sequence"`` or ``"none"``.
-    """
+    """Check the arguments of a loss against each other, and bring them together row by row."""
     check_reduction(reduction)
     check_predictions("input", predictions)
     rows = _rows("target", target, predictions)
@@ -108,14 +72,9 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         weights._needs_lengths_of("weights", batch, "the predictions have")
         given = weights.values
         if given.dim() != 1:
-            raise ShapeError(
-                message(
-                    "weights",
-                    f"elements of shape {tuple(weights.features)}",
-                    "one number per element",
-                    "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))",
-                )
-            )
+            rule = "one number per element"
+            fix = "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))"
+            raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
         check_tensor("weights", given, batch, "pass real numbers")
         check_numbers("weights", given)
         return given.to(wide(batch.dtype)), None, given != 0
@@ -127,79 +86,40 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
 
 
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
-    """Check weights of sequences.
-
-    Args:
-        weights: a tensor ``(B,)``.
-        batch: what they weigh.
-
-    Returns:
-        ``(B,)`` of the dtype that losses are added up in.
-    """
+    """Check weights of sequences."""
     given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
-        raise ShapeError(
-            message(
-                "weights",
-                f"shape {tuple(given.shape)}",
-                f"one number per sequence, and the batch has {len(batch)}",
-                "pass a tensor (B,), or a Ragged for one per element",
-            )
-        )
+        rule = f"one number per sequence, and the batch has {len(batch)}"
+        fix = "pass a tensor (B,), or a Ragged for one per element"
+        raise ShapeError(message("weights", f"shape {tuple(given.shape)}", rule, fix))
     check_numbers("weights", given)
     return given.to(wide(batch.dtype))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add up losses in: float32 for anything narrower.
-
-    Example:
-        >>> wide(torch.bfloat16), wide(torch.float64)
-        (torch.float32, torch.float64)
-    """
+    """The dtype to add up losses in: float32 for anything narrower."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there.
-
-    Example:
-        >>> ratio(torch.tensor([6.0, 5.0]), torch.tensor([2.0, 0.0])).tolist()
-        [3.0, 0.0]
-    """
+    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there."""
     # A numerator may be left over: smoothed labels of a class of weight 0 share in the loss of the others.
     nothing = denominator == 0
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
 def check_reduction(reduction: Any) -> None:
-    """Refuse what is not a reduction.
-
-    Example:
-        >>> check_reduction("element")
-    """
+    """Refuse what is not a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-        raise ArgumentError(
-            message(
-                "reduction",
-                quote(reduction),
-                f"one of {', '.join(map(repr, _REDUCTIONS))}",
-                "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values",
-            )
-        )
+        fix = "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values"
+        raise ArgumentError(message("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix))
 
 
 def check_predictions(name: str, batch: Any) -> None:
     """Refuse predictions that are not a Ragged, or not of a floating-point dtype."""
     if not isinstance(batch, Ragged):
-        raise ArgumentTypeError(
-            message(
-                name,
-                type(batch).__name__,
-                "a Ragged of predictions, one per element",
-                "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged",
-            )
-        )
+        fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
+        raise ArgumentTypeError(message(name, type(batch).__name__, "a Ragged of predictions, one per element", fix))
     if not batch.values.is_floating_point():
         raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
 
@@ -211,37 +131,25 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
         return check_tensor(name, given.values, batch, "pass real numbers")
     check_tensor(name, given, batch, "wrap it with rl.Ragged, for one per element, or pass a tensor, one per sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
-        raise ShapeError(
-            message(
-                name,
-                f"a tensor of shape {tuple(given.shape)}",
-                f"a tensor has one row per sequence, and the batch has {len(batch)}",
-                "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)",
-            )
-        )
+        rule = f"a tensor has one row per sequence, and the batch has {len(batch)}"
+        fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
+        raise ShapeError(message(name, f"a tensor of shape {tuple(given.shape)}", rule, fix))
     return segments.spread(given, batch.offsets, batch.values.shape[0])
 
 
 def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
-    """A tensor as it is."""
+    """A dense tensor of real numbers on the device of the batch."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
         got = "a nested tensor" if given.is_nested else f"a tensor of {given.layout} and {given.dtype}"
         raise ArgumentTypeError(message(name, got, "a dense tensor of real numbers", fix))
-    if given.device != batch.device:
-        raise ShapeError(
-            message(name, f"a tensor on {given.device}", f"one device for all, {batch.device}", "move it with .to()")
-        )
+    check_device(name, given, batch.device)
     return given
 
 
 def check_numbers(name: str, numbers: Tensor) -> None:
-    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone.
-
-    Example:
-        >>> check_numbers("weights", torch.tensor([0.0, 2.0]))
-    """
+    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone."""
     if numbers.is_cpu and not torch.compiler.is_compiling():
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):

@@ -18,14 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
-from raglane.segments.layouts import conjugate
-
-__all__ = ["ctc_loss"]
+from raglane.segments import conjugate
 
 _NEVER = float("-inf")
 """The logarithm of the probability of what cannot happen."""
@@ -76,6 +74,7 @@ def ctc_loss(
     check_reduction(reduction)
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
+    blank = check_whole("blank", blank)
     _check_targets(log_probs, targets, blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
@@ -84,20 +83,10 @@ def ctc_loss(
         shares = sequence_weights(weights, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
-    parts = (
-        values,
-        log_probs.offsets,
-        log_probs.host_lengths,
-        targets.values.long(),
-        targets.offsets,
-        targets.host_lengths,
-        blank,
-    )
+    labelled = targets.values.long(), targets.offsets, targets.host_lengths
+    need_shares = torch.is_grad_enabled() and values.requires_grad
     losses: Tensor
-    if torch.compiler.is_compiling():
-        losses = _align_op(*parts, torch.is_grad_enabled() and values.requires_grad)[0]
-    else:
-        losses = _PathLoss.apply(*parts)  # type: ignore[no-untyped-call]
+    losses, _ = _align(values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares)
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
     # A weight of 0 times an infinite loss would be NaN.
@@ -111,70 +100,42 @@ def ctc_loss(
     return ratio(means.sum(), (labels.clamp(max=1) * shares).sum()).to(log_probs.dtype)
 
 
-def _check_targets(log_probs: Ragged, targets: Any, blank: Any) -> None:
-    check_whole("blank", blank)
+def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
-        raise ArgumentError(
-            message(
-                "log_probs, blank",
-                f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}",
-                "one log-probability per label, (N, C), and the blank is one of the C labels",
-                "put the labels last and nothing beside them, and pass a blank from 0 to C - 1",
-            )
-        )
+        got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
+        rule = "one log-probability per label, (N, C), and the blank is one of the C labels"
+        fix = "put the labels last and nothing beside them, and pass a blank from 0 to C - 1"
+        raise ArgumentError(message("log_probs, blank", got, rule, fix))
     is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
-        raise ArgumentTypeError(
-            message(
-                "targets", got, "a Ragged of labels, of an integer dtype", "wrap them with rl.Ragged(list_of_labels)"
-            )
-        )
+        fix = "wrap them with rl.Ragged(list_of_labels)"
+        raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
     if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
-        raise ShapeError(
-            message(
-                "targets",
-                f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}",
-                f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}",
-                "pass a Ragged (N,) of as many sequences, some of them empty perhaps, moved with .to()",
-            )
-        )
+        got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
+        rule = f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}"
+        fix = "pass a Ragged (N,) of as many sequences, some of them empty perhaps, moved with .to()"
+        raise ShapeError(message("targets", got, rule, fix))
     if targets.values.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
         if bool(wrong.any()):
-            raise ArgumentError(
-                message(
-                    "targets",
-                    f"label {int(targets.values[wrong][0])}",
-                    f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}",
-                    "see how the labels were numbered",
-                )
-            )
+            rule = f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}"
+            fix = "see how the labels were numbered"
+            raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lattice:
-    """The states of all targets; see NOTE [lattice]. S of them, of B sequences.
+    """The states of all targets; see NOTE [lattice]. S of them, of B sequences."""
 
-    Attributes:
-        alive: for each step, how many states belong to sequences that have it.
-        order: ``(B,)`` the sequences in the order of their states.
-        offsets: ``(B + 1,)`` where the states of each start.
-        owner: ``(S,)`` the sequence of each state, in the caller's numbers.
-        emission: ``(S,)`` where in the flat log-probabilities a state finds its label at step 0.
-        final: ``(S,)`` whether a path may end here.
-        is_first: ``(S,)`` whether it is the first state of its sequence, which no other leads to.
-        bars_skips: ``(S,)`` whether no path comes from the state two before.
-    """
-
-    alive: list[int]
-    order: Tensor
-    offsets: Tensor
-    owner: Tensor
-    emission: Tensor
-    final: Tensor
-    is_first: Tensor
-    bars_skips: Tensor
+    alive: list[int]  # for each step, how many states belong to sequences that have it
+    order: Tensor  # ``(B,)`` the sequences in the order of their states
+    offsets: Tensor  # ``(B + 1,)`` where the states of each start
+    owner: Tensor  # ``(S,)`` the sequence of each state, in the caller's numbers
+    emission: Tensor  # ``(S,)`` where in the flat log-probabilities a state finds its label at step 0
+    final: Tensor  # ``(S,)`` whether a path may end here
+    is_first: Tensor  # ``(S,)`` whether it is the first state of its sequence, which no other leads to
+    bars_skips: Tensor  # ``(S,)`` whether no path comes from the state two before
 
 
 def _lattice(
@@ -221,23 +182,51 @@ def _joined(stay: Tensor, step: Tensor, skip: Tensor, no_step: Tensor, no_skip: 
     return torch.logaddexp(torch.logaddexp(stay, step.masked_fill(no_step, _NEVER)), skip.masked_fill(no_skip, _NEVER))
 
 
-def _align(log_probs: Tensor, *parts: Any, need_shares: bool) -> tuple[Tensor, Tensor]:
-    """Sum over all paths.
+# NOTE [operator]: torch.compile puts an operator into its graph as it is; the loops it would unroll. To differentiate
+# them step by step would keep several tensors per step. The shares come at once, while the forward variables are
+# there, and are all that is kept.
+@torch.library.custom_op("raglane::ctc_align", mutates_args=())
+def _align(
+    log_probs: Tensor,
+    offsets: Tensor,
+    steps: Tensor,
+    targets: Tensor,
+    target_offsets: Tensor,
+    labels: Tensor,
+    blank: int,
+    need_shares: bool,
+) -> tuple[Tensor, Tensor]:
+    """Sum over all paths: minus the logarithm of the probability of each target, ``(B,)``, and the shares, ``(N, C)``.
 
-    Args:
-        log_probs: ``(N, C)``.
-        *parts: the arguments of :func:`_lattice` after ``classes``.
-        need_shares: whether the gradient will be asked for.
-
-    Returns:
-        Minus the logarithm of the probability of each target, ``(B,)``; and ``(N, C)``, the probability that a path
-        of the target emits a label at a step, which is minus the derivative; without rows where it is not needed.
+    A share is the probability that a path of the target emits a label at a step, which is minus the derivative; without
+    rows where it is not needed.
     """
-    lattice = _lattice(log_probs.shape[1], *parts)
+    lattice = _lattice(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     kept = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, kept)
     shares = _backward(log_probs, lattice, kept, losses, emission) if need_shares else log_probs.new_empty(0)
     return losses, shares
+
+
+@_align.register_fake
+def _(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    losses = log_probs.new_empty(offsets.shape[0] - 1)
+    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1], inputs[1])
+
+
+def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    log_probs, shares, offsets = ctx.saved_tensors
+    gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
+    if torch.is_grad_enabled():  # create_graph: the gradient may be differentiated again
+        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
+    return gradient, *([None] * 7)
+
+
+_align.register_autograd(_gradient, setup_context=_setup_context)
 
 
 def _forward(log_probs: Tensor, lattice: _Lattice, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,29 +276,6 @@ def _backward(log_probs: Tensor, lattice: _Lattice, kept: Tensor, losses: Tensor
     return shares.view_as(log_probs)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# As a function that PyTorch can differentiate once, and the same as an operator, for torch.compile
-# ---------------------------------------------------------------------------------------------------------------
-
-
-class _PathLoss(torch.autograd.Function):
-    """``(N, C)`` log-probabilities to ``(B,)`` losses.
-
-    Differentiating the recursion step by step would keep several tensors per step. The shares come at once, while
-    the forward variables are there, and are all that is kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, offsets: Tensor, *parts: Any) -> Tensor:
-        losses, shares = _align(log_probs, offsets, *parts, need_shares=ctx.needs_input_grad[0])
-        ctx.save_for_backward(log_probs, shares, offsets)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradient(ctx, grad), *([None] * 6)
-
-
 class _Once(torch.autograd.Function):
     """A gradient, tied to what it was computed from, so that to differentiate it again is an error.
 
@@ -323,50 +289,6 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        raise ArgumentError(
-            message(
-                "log_probs",
-                "a second derivative",
-                "ctc_loss can be differentiated once, as in torch",
-                "leave out create_graph=True, or penalise another loss",
-            )
-        )
-
-
-def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    log_probs, shares, offsets = ctx.saved_tensors
-    gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
-    if torch.is_grad_enabled():  # create_graph: the gradient may be differentiated again
-        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
-    return gradient
-
-
-@torch.library.custom_op("raglane::ctc_align", mutates_args=())
-def _align_op(
-    log_probs: Tensor,
-    offsets: Tensor,
-    steps: Tensor,
-    targets: Tensor,
-    target_offsets: Tensor,
-    labels: Tensor,
-    blank: int,
-    need_shares: bool,
-) -> tuple[Tensor, Tensor]:
-    return _align(log_probs, offsets, steps, targets, target_offsets, labels, blank, need_shares=need_shares)
-
-
-@_align_op.register_fake
-def _(log_probs: Tensor, offsets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    losses = log_probs.new_empty(offsets.shape[0] - 1)
-    return losses, log_probs.new_empty(log_probs.shape if rest[-1] else 0)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1], inputs[1])
-
-
-def _op_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return _gradient(ctx, grad), *([None] * 7)
-
-
-_align_op.register_autograd(_op_backward, setup_context=_setup_context)
+        rule = "ctc_loss can be differentiated once, as in torch"
+        fix = "leave out create_graph=True, or penalise another loss"
+        raise ArgumentError(message("log_probs", "a second derivative", rule, fix))

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError, message
 from raglane.kernels.program.modules import announce
-from raglane.nn.arguments import check_count, check_dropout, check_signature
 from raglane.nn.recurrent.inputs import read
-from raglane.nn.recurrent.layer import Options, RecurrentLayer
-from raglane.nn.recurrent.request import State, one_or_tuple
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import Options, State, one_or_tuple, settings_of
 from raglane.ragged import Ragged
 
 __all__ = ["Recurrent"]
@@ -140,6 +139,10 @@ class Recurrent(RecurrentLayer):
         """The equations."""
         return self._spec
 
+    def _settings(self) -> tuple[Any, ...]:
+        # Another module may have taken a cell's place.
+        return (*_settings_of(self), self._has_own_initial())
+
     @property
     def output_size(self) -> int:
         """The features of an element of the output."""
@@ -170,10 +173,11 @@ class Recurrent(RecurrentLayer):
                 message("out", got, rule, "call the layer with a Ragged, without return_output=False")
             )
         inputs = read(out, None, self.batch_first)
-        vectors = inputs.batch.last()
+        batch, _ = inputs.flattened()
+        vectors = batch.last()
         if self.bidirectional:
             size = vectors.shape[1] // 2
-            vectors = torch.cat([vectors[:, :size], inputs.batch.first()[:, size:]], 1)
+            vectors = torch.cat([vectors[:, :size], batch.first()[:, size:]], 1)
         return vectors if inputs.is_batched else vectors.squeeze(0)
 
     def extra_repr(self) -> str:
@@ -205,6 +209,8 @@ class Recurrent(RecurrentLayer):
         states = [_state_of(module, batch._count) for module in self.cells]
         return one_or_tuple(tuple(torch.stack(parts) for parts in zip(*states, strict=True)))
 
+
+_settings_of = settings_of("_spec")
 
 _TORCH_CELLS: dict[type[nn.Module], Callable[[Any], str]] = {
     nn.RNNCell: lambda module: f"rnn_{module.nonlinearity}",

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.nn.recurrent.call import plan_of, prepare
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.plan import plan_of
-from raglane.nn.recurrent.request import State, one_or_tuple, prepare
+from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.ragged import Ragged
 
 __all__ = ["carry"]

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from raglane import cells
-from raglane._utils.checks import check_flag, check_whole
+from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag, check_whole
 from raglane.cells import CELLS, CellSpec
-from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype
-from raglane.nn.recurrent.layer import Options, RecurrentLayer
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import Options
 
 __all__ = [
     "GRUD",

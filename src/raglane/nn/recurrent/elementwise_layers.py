@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_count
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
-from raglane.nn.arguments import check_count
 from raglane.nn.recurrent.cell_layers import CellLayer
-from raglane.nn.recurrent.layer import Options
+from raglane.nn.recurrent.stack import Options
 
 __all__ = ["QRNN", "SRU", "IndRNN", "MinGRU", "MinLSTM"]
 

@@ -79,6 +79,5 @@ def explain(
 
 def _with_program(choice: Choice, traits: Traits, shows: bool) -> Choice:
     """The choice of a program: where it comes from, how long that took, and what it is."""
-    said = programs.BACKEND.origin(traits)
-    shown = programs.BACKEND.printed(traits) if shows else ""
+    said, shown = programs.BACKEND.origin(traits, shows)
     return replace(choice, reason=f"{choice.reason}; {said}", program=shown)

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_model
 from raglane.errors import ArgumentError, DispatchError, message, quote
 from raglane.kernels.contract import Traits
-from raglane.kernels.cpu.kind import layer_of
+from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.dispatch import pick
 from raglane.native.cells import cell_facts
-from raglane.nn.arguments import check_model
+from raglane.nn.recurrent.call import forget_plan
 from raglane.nn.recurrent.kept import Kept, keep
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.plan import forget_plan
 
 __all__ = ["freeze"]
 

@@ -7,6 +7,7 @@ batch. Each becomes :class:`Inputs`; what the kernels return is handed back as t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,78 +19,60 @@ from raglane._utils.checks import check_dense, check_storage
 from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.kernels.contract import Dense, Packed
-from raglane.packing.flat import flatten_packed, flatten_padded
+from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.ragged import Ragged
 
-__all__ = ["Inputs", "flatten_marks", "read"]
-
 Restore = Callable[[Tensor], Any]
+Flat = tuple[Ragged, Restore]
 
 
 def _as_it_is(output: Tensor) -> Tensor:
     return output
 
 
+@dataclass(slots=True, eq=False)
 class Inputs:
     """An input as it came, and flat as soon as somebody asks for that.
 
-    Args:
+    Attributes:
         data: the tensor that came, or that is in what came; its last dimension are the features.
-        flatten: makes the flat batch, and what leads from outputs ``(N, size)`` back to the kind of the input.
+        flatten: makes the flat batch, in the caller's order, and what leads from outputs ``(N, size)`` back to the kind
+            of the input.
         layout: how ``data`` lies where that is a layout of torch's own, and has elements; else None.
         restore_layout: from an output that lies as ``data`` to the kind of the input.
         is_dense: whether it is a tensor in which every element is real.
         is_batched: False for one sequence without a batch: its states have no batch dimension either.
         count: the number of sequences in a ``Dense`` layout.
+        flat: what ``flatten`` has made.
     """
 
-    __slots__ = ("_flat", "_flatten", "count", "data", "is_batched", "is_dense", "layout", "restore_layout")
+    data: Tensor
+    flatten: Callable[[], Flat]
+    layout: Packed | Dense | None = None
+    restore_layout: Restore = _as_it_is
+    is_dense: bool = False
+    is_batched: bool = True
+    count: int = 0
+    flat: Flat | None = None
 
-    def __init__(
-        self,
-        data: Tensor,
-        flatten: Callable[[], tuple[Ragged, Restore]],
-        layout: Packed | Dense | None = None,
-        restore_layout: Restore = _as_it_is,
-        *,
-        is_dense: bool = False,
-        is_batched: bool = True,
-        count: int = 0,
-    ) -> None:
-        self.data, self.layout, self.restore_layout = data, layout, restore_layout
-        self.is_dense, self.is_batched, self.count = is_dense, is_batched, count
-        self._flatten = flatten
-        self._flat: tuple[Ragged, Restore] | None = None
-
-    @property
-    def batch(self) -> Ragged:
-        """The sequences, in the caller's order."""
-        return self._flattened()[0]
-
-    def restore(self, flat: Tensor) -> Any:
-        """From outputs ``(N, size)`` to the kind of the input."""
-        return self._flattened()[1](flat)
-
-    def _flattened(self) -> tuple[Ragged, Restore]:
-        if self._flat is None:
-            self._flat = self._flatten()
-        return self._flat
+    def flattened(self) -> Flat:
+        """The flat batch and the way back; made once."""
+        if self.flat is None:
+            self.flat = self.flatten()
+        return self.flat
 
 
 def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
-    """Take up an input of any kind.
-
-    Args:
-        input: a Ragged ``(N, D)``, a PackedSequence, a tensor ``(B, T, D)`` or ``(T, B, D)``, or ``(T, D)``.
-        lengths: for a padded tensor, ``(B,)`` integers from 0 to T; else None.
-        batch_first: whether the batch is the first dimension of a padded tensor.
-    """
+    """Accept an input of any kind that ``forward`` of a layer takes."""
     if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
             raise ArgumentTypeError(
                 message("lengths", "lengths", f"a {type(input).__name__} brings its own", "leave them out")
             )
-        return _read_ragged(input) if isinstance(input, Ragged) else _read_packed(input)
+        if isinstance(input, Ragged):
+            flat = input, input._like
+            return Inputs(input._values, lambda: flat, flat=flat)
+        return _read_packed(input)
     if not isinstance(input, Tensor) or input.is_nested:
         raise ArgumentTypeError(
             message(
@@ -120,25 +103,10 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
 
 
 def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
-    """Bring one number per element, which comes with an input of the same kind, into the flat layout.
-
-    Args:
-        marks: a Ragged ``(N,)``, a PackedSequence, a tensor ``(B, T)`` or ``(T, B)``, or ``(T,)``.
-        lengths: as for :func:`read`.
-        batch_first: as for :func:`read`.
-
-    Example:
-        >>> import torch
-        >>> flatten_marks(torch.tensor([[True, False]]), torch.tensor([1]), batch_first=True).values.tolist()
-        [True]
-    """
+    """Bring one number per element, which comes with an input of the same kind, into the flat layout."""
     if isinstance(marks, Tensor) and not marks.is_nested:
-        return read(marks.unsqueeze(-1), lengths, batch_first).batch.map(lambda values: values.squeeze(-1))
-    return read(marks, None, batch_first).batch
-
-
-def _read_ragged(batch: Ragged) -> Inputs:
-    return Inputs(batch.values, lambda: (batch, batch._like))
+        return read(marks.unsqueeze(-1), lengths, batch_first).flattened()[0].map(lambda values: values.squeeze(-1))
+    return read(marks, None, batch_first).flattened()[0]
 
 
 def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
@@ -160,7 +128,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     """A tensor in which every element is real."""
     count, steps = input.shape[:2] if batch_first else input.shape[:2][::-1]
 
-    def flatten() -> tuple[Ragged, Restore]:
+    def flatten() -> Flat:
         # Of one step or one sequence, both orders are the same.
         batch_major = input if batch_first or count == 1 or steps == 1 else input.transpose(0, 1)
         return _even(batch_major.reshape(count * steps, input.shape[2]), count, steps), restore
@@ -195,13 +163,13 @@ def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
     return torch.arange(count + 1, device=device) * steps
 
 
-def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> tuple[Ragged, Restore]:
+def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> Flat:
     """A padded tensor with lengths."""
     flat = flatten_padded(input, lengths, batch_first, argument="input")
     return Ragged._make(flat.values, flat.offsets, flat.lengths), flat.restore
 
 
-def _flatten_packed(packed: PackedSequence) -> tuple[Ragged, Restore]:
+def _flatten_packed(packed: PackedSequence) -> Flat:
     """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
     flat = flatten_packed(packed)
     batch = Ragged._make(flat.values, flat.offsets, flat.lengths)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -11,38 +10,15 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_flag
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
-from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError, message
-from raglane.kernels.dispatch import check_names
-from raglane.nn.arguments import check_count, check_every
-from raglane.nn.recurrent.initial_state import LengthState
-from raglane.nn.recurrent.regularisation import Regularisation
-from raglane.nn.recurrent.request import State, one_or_tuple, run
+from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
+from raglane.nn.recurrent.call import run
+from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged
-
-__all__ = ["OPTIONS", "Options", "RecurrentLayer"]
 
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
 
 
-class Options(TypedDict, total=False):
-    """The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
-
-    schedule: str
-    backend: str
-    initial_state: str | torch.nn.Module
-    input_dropout: float
-    state_dropout: float
-    weight_dropout: float
-    zoneout: float | tuple[float, ...]
-    checkpoint_every: int | None
-
-
-OPTIONS = tuple(Options.__annotations__)
-"""The names of :class:`Options`."""
-
-
-class RecurrentLayer(torch.nn.Module):
+class RecurrentLayer(Stack):
     """A recurrent layer on ragged batches; its :attr:`cell` says what it computes.
 
     Every layer takes these by name, besides torch's arguments:
@@ -61,113 +37,6 @@ class RecurrentLayer(torch.nn.Module):
             but computed again, for so many steps of each sequence at a time; docs/methods.md says what that spares and
             who can. None to keep it.
     """
-
-    input_size: int
-    hidden_size: int
-    num_layers: int
-    batch_first: bool
-    dropout: float
-    bidirectional: bool
-    # On the class as well, because ``rl.accelerate`` converts layers that were built without them.
-    schedule: str = "auto"
-    backend: str = "auto"
-    regularisation: Regularisation = Regularisation()
-    initial_state: str = "zeros"
-    checkpoint_every: int | None = None
-
-    @property
-    @abstractmethod
-    def cell(self) -> CellSpec:
-        """The equations."""
-
-    @property
-    def output_size(self) -> int:
-        """The features of an element of the output."""
-        size = self.state_sizes[0]
-        return (2 if self.bidirectional else 1) * size
-
-    @property
-    def state_sizes(self) -> tuple[int, ...]:
-        """The size of each state, in the order of the cell's ``states``."""
-        return self.cell.state_sizes(self.hidden_size, getattr(self, "proj_size", 0))
-
-    @abstractmethod
-    def _weights(self) -> tuple[Any, ...]:
-        """The weights as they are now: one of the cell's ``weights_type`` per layer and direction, in torch's order."""
-
-    def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
-        """One of the weights, for the dtype and device of all; None for a layer without any."""
-        like: Tensor | None = weights[0].input
-        return like
-
-    def _check_sizes(self, count: int) -> None:
-        """Raise where an attribute was changed to what this layer cannot be."""
-        for name in ("input_size", "hidden_size", "num_layers"):
-            check_count(name, getattr(self, name))
-        if count != self.num_layers * (2 if self.bidirectional else 1):
-            raise ArgumentError(
-                message(
-                    "num_layers, bidirectional",
-                    f"{self.num_layers!r}, {self.bidirectional!r}",
-                    f"the layer was built with weights for {count}: layers times directions",
-                    "build a layer of the size that you need",
-                )
-            )
-        check_every(self.checkpoint_every)
-
-    def _has_own_initial(self) -> bool:
-        """Whether a sequence for which no state is given begins with anything but zeros."""
-        return self.initial_state != "zeros"
-
-    def _set_options(
-        self,
-        *,
-        schedule: str = "auto",
-        backend: str = "auto",
-        initial_state: str | torch.nn.Module = "zeros",
-        checkpoint_every: int | None = None,
-        **regularisation: Any,
-    ) -> None:
-        """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
-        for name, value in regularisation.items():
-            if name not in OPTIONS:
-                rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
-                raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
-        check_names(schedule, backend)
-        self.schedule, self.backend = schedule, backend
-        self.checkpoint_every = check_every(checkpoint_every)
-        self.regularisation = Regularisation(**regularisation)
-        self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
-        if isinstance(initial_state, torch.nn.Module):
-            self.initial_state, self.initial_module = "module", initial_state
-            return
-        if initial_state not in ("zeros", "learned", "lengths"):
-            raise ArgumentError(
-                message(
-                    "initial_state",
-                    repr(initial_state),
-                    "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state",
-                    "choose one of them, or pass the state of each sequence as hx",
-                )
-            )
-        self.initial_state = initial_state
-        if initial_state == "zeros":
-            return
-        found = self._like(self._weights())
-        like = torch.empty(0) if found is None else found
-        rows, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes
-        if initial_state == "learned":
-            for name, size in zip(self.cell.states, sizes, strict=True):
-                self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
-        if initial_state == "lengths":
-            self.initial_module = LengthState(rows, sizes, like.device, like.dtype)
-
-    def _own_initial(self, batch: Ragged) -> Any:
-        """The initial state of a batch for which none is given, where it is learned."""
-        if self.initial_state != "learned":
-            return self.initial_module(batch)
-        parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
-        return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, batch._count, -1) for part in parts))
 
     @overload
     def forward(
@@ -352,7 +221,7 @@ class RecurrentLayer(torch.nn.Module):
     def extra_repr(self) -> str:
         """Torch's line, with the other options that were chosen."""
         names = ("schedule", "backend", "initial_state", "checkpoint_every")
-        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(RecurrentLayer, name)}
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Stack, name)}
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
         parts = [super().extra_repr(), *(f"{name}={value!r}" for name, value in chosen.items())]
         return ", ".join(part for part in parts if part)

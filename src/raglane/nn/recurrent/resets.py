@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from raglane import segments
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
-from raglane.segments import plain as segments
 
 __all__ = ["Pieces", "check_marks", "split"]
 

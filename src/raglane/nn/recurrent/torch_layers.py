@@ -11,12 +11,12 @@ from typing import Any, Literal, Unpack
 import torch
 
 from raglane import cells
-from raglane._utils.checks import check_flag
+from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, message
-from raglane.nn.arguments import check_clip, check_count, check_dropout, check_dtype
-from raglane.nn.recurrent.layer import Options, RecurrentLayer
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import Options, settings_of
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -31,6 +31,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 
     # Torch's equations, where there is none; also for the layers that ``rl.accelerate`` converts.
     _variant: CellSpec | None = None
+    _settings = settings_of("mode", "_variant", "proj_size")
 
     def __init__(
         self,

@@ -7,10 +7,8 @@ from typing import Any
 
 from raglane.data.lengths import Bin
 from raglane.errors import require
-from raglane.runs.inspection.inspect import Inspection
 from raglane.planner import Row
-
-__all__ = ["ORDER_COLORS", "fills", "lengths", "script", "spreads", "steps"]
+from raglane.runs.inspection.inspect import Inspection
 
 ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted": "var(--green)"}
 """The colour of each order of sequences."""

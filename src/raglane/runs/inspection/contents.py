@@ -17,28 +17,12 @@ from raglane.data.records import Records
 from raglane.data.statistics import FeatureCounts
 from raglane.errors import DataError
 
-__all__ = [
-    "Contents",
-    "Feature",
-    "Labels",
-    "contents_of",
-    "contents_of_folder",
-    "data_name",
-    "labels_of",
-    "refuse_empty",
-]
-
 DEFAULT_NAME = "Japanese vowels"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature column.
-
-    Attributes:
-        name: as the file has it, or ``"x0"``, ... where it has none.
-        missing: elements in which it is NaN or infinite.
-    """
+    """A feature column."""
 
     name: str
     missing: int
@@ -46,12 +30,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a file.
-
-    Attributes:
-        of: ``"sequence"`` or ``"element"``: what each belongs to.
-        counts: how often each comes, the most frequent first.
-    """
+    """The labels of a file."""
 
     of: str
     counts: dict[str, int]
@@ -59,24 +38,7 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a file holds.
-
-    Attributes:
-        name: of the file, for a title.
-        path: None for the embedded default.
-        lengths: ``(B,)`` int64.
-        kind: ``"features"``, ``"tokens"``, or ``"lengths"`` where the file says nothing else.
-        features: its columns, where ``kind`` is ``"features"``.
-        vocabulary: different tokens, where ``kind`` is ``"tokens"``; else None.
-        labels: None where none were read.
-        notes: lines to tell the user.
-        beside: what is counted of the features beside these, which have columns of their own, by name.
-
-    Example:
-        >>> features = Feature("x", 0), Feature("y", 1)
-        >>> Contents("a", None, np.array([3, 0, 2]), "features", features).missing
-        1
-    """
+    """What a file holds."""
 
     name: str
     path: Path | None
@@ -95,13 +57,7 @@ class Contents:
         return counted + sum(feature.missing for feature in self.features)
 
     def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
-        """What a model reads of an element.
-
-        Example:
-            >>> city = FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn"]))
-            >>> Contents("a", None, np.array([1, 4]), "features", (Feature("x", 0),), beside={"city": city}).inputs()
-            (1, [3])
-        """
+        """What a model reads of an element."""
         # Where something is missing, training adds for each channel one that says so.
         each = 2 if self.missing and missing == "error" else BLOCKS[missing]
         words = [counts.categories + 1 for counts in self.beside.values() if counts.categories is not None]
@@ -111,36 +67,17 @@ class Contents:
 
 
 def data_name(path: Path | None) -> str:
-    """The data in a title.
-
-    Example:
-        >>> data_name(Path("some/data.csv")), data_name(None)
-        ('data.csv', 'Japanese vowels')
-    """
+    """The data in a title."""
     return DEFAULT_NAME if path is None else path.resolve().name or str(path)
 
 
 def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
-    """Labels, the most frequent first; of those that come as often, the first in the alphabet.
-
-    Example:
-        >>> labels_of("sequence", {"b": 1, "a": 1, "c": 3}).counts
-        {'c': 3, 'a': 1, 'b': 1}
-    """
+    """Labels, the most frequent first; of those that come as often, the first in the alphabet."""
     return Labels(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def contents_of(records: Records, path: Path | None) -> Contents:
-    """What a reader found, counted.
-
-    Example:
-        >>> from raglane.data.records import offsets_of
-        >>> values = np.array([[1, np.nan], [2, 3], [4, 5]], np.float32)
-        >>> records = Records(values, offsets_of([1, 2]), labels=("a", "b"), channels=("x", "y"))
-        >>> found = contents_of(records, None)
-        >>> found.lengths.tolist(), found.features[1], found.labels.counts
-        ([1, 2], Feature(name='y', missing=1), {'a': 1, 'b': 1})
-    """
+    """What a reader found, counted."""
     labels = None
     if records.labels is not None:
         labels = labels_of("sequence", Counter(records.labels))
@@ -161,14 +98,14 @@ def contents_of(records: Records, path: Path | None) -> Contents:
 
 def contents_of_folder(path: Path) -> Contents:
     """What a folder holds that was converted: from the files beside the data, which is not read."""
-    from raglane.data.stores import Shards
+    from raglane.data.shards import Shards
 
     store, _ = Shards.of(path)
     counted, layout = store.statistics(), store.layout
     labels = None
     if layout.has_labels or layout.has_tags:
         labels = labels_of("element" if layout.has_tags else "sequence", counted.labels)
-    lengths = store.lengths_of_all().astype(np.int64, copy=False)
+    lengths = store.lengths().astype(np.int64, copy=False)
     found = Contents(data_name(path), path, lengths, "tokens", labels=labels, beside=counted.features)
     if layout.is_tokens:
         return replace(found, vocabulary=len(counted.tokens))
@@ -177,14 +114,7 @@ def contents_of_folder(path: Path) -> Contents:
 
 
 def refuse_empty(contents: Contents) -> None:
-    """Refuse data in which there is nothing to compute.
-
-    Example:
-        >>> refuse_empty(Contents("a", Path("a.txt"), np.array([0, 0]), "lengths"))
-        Traceback (most recent call last):
-        ...
-        raglane.errors.DataError: a.txt: got 2 sequences, none of which has an element; the rule: ...
-    """
+    """Refuse data in which there is nothing to compute."""
     from raglane.data.formats.base import data_error
     from raglane.errors import count_of
 

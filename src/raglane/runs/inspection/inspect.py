@@ -2,46 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from raglane.data.lengths import Bin, Bucket, Distribution, Summary, bins, buckets, summary
-from raglane.data.progress import Progress
-from raglane.runs.inspection.batches import Example, Fill, examples, fills
-from raglane.runs.inspection.command import recommended, train_line
-from raglane.runs.inspection.contents import Contents
-from raglane.planner.machine import facts
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane.data.jobs import Progress
+from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
+from raglane.data.order import Batches, Limit, Order
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.batches import thin_out
+from raglane.planner.machine import facts
+from raglane.planner.rows import thin_out
 from raglane.planner.words import seconds_in_words
+from raglane.runs.inspection.contents import Contents
 from raglane.training.model import ModelConfig
+from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
 
-__all__ = ["Inspection", "inspect", "layer_of"]
+ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
+"""In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
+
+_SIZES = (8, 16, 32, 64, 128, 256, 512)
+
+_Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How full padded batches are."""
+
+    batch_size: int
+    order: str
+    fill: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """A batch to look at."""
+
+    name: str
+    fill: float
+    lengths: tuple[int, ...]
+
+
+def batch_sizes(count: int) -> list[int]:
+    """The sizes that are compared: powers of two that the sequences fill."""
+    return [size for size in _SIZES if size <= count] or [count]
+
+
+def fills(lengths: _Integers) -> tuple[Fill, ...]:
+    """How full padded batches are, by their size and order."""
+    return tuple(
+        Fill(size, name, batch_fill(lengths, *Batches(lengths, Limit(sequences=size), order).whole()))
+        for size in batch_sizes(len(lengths))
+        for name, order in ORDERS.items()
+    )
+
+
+def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
+    """The worst, the median and the best padded batch of an epoch, by their fill."""
+    order = ORDERS["grouped" if grouped else "random"]
+    batches = [lengths[batch] for batch in Batches(lengths, Limit(sequences=batch_size), order)]
+    full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
+    full = full or [batch for batch in batches if batch.any()]
+    ranked = sorted(full, key=_fill)
+    last = len(ranked) - 1
+    places = {"median": 0} if last == 0 else {"worst": 0, "median": len(ranked) // 2, "best": last}
+    return tuple(
+        Example(name, _fill(ranked[place]), tuple(sorted(ranked[place].tolist(), reverse=True)))
+        for name, place in places.items()
+    )
+
+
+def _fill(lengths: _Integers) -> float:
+    return float(lengths.sum() / (len(lengths) * lengths.max()))
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found out about data, a layer and this machine.
-
-    Attributes:
-        contents: of the file.
-        summary: of the lengths.
-        percentiles: the 0th, 1st ... 100th.
-        bins: the histogram of the lengths.
-        buckets: of about as many sequences each.
-        looked_at: sequences of which the batches were made: a random part of a long list.
-        fills: of padded batches.
-        examples: batches to look at, of the recommended kind.
-        plan: of the layer.
-        settings: of a training that follows the recommendation.
-        command: that trains so.
-        machine: its facts, without which a time means nothing.
-    """
+    """What was found out about data, a layer and this machine."""
 
     contents: Contents
     summary: Summary
@@ -84,13 +131,7 @@ class Inspection:
 
 
 def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
-    """The recurrent layer that training would build for this data.
-
-    Example:
-        >>> import numpy as np
-        >>> layer_of(Settings(hidden=8), Contents("a", None, np.array([3]), "lengths"), 4)
-        GRU(4, 8)
-    """
+    """The recurrent layer that training would build for this data."""
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     numbers, categories = contents.inputs(settings.missing)
     if numbers or categories:
@@ -143,3 +184,44 @@ def inspect(
         train_line(contents.path, contents.kind, format, columns, chosen),
         facts(),
     )
+
+
+def words_of(chosen: Any, always: str = "") -> list[str]:
+    """The flags and values that choose what an object of options has, but for what is the default."""
+    words: list[str] = []
+    known = options(chosen)
+    for field in dataclasses.fields(chosen):
+        value = getattr(chosen, field.name)
+        is_default = value == field.default and field.name != always
+        if field.name not in known or value is None or is_default:
+            continue
+        flag = flag_of(type(chosen), field.name)
+        if value is True:
+            words.append(flag)
+        else:
+            for entry in value if isinstance(value, list | tuple) else [value]:
+                words += [flag, str(entry)]
+    return words
+
+
+def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
+    """The settings of a training that follows a recommendation."""
+    chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
+    chosen = replace(chosen, bucket=best.grouped)
+    return replace(chosen, missing="zero") if contents.missing and chosen.missing == "error" else chosen
+
+
+def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
+    """``raglane train`` for a shell."""
+    data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
+    named = [] if format is None else ["--format", format]
+    return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Words as a shell takes them."""
+    return " ".join(map(shlex.quote, words))
+
+
+def _not_an_option(path: str) -> str:
+    return f"./{path}" if path.startswith("-") else path

@@ -2,109 +2,109 @@
 
 from __future__ import annotations
 
-from raglane.errors import ArgumentError
-from raglane.runs.inspection import charts
-from raglane.runs.inspection.batches import ORDERS
-from raglane.runs.inspection.inspect import Inspection
-from raglane.runs.inspection.pictures import LAYOUTS, draw
-from raglane.runs.inspection.text import QUANTILES, data_facts, length_facts, what_beside
-from raglane.report import html
-from raglane.report.page import page
-from raglane.planner import words
+from collections.abc import Callable, Sequence
+from typing import Any
 
-__all__ = ["as_page"]
+from raglane import plot
+from raglane._utils.table import Table
+from raglane.errors import ArgumentError
+from raglane.planner import words
+from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Picker, Picture, Text, inline
+from raglane.runs.inspection import charts
+from raglane.runs.inspection.inspect import ORDERS, Inspection
+from raglane.runs.inspection.text import QUANTILES, data_facts, length_facts, what_beside
+
+# Features and labels that a page lists.
+_LISTED = 100
+
+# The ways to draw a batch: what each shows, and its function.
+_LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
+    "padded": ("one row per sequence, as long as the longest; what is hatched is padding", plot.padded),
+    "packed": ("at each step the sequences that still have one, the longest first", plot.packed),
+    "lanes": ("where one sequence ends, the next begins; what is grey is idle", plot.lanes),
+}
 
 
 def as_page(inspection: Inspection) -> bytes:
     """An inspection as a page."""
-    parts = {
-        "advice": ("Recommendation", _advice(inspection)),
-        "lengths": ("Lengths", _lengths(inspection)),
-        "batches": ("Batches and padding", _batches(inspection)),
-        "look": ("Batches to look at", _pictures(inspection)),
-        "ways": ("Ways to run the layer", _ways(inspection)),
-        "steps": ("How long a step takes", _steps(inspection)),
-        "ranks": ("Several processes", _ranks(inspection)),
-        "data": ("What is in the data", _data(inspection)),
-    }
-    machine = inspection.machine
+    numbers, best, machine = inspection.summary, inspection.plan.best, inspection.machine
     made = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
-    return page(
-        "raglane inspect",
-        inspection.contents.name,
-        inspection.sentence,
-        _facts(inspection),
-        parts,
-        f"Measured with {made} on {machine['processor']}, {machine['processors']} processors.",
-        machine["raglane"],
-        charts.script(),
-    )
-
-
-def _facts(inspection: Inspection) -> str:
-    numbers, best = inspection.summary, inspection.plan.best
-    return html.facts(
-        [
+    page = Page(
+        kind="raglane inspect",
+        name=inspection.contents.name,
+        sentence=inspection.sentence,
+        facts=[
             ("sequences", f"{numbers.count:,}"),
             ("elements", f"{numbers.elements:,}"),
             ("median length", f"{numbers.median:,}"),
             ("longest", f"{numbers.maximum:,}"),
             ("real elements of one padded batch", f"{numbers.fill:.0%}"),
             ("epoch of the layer", words.seconds_in_words(best.train_seconds)),
-        ]
+        ],
+        parts=[
+            Part("Recommendation", _advice(inspection), "advice"),
+            Part("Lengths", _lengths(inspection), "lengths"),
+            Part("Batches and padding", _batches(inspection), "batches"),
+            Part("Batches to look at", _pictures(inspection), "look"),
+            Part("Ways to run the layer", _ways(inspection), "ways"),
+            Part("How long a step takes", _steps(inspection), "steps"),
+            Part("Several processes", _ranks(inspection), "ranks"),
+            Part("What is in the data", _data(inspection), "data"),
+        ],
+        footer=f"Measured with {made} on {machine['processor']}, {machine['processors']} processors.",
+        version=machine["raglane"],
+        script=charts.script(),
     )
+    return page.html()
 
 
-def _advice(inspection: Inspection) -> str:
+def _advice(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
-    parts = [html.paragraphs(f"Best: {plan.best}.", plan.why), html.command(inspection.command)]
-    parts.append(html.paragraphs(f"A training step fits into memory up to {plan.most_elements:,} elements."))
+    parts: list[Block] = [Text(f"Best: {plan.best}."), Text(plan.why), Command([inspection.command])]
+    parts.append(Text(f"A training step fits into memory up to {plan.most_elements:,} elements."))
     if plan.tail:
-        parts.append(html.paragraphs(plan.tail))
+        parts.append(Text(plan.tail))
     if plan.busy:
-        parts.append(html.paragraphs("Other programs kept this machine busy: the times may be too long.", kind="note"))
+        parts.append(Text("Other programs kept this machine busy: the times may be too long.", is_note=True))
     if plan.others:
         rows = [(name, f"{ratio:.2f}") for name, ratio in plan.others.items()]
         what = "Time of training with other cells of this width, in proportion"
-        parts += ["<h3>Other cells</h3>", html.table(what, ["cell", "time"], rows)]
-    return "\n".join(parts)
+        parts += [Heading("Other cells"), Table(what, ["cell", "time"], rows)]
+    return parts
 
 
-def _lengths(inspection: Inspection) -> str:
+def _lengths(inspection: Inspection) -> list[Block]:
     numbers, total = inspection.summary, inspection.summary.elements
-    bins = [(str(one), f"{one.count:,}", f"{one.count / numbers.count:.1%}") for one in inspection.bins]
-    drawn = html.chart(
-        "lengths-drawn",
-        charts.lengths(inspection),
-        f"Histogram of {numbers.count:,} lengths from {numbers.minimum:,} to {numbers.maximum:,}, half of them at most "
-        f"{numbers.median:,}, 95% at most {numbers.p95:,}, 99% at most {numbers.p99:,}.",
-        "Bars: how many sequences have which length. Line: the share of the sequences that is at most as long.",
-        html.table("Sequences by length", ["length", "sequences", "share"], bins),
-    )
-    quantiles = [(name, f"{getattr(numbers, field):,}") for field, name in QUANTILES.items()]
-    columns = ["lengths", "sequences", "elements", "real if padded", "share of all elements"]
-    rows = [
+    bins = [(str(one), one.count, f"{one.count / numbers.count:.1%}") for one in inspection.bins]
+    quantiles = [(name, getattr(numbers, field)) for field, name in QUANTILES.items()]
+    buckets = [
         (
             f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}",
-            f"{one.count:,}",
-            f"{one.elements:,}",
+            one.count,
+            one.elements,
             f"{one.fill:.0%}",
             f"{one.elements / total:.0%}",
         )
         for one in inspection.buckets
     ]
-    return "\n".join(
-        [
-            drawn,
-            "<h3>Quantiles</h3>",
-            html.table("Lengths that such a share of the sequences does not exceed", ["share", "length"], quantiles),
-            "<h3>Buckets</h3>",
-            html.table("Buckets of about as many sequences each", columns, rows, bars=4),
-        ]
-    )
+    columns = ["lengths", "sequences", "elements", "real if padded", "share of all elements"]
+    return [
+        Chart(
+            "lengths-drawn",
+            charts.lengths(inspection),
+            f"Histogram of {numbers.count:,} lengths from {numbers.minimum:,} to {numbers.maximum:,}, half of them at "
+            f"most {numbers.median:,}, 95% at most {numbers.p95:,}, 99% at most {numbers.p99:,}.",
+            "Bars: how many sequences have which length. Line: the share of the sequences that is at most as long.",
+            Table("Sequences by length", ["length", "sequences", "share"], bins),
+        ),
+        Heading("Quantiles"),
+        Table("Lengths that such a share of the sequences does not exceed", ["share", "length"], quantiles),
+        Heading("Buckets"),
+        Table("Buckets of about as many sequences each", columns, buckets, bars=4),
+    ]
 
 
-def _batches(inspection: Inspection) -> str:
+def _batches(inspection: Inspection) -> list[Block]:
     sizes = sorted({one.batch_size for one in inspection.fills})
     known = {(one.batch_size, one.order): one.fill for one in inspection.fills}
     rows = [(f"{size:,}", *(f"{known[size, order]:.1%}" for order in ORDERS)) for size in sizes]
@@ -115,40 +115,43 @@ def _batches(inspection: Inspection) -> str:
     )
     if inspection.looked_at < inspection.summary.count:
         caption += f" Counted on {inspection.looked_at:,} sequences drawn by chance."
-    return html.chart(
-        "fills-drawn",
-        charts.fills(inspection),
-        f"Share of real elements by size of the batch. Random batches: {most} sequences, {least} sequences.",
-        caption,
-        html.table("Real elements of padded batches", ["sequences in a batch", *ORDERS], rows),
-    )
+    return [
+        Chart(
+            "fills-drawn",
+            charts.fills(inspection),
+            f"Share of real elements by size of the batch. Random batches: {most} sequences, {least} sequences.",
+            caption,
+            Table("Real elements of padded batches", ["sequences in a batch", *ORDERS], rows),
+        )
+    ]
 
 
-def _pictures(inspection: Inspection) -> str:
+def _pictures(inspection: Inspection) -> list[Block]:
     names = {one.name: f"{one.name} ({one.fill:.0%} real)" for one in inspection.examples}
     groups = {
         "batch": ("Batch, by the share that is real if padded", names),
-        "layout": ("Drawn", {layout: layout for layout in LAYOUTS}),
+        "layout": ("Drawn", {layout: layout for layout in _LAYOUTS}),
     }
-    pictures: dict[tuple[str, ...], tuple[str, str]] = {}
+    pictures: list[Picture] = []
     for number, one in enumerate(inspection.examples):
-        for layout, (what, _) in LAYOUTS.items():
-            caption = (
+        for layout, (what, draw) in _LAYOUTS.items():
+            told = (
                 f"The {one.name} batch, {layout}: {what}. {len(one.lengths):,} sequences of {one.lengths[-1]:,} to "
                 f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
             )
             try:
-                pictures[one.name, layout] = draw(one.lengths, layout, f"{layout}{number}-"), caption
+                with plot.theme("dark"):
+                    svg = inline(draw(one.lengths)._repr_svg_(), f"{layout}{number}-")
             except ArgumentError:
-                return html.paragraphs("These batches have more elements than a picture can hold.")
-    kind = "grouped by length" if inspection.plan.best.grouped else "random"
-    about = (
-        f"Of the recommended batches ({inspection.plan.best.batch_size:,} sequences, {kind}). A colour is a sequence."
-    )
-    return html.paragraphs(about) + "\n" + html.picker(groups, pictures)
+                return [Text("These batches have more elements than a picture can hold.")]
+            pictures.append(Picture(svg, told, told, name=f"{one.name}-{layout}", is_hidden=bool(pictures)))
+    best = inspection.plan.best
+    kind = "grouped by length" if best.grouped else "random"
+    about = f"Of the recommended batches ({best.batch_size:,} sequences, {kind}). A colour is a sequence."
+    return [Text(about), Picker(groups, pictures)]
 
 
-def _ways(inspection: Inspection) -> str:
+def _ways(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
     rows = words.shown(plan.rows, plan.best)
     about = (
@@ -156,21 +159,13 @@ def _ways(inspection: Inspection) -> str:
         "training, inference, the step that nine of ten do not exceed, and the memory of a step. The best is marked."
     )
     about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
-    return (
-        html.paragraphs(about)
-        + "\n"
-        + html.table(
-            "The best batches of each way, and each size of the recommended way",
-            words.COLUMNS,
-            [words.fields(row) for row in rows],
-            words=4,
-            best=lambda place: rows[place] is plan.best,
-        )
-    )
+    caption = "The best batches of each way, and each size of the recommended way"
+    best = next((place for place, row in enumerate(rows) if row is plan.best), None)
+    return [Text(about), Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=4, best=best)]
 
 
-def _steps(inspection: Inspection) -> str:
-    rows = inspection.spreads
+def _steps(inspection: Inspection) -> list[Block]:
+    rows, best = inspection.spreads, inspection.plan.best
     listed = [
         (
             f"{row.batch_size:,}",
@@ -180,75 +175,62 @@ def _steps(inspection: Inspection) -> str:
         )
         for row in rows
     ]
-    best = inspection.plan.best
     columns = ["sequences in a batch", "order", "median", "90%", "longest", "memory"]
-    return html.chart(
-        "steps-drawn",
-        charts.steps(rows),
-        f"Time of a training step by size of the batch; as recommended {words.seconds_in_words(best.step_p50)} at the "
-        f"median and {words.seconds_in_words(best.step_max)} at most.",
-        f"A training step of the layer with {best.way}: the median, what nine of ten steps do not exceed, and the "
-        "longest.",
-        html.table("Training steps", columns, listed, words=2),
-    )
-
-
-def _ranks(inspection: Inspection) -> str:
-    ranks, rows = inspection.plan.ranks, inspection.spreads
-    if ranks == 1:
-        return html.paragraphs(
-            "One process trains: no step waits for another. With --ranks 8, this part says what waiting costs with 8."
+    return [
+        Chart(
+            "steps-drawn",
+            charts.steps(rows),
+            f"Time of a training step by size of the batch; as recommended {words.seconds_in_words(best.step_p50)} at "
+            f"the median and {words.seconds_in_words(best.step_max)} at most.",
+            f"A training step of the layer with {best.way}: the median, what nine of ten steps do not exceed, and the "
+            "longest.",
+            Table("Training steps", columns, listed, words=2),
         )
+    ]
+
+
+def _ranks(inspection: Inspection) -> list[Block]:
+    ranks, rows, best = inspection.plan.ranks, inspection.spreads, inspection.plan.best
+    if ranks == 1:
+        what = "One process trains: no step waits for another."
+        return [Text(f"{what} With --ranks 8, this part says what waiting costs with 8.")]
     listed = [(f"{row.batch_size:,}", "grouped" if row.grouped else "random", f"{row.rank_spread:.2f}") for row in rows]
-    best = inspection.plan.best
-    return html.chart(
-        "ranks-drawn",
-        charts.spreads(rows),
-        f"Time that {ranks:,} processes wait, by size of the batch; as recommended {best.rank_spread - 1:.0%} more.",
-        f"A step of {ranks:,} processes takes as long as the slowest of them. Drawn is how much longer that is than "
-        "the mean.",
-        html.table(
-            "Time of a step in proportion to the mean of its processes",
-            ["sequences in a batch", "order", "time"],
-            listed,
-            words=2,
-        ),
-    )
+    caption = "Time of a step in proportion to the mean of its processes"
+    return [
+        Chart(
+            "ranks-drawn",
+            charts.spreads(rows),
+            f"Time that {ranks:,} processes wait, by size of the batch; as recommended {best.rank_spread - 1:.0%} "
+            "more.",
+            f"A step of {ranks:,} processes takes as long as the slowest of them. Drawn is how much longer that is "
+            "than the mean.",
+            Table(caption, ["sequences in a batch", "order", "time"], listed, words=2),
+        )
+    ]
 
 
-def _data(inspection: Inspection) -> str:
-    contents = inspection.contents
-    elements = inspection.summary.elements
-    parts = [html.table("Facts", ["what", "value"], [*data_facts(contents), *length_facts(inspection)], words=2)]
+def _data(inspection: Inspection) -> list[Block]:
+    contents, elements = inspection.contents, inspection.summary.elements
+    facts = [*data_facts(contents), *length_facts(inspection)]
+    parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
     if contents.features:
-        rows = [
-            (feature.name, f"{feature.missing:,}", f"{feature.missing / elements:.1%}")
-            for feature in contents.features[:_LISTED]
-        ]
+        rows = [(one.name, one.missing, f"{one.missing / elements:.1%}") for one in contents.features[:_LISTED]]
         what = _some("Features, and where they are NaN or infinite", len(contents.features))
-        parts += ["<h3>Features</h3>", html.table(what, ["feature", "missing", "share"], rows)]
+        parts += [Heading("Features"), Table(what, ["feature", "missing", "share"], rows)]
     if contents.beside:
-        others = [
-            (name, what_beside(counted), f"{counted.missing:,}")
-            for name, counted in list(contents.beside.items())[:_LISTED]
-        ]
+        listed = list(contents.beside.items())[:_LISTED]
+        others = [(name, what_beside(counted), counted.missing) for name, counted in listed]
         what = _some("Features in columns of their own", len(contents.beside))
-        parts += ["<h3>Features beside them</h3>", html.table(what, ["feature", "what", "missing"], others, words=2)]
+        parts += [Heading("Features beside them"), Table(what, ["feature", "what", "missing"], others, words=2)]
     if contents.labels is not None:
         counts = contents.labels.counts
-        all_of_them = sum(counts.values())
-        labels = [
-            (label, f"{count:,}", f"{count / all_of_them:.1%}") for label, count in list(counts.items())[:_LISTED]
-        ]
+        total = sum(counts.values())
+        labels = [(label, count, f"{count / total:.1%}") for label, count in list(counts.items())[:_LISTED]]
         what = _some(f"Labels, one per {contents.labels.of}", len(counts))
-        parts += ["<h3>Labels</h3>", html.table(what, ["label", "count", "share"], labels, bars=2)]
+        parts += [Heading("Labels"), Table(what, ["label", "count", "share"], labels, bars=2)]
     if contents.notes:
-        parts += ["<h3>Notes of the reader</h3>", html.paragraphs(*contents.notes)]
-    return "\n".join(parts)
-
-
-# Features and labels that a page lists.
-_LISTED = 100
+        parts += [Heading("Notes of the reader"), *map(Text, contents.notes)]
+    return parts
 
 
 def _some(what: str, count: int) -> str:

@@ -1,17 +1,22 @@
-"""What ``raglane inspect`` prints: lines for a terminal."""
+"""An inspection as lines for a terminal, and as JSON: the facts of the page for a program.
+
+``docs/inspect.md`` describes the JSON. Whoever takes an entry away, or changes what one means, raises ``VERSION``; a
+new entry does not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
 
+from raglane._utils.table import aligned
 from raglane.data.lengths import Bin
 from raglane.data.statistics import FeatureCounts
 from raglane.errors import quote, shorten
-from raglane.runs.inspection.batches import ORDERS
 from raglane.runs.inspection.contents import Contents
-from raglane.runs.inspection.inspect import Inspection
-
-__all__ = ["QUANTILES", "aligned", "data_facts", "histogram", "length_facts", "lines", "what_beside"]
+from raglane.runs.inspection.inspect import ORDERS, Inspection
+from raglane.training.stored import finite, to_json
 
 QUANTILES = {
     "minimum": "minimum",
@@ -31,9 +36,9 @@ _LISTED, _WIDE, _NAME = 12, 40, 40
 def lines(inspection: Inspection, bar: str = "█") -> list[str]:
     """An inspection for a terminal, but for the command that it ends in."""
     parts = [
-        aligned([("data", inspection.contents.name), *data_facts(inspection.contents)]),
+        aligned([("data", inspection.contents.name), *data_facts(inspection.contents)], words=2),
         [f"note: {note}" for note in inspection.contents.notes],
-        aligned(length_facts(inspection)),
+        aligned(length_facts(inspection), words=2),
         histogram(inspection.bins, bar),
         _fills(inspection),
         str(inspection.plan).splitlines(),
@@ -42,29 +47,8 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
     return [line for part in parts if part for line in (*part, "")]
 
 
-def aligned(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    r"""Names and what they are, in two columns.
-
-    Example:
-        >>> print(*aligned([("sequences", "8"), ("fill", "70%")]), sep="\n")
-        sequences  8
-        fill       70%
-    """
-    width = max(len(name) for name, _ in pairs)
-    return [f"{name.ljust(width)}  {what}" for name, what in pairs]
-
-
 def data_facts(contents: Contents) -> list[tuple[str, str]]:
-    """What elements and labels are, by name.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.runs.inspection.contents import Feature, labels_of
-        >>> features = Feature("a", 0), Feature("b", 2)
-        >>> labels = labels_of("sequence", {"x": 3, "y": 1})
-        >>> data_facts(Contents("", None, np.array([4]), "features", features, labels=labels))
-        [('features', "'a', 'b' (2 of 4 are missing)"), ('labels', "2 different, one per sequence: 'x' 3, 'y' 1")]
-    """
+    """What elements and labels are, by name."""
     found = []
     if contents.kind == "features":
         elements = int(contents.lengths.sum())
@@ -100,23 +84,11 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
-    r"""A histogram in characters.
-
-    Example:
-        >>> print(*histogram([Bin(1, 5, 40), Bin(6, 10, 20), Bin(11, 15, 1)], "#"), sep="\n")
-          length  sequences
-             1-5         40  ########################################
-            6-10         20  ####################
-           11-15          1  #
-    """
+    r"""A histogram in characters."""
     rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
-    low, count = (max(len(row[column]) for row in rows) for column in (0, 1))
     highest = max(one.count for one in bins)
     bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
-    return [
-        f"  {name.rjust(low)}  {number.rjust(count)}  {drawn}".rstrip()
-        for (name, number), drawn in zip(rows, bars, strict=True)
-    ]
+    return [f"  {line}  {drawn}".rstrip() for line, drawn in zip(aligned(rows, words=0), bars, strict=True)]
 
 
 def _fills(inspection: Inspection) -> list[str]:
@@ -125,11 +97,7 @@ def _fills(inspection: Inspection) -> list[str]:
     by_size = {(one.batch_size, one.order): one.fill for one in inspection.fills}
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
     rows += [[f"  {order}", *(f"{by_size[size, order]:.0%}" for size in sizes)] for order in ORDERS]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(sizes) + 1)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return aligned(rows)
 
 
 def _quoted(name: str) -> str:
@@ -137,13 +105,7 @@ def _quoted(name: str) -> str:
 
 
 def what_beside(counts: FeatureCounts) -> str:
-    """What a feature is that has a column of its own.
-
-    Example:
-        >>> from collections import Counter
-        >>> what_beside(FeatureCounts(per_sequence=True, words=Counter(["Rome", "Bonn", "Rome"])))
-        'categories per sequence, 2 different'
-    """
+    """What a feature is that has a column of its own."""
     per = "sequence" if counts.per_sequence else "element"
     return (
         f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
@@ -153,3 +115,71 @@ def what_beside(counts: FeatureCounts) -> str:
 def _first(listed: Sequence[str]) -> str:
     more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
     return ", ".join(listed[:_LISTED]) + more
+
+
+FORMAT, VERSION = "raglane inspection", 1
+
+# Labels of which the counts are given.
+_LABELS = 1000
+
+
+def as_json(inspection: Inspection) -> bytes:
+    """The document as strict JSON: no NaN, no infinity."""
+    return to_json(finite(as_document(inspection)))
+
+
+def as_document(inspection: Inspection) -> dict[str, Any]:
+    """An inspection as values of JSON."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "summary": inspection.sentence,
+        "data": _data(inspection),
+        "lengths": {
+            **asdict(inspection.summary),
+            "percentiles": list(inspection.percentiles),
+            "histogram": [asdict(one) for one in inspection.bins],
+            "buckets": [{**asdict(bucket), "fill": bucket.fill} for bucket in inspection.buckets],
+        },
+        "batches": {
+            "sequences_looked_at": inspection.looked_at,
+            "fill": [asdict(fill) for fill in inspection.fills],
+            "examples": [{**asdict(one), "lengths": list(one.lengths)} for one in inspection.examples],
+        },
+        "plan": _plan(inspection),
+        "command": inspection.command,
+        "machine": inspection.machine,
+    }
+
+
+def _data(inspection: Inspection) -> dict[str, Any]:
+    contents = inspection.contents
+    labels = None
+    if contents.labels is not None:
+        counts = list(contents.labels.counts.items())
+        labels = {"of": contents.labels.of, "different": len(counts), "counts": dict(counts[:_LABELS])}
+    return {
+        "name": contents.name,
+        "path": None if contents.path is None else str(contents.path.absolute()),
+        "kind": contents.kind,
+        "features": [asdict(feature) for feature in contents.features],
+        "beside": [
+            {
+                "name": name,
+                "per": "sequence" if counts.per_sequence else "element",
+                "categories": counts.categories,
+                "missing": counts.missing,
+            }
+            for name, counts in contents.beside.items()
+        ],
+        "vocabulary": contents.vocabulary,
+        "labels": labels,
+        "notes": list(contents.notes),
+    }
+
+
+def _plan(inspection: Inspection) -> dict[str, Any]:
+    plan = inspection.plan
+    of_rows = {"best": asdict(plan.best), "best_by_elements": asdict(plan.best_by_elements)}
+    plain = {name: getattr(plan, name) for name in (field.name for field in fields(plan)) if name not in of_rows}
+    return {**plain, **of_rows, "rows": [asdict(row) for row in plan.rows]}

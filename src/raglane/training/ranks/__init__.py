@@ -1,6 +1,6 @@
 """Training by several processes, the ranks: each has the whole model and its share of every step.
 
-``group.py`` is what the ranks of a training share: sums over all of them. ``launch.py`` starts ranks on this machine
-and watches over them, ``child.py`` is what such a process does, and ``elsewhere.py`` is for processes that somebody
-else has started, as torchrun does. All of them do the :class:`~raglane.training.work.Work` that one process has made.
+``group.py`` has the ranks and sums over all of them. ``launch.py`` starts ranks on this machine, watches over them, and
+is what they run; ``elsewhere.py`` is for ranks that torchrun started, ``on_ray.py`` for those of a Ray cluster. All of
+them do the same :class:`~raglane.training.job.Job`.
 """

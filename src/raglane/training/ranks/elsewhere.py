@@ -8,64 +8,40 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 
-from raglane.errors import ArgumentError, LostRankError, current_flags, flags, message, quote
-from raglane.training.bookkeeper import Watcher
-from raglane.training.ranks.group import Ranks, lost
-from raglane.training.work import TrainingResult, Work, perform
-
-__all__ = ["follow", "found", "lead"]
-
-_NUMBERS = {"rank": "RANK", "count": "WORLD_SIZE", "local": "LOCAL_RANK"}
-# Where they meet.
-_MEET = ("MASTER_ADDR", "MASTER_PORT")
+from raglane.errors import LostRankError, current_flags, flags
+from raglane.training.job import Job, TrainingResult
+from raglane.training.ranks.group import Ranks, lost, ranks_of
+from raglane.training.trainer import Trainer, Watcher
 
 
-def found(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """The ranks that this process is one of, as its environment says; None where it says of no others.
-
-    Example:
-        >>> ranks = found({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
-        >>> (ranks.rank, ranks.count, ranks.local), found({})
-        ((3, 4, 1), None)
-    """
-    if any(name not in environment for name in (*_NUMBERS.values(), *_MEET)):
-        return None
-    numbers = {}
-    for name, variable in _NUMBERS.items():
-        text = environment[variable]
-        if not text.isdecimal():
-            fix = "start the command with torchrun, or unset it"
-            raise ArgumentError(message(variable, quote(text), "a whole number from 0", fix))
-        numbers[name] = int(text)
-    return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None
-
-
-def lead(work: Work, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
+def lead(job: Job, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
     """Do a training with ranks that wait for it."""
     ranks.join()
     try:
-        ranks.from_first((work, current_flags()))
-        result = perform(work, ranks=ranks, watcher=watcher)
+        ranks.from_first((job, current_flags()))
+        result = Trainer(job, ranks, watcher).run()
         ranks.from_first(result)
         return result
     except (RuntimeError, LostRankError) as error:
         if not isinstance(error, LostRankError) and not ranks.is_lost(error):
             raise
-        raise lost("a rank that has gone", work.folder) from error
+        raise lost("a rank that has gone", job.folder) from error
     finally:
         ranks.leave()
 
 
-def follow(ranks: Ranks) -> TrainingResult:
-    """Do this rank's part of a training that the first one leads."""
+def followed() -> TrainingResult | None:
+    """Do this rank's part of a training that the first one leads; None where this process leads, or is alone."""
+    ranks = ranks_of() if os.environ.get("RANK", "0") != "0" else None
+    if ranks is None:
+        return None
     ranks.join()
     try:
-        work, names = ranks.from_first(None)
+        job, names = ranks.from_first(None)
         with flags(names):
-            perform(work, ranks=ranks)
+            Trainer(job, ranks).run()
         result: TrainingResult = ranks.from_first(None)
     except LostRankError:
         raise SystemExit(2) from None

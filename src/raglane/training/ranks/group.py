@@ -1,9 +1,12 @@
-"""What the ranks of a training share: which of them this process is, and sums over all of them."""
+"""The ranks of a training: which of them this process is, sums over all of them, and signals that all obey."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,33 +16,49 @@ import torch
 from torch import Tensor
 
 from raglane._utils.files import whole_folder
-from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message
+from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message, quote
 from raglane.training.folder import LAST
-from raglane.training.stops import Stops
 from raglane.training.tasks.base import Score
 
-__all__ = ["ALONE", "Ranks", "Stop", "lost", "lost_worker"]
+
+class Stops:
+    """The first Ctrl-C or SIGTERM asks the run to stop at the next batch; a second one stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> None:
+        """Take the two signals; in a thread that is not the main one, which gets none, do nothing."""
+        if threading.current_thread() is not threading.main_thread() or self.asked is not None:
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before.setdefault(number, signal.getsignal(number))
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002
+        self.asked = number
+        signal.signal(number, self._before[number])
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
 
 # How long a rank waits for the others: one may read data or write a checkpoint meanwhile.
 _PATIENCE = timedelta(hours=2)
+
+_NUMBERS = {"rank": "RANK", "count": "WORLD_SIZE", "local": "LOCAL_RANK"}
+# Where they meet.
+_MEET = ("MASTER_ADDR", "MASTER_PORT")
 
 # What PyTorch says in a RuntimeError where another rank has gone.
 _LOST = re.compile(r"gloo|nccl|peer|tcpstore|connection|timed out", re.IGNORECASE)
 
 
 class Ranks:
-    """The processes that train together. With one alone, sums are what they are of.
-
-    Args:
-        rank: which of them this is, from 0.
-        count: how many there are.
-        local: the number of this process among those of its machine: which GPU it takes.
-        is_keeper: asked where another rank has gone: whether this one is to save what was done until then.
-
-    Example:
-        >>> ALONE.rank, ALONE.count, ALONE.sums(torch.tensor(2.0), torch.tensor(3))
-        (0, 1, [tensor(2., dtype=torch.float64), tensor(3., dtype=torch.float64)])
-    """
+    """The processes that train together. With one alone, sums are what they are of."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, local: int = 0, is_keeper: Callable[[], bool] | None = None
@@ -130,14 +149,7 @@ class Ranks:
         return found[0]
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether an error says that another rank has gone.
-
-        Example:
-            >>> ALONE.is_lost(RuntimeError("Connection closed by peer"))
-            False
-            >>> Ranks(0, 2).is_lost(RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"))
-            True
-        """
+        """Whether an error says that another rank has gone."""
         is_torchs = isinstance(error, RuntimeError) and not isinstance(error, RaglaneError)
         return self.count > 1 and is_torchs and _LOST.search(str(error)) is not None
 
@@ -147,12 +159,7 @@ class Ranks:
 
 
 def lost(what: str, folder: Path | None) -> LostRankError:
-    """The error of a training of which a rank has gone.
-
-    Example:
-        >>> str(lost("rank 1, killed by SIGKILL", None))[:58]
-        'ranks: got rank 1, killed by SIGKILL; the rule: all of the'
-    """
+    """The error of a training of which a rank has gone."""
     goes_on = _how_to_go_on(folder)
     fix = "train again" if goes_on is None else f"{goes_on}, with as many ranks as you like"
     return LostRankError(message("ranks", what, "all of them live until the end", fix))
@@ -173,12 +180,7 @@ def _how_to_go_on(folder: Path | None) -> str | None:
 
 
 class Stop:
-    """Whether any rank was asked to stop: they agree on it while a batch is computed, and wait for nobody.
-
-    Args:
-        ranks: that have to agree.
-        stops: the signals that this one gets.
-    """
+    """Whether any rank was asked to stop: they agree on it while a batch is computed, and wait for nobody."""
 
     def __init__(self, ranks: Ranks, stops: Stops) -> None:
         self._ranks, self._stops = ranks, stops
@@ -205,3 +207,17 @@ class Stop:
 
 ALONE = Ranks()
 """A training in one process."""
+
+
+def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks | None:
+    """The ranks that this process is one of, as its environment says; None where it says of no others."""
+    if any(name not in environment for name in (*_NUMBERS.values(), *_MEET)):
+        return None
+    numbers = {}
+    for name, variable in _NUMBERS.items():
+        text = environment[variable]
+        if not text.isdecimal():
+            fix = "start the command with torchrun, or unset it"
+            raise ArgumentError(message(variable, quote(text), "a whole number from 0", fix))
+        numbers[name] = int(text)
+    return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None

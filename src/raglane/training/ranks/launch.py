@@ -12,23 +12,28 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any, Protocol
 
-from raglane.errors import LostRankError, RaglaneError, current_flags
-from raglane.training.bookkeeper import Watcher
+import torch
+
+from raglane.errors import LostRankError, RaglaneError, current_flags, flags
+from raglane.training.job import Job, TrainingResult
 from raglane.training.machine import threads_of
-from raglane.training.ranks.group import lost, lost_worker
-from raglane.training.stops import Stops
-from raglane.training.work import TrainingResult, Work
+from raglane.training.ranks.group import Ranks, Stops, lost, lost_worker
+from raglane.training.state import Totals, TrainingState
+from raglane.training.trainer import Trainer, Watcher
 
-__all__ = ["Place", "Process", "launch", "start_process"]
-
+# Seconds between two reports of batches.
+_REPORT = 0.1
 # Seconds: between two looks at the processes; from an error until it is known whether a process has died; and until
 # those that are left must have noticed that one has.
 _LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
@@ -36,15 +41,7 @@ _LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is among the others.
-
-    Args:
-        rank: its number.
-        count: how many there are.
-        port: where they meet, on this machine.
-        flags: how messages name arguments: as the command does, or as Python.
-        is_watched: whether somebody wants to hear of batches.
-    """
+    """Where a rank is among the others."""
 
     rank: int
     count: int
@@ -64,16 +61,7 @@ class Process(Protocol):
 
 @dataclass
 class _Rank:
-    """A rank as the process sees it that watches over it.
-
-    Args:
-        process: of the rank.
-        exit_code: gives how it ended, None while it runs: below 0 the signal that killed it.
-        pipe: to it.
-        told: how it ended, in its own words: a result, an error, or None for a rank that lost another one.
-        has_told: whether it has said so.
-        code: how the process ended; None while it runs.
-    """
+    """A rank as the process sees it that watches over it."""
 
     process: Process
     exit_code: Callable[[], int | None]
@@ -98,7 +86,8 @@ class _Rank:
 def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
     """Start a process that waits for its work."""
     environment = os.environ | _network()
-    command = [sys.executable, "-m", "raglane.training.ranks.child", str(pipe.fileno())]
+    start = f"from raglane.training.ranks import launch; launch.run_rank(launch.Connection({pipe.fileno()}))"
+    command = [sys.executable, "-c", start]
     # In a session of its own: Ctrl-C reaches the process that watches over it, which passes it on.
     process = subprocess.Popen(
         command,
@@ -121,13 +110,13 @@ def _network() -> dict[str, str]:
     return {} if loop is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loop}
 
 
-def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
+def launch(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     """Do a training in as many processes as its settings say."""
     from torch import distributed
 
-    settings = work.settings
+    settings = job.settings
     # Not a choice of the run, which may go on with other ranks elsewhere.
-    shared = pickle.dumps((work, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
+    shared = pickle.dumps((job, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
@@ -143,7 +132,7 @@ def launch(work: Work, watcher: Watcher | None = None) -> TrainingResult:
                 ranks.append(_Rank(process, exit_code, mine))
             for number, rank in enumerate(ranks):
                 rank.tell(Place(number, settings.ranks, store.port, current_flags(), watcher is not None), shared)
-            return _Watch(work, ranks, watcher, stops).until_the_end()
+            return _Watch(job, ranks, watcher, stops).until_the_end()
     finally:
         for rank in ranks:
             # What has ended is not hurt.
@@ -163,17 +152,10 @@ def _reap(rank: _Rank) -> None:
 
 
 class _Watch:
-    """Over ranks that train.
+    """Over ranks that train."""
 
-    Args:
-        work: that they do.
-        ranks: the processes.
-        watcher: told what the first rank tells of batches and epochs.
-        stops: what this process was asked.
-    """
-
-    def __init__(self, work: Work, ranks: list[_Rank], watcher: Watcher | None, stops: Stops) -> None:
-        self._work, self._ranks, self._watcher, self._stops = work, ranks, watcher, stops
+    def __init__(self, job: Job, ranks: list[_Rank], watcher: Watcher | None, stops: Stops) -> None:
+        self._job, self._ranks, self._watcher, self._stops = job, ranks, watcher, stops
         self._passed_on = False
 
     def until_the_end(self) -> TrainingResult:
@@ -233,9 +215,9 @@ class _Watch:
             return own[0]
         self._save()
         if own:
-            return lost_worker(self._work.folder)
+            return lost_worker(self._job.folder)
         got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "ranks that lost each other"
-        return lost(got, self._work.folder)
+        return lost(got, self._job.folder)
 
     def _save(self) -> None:
         """Let one that is left write what all of them had done."""
@@ -257,3 +239,107 @@ def _words_for(code: int | None) -> str:
         except ValueError:
             return f"killed by signal {-code}"
     return f"which ended with exit code {code}"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# In the process of a rank
+# ---------------------------------------------------------------------------------------------------------------
+
+
+class _Teller:
+    """Tells the watcher of another process what happens here."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._told = 0.0
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts."""
+        _send(self._pipe, "started", state, epochs, batches)
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """A batch is done: told a few times a second, since reading the sums waits for a GPU."""
+        now = time.monotonic()
+        if now - self._told >= _REPORT:
+            self._told = now
+            _send(self._pipe, "batch_done", epoch, batch, Totals(**totals.to_config()))
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """An epoch is complete."""
+        _send(self._pipe, "epoch_done", row, is_best)
+
+
+def _send(pipe: Connection, *words: Any) -> None:
+    """Send something with the numbers of its tensors: PyTorch would send where they lie, which only a fork may ask."""
+    pipe.send_bytes(pickle.dumps(words, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def run_rank(pipe: Connection) -> None:
+    """Do the work that comes over a pipe, and say over it how that ended."""
+    # Whom to stop, the process that watches over this one knows; to stop this rank alone would stop the others, too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stops = Stops()
+    place, content = pipe.recv()
+    words: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, stops, words), daemon=True).start()
+    with flags(place.flags):
+        told = _work(pipe, place, content, stops, words)
+        _send(pipe, "ended", told)
+        if isinstance(told, LostRankError):
+            # A worker of this rank has died. The others hear of it by the end of this one, and one of them saves.
+            os._exit(0)
+    # Until the others have ended, who may still hear from this one.
+    words.get()
+
+
+def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: SimpleQueue[str]) -> Any:
+    """The result, or the error."""
+    from torch import distributed
+
+    saves = False
+
+    def is_keeper() -> bool:
+        nonlocal saves
+        _send(pipe, "ended", None)
+        saves = words.get() == "save"
+        return saves
+
+    ranks = Ranks(place.rank, place.count, place.rank, is_keeper)
+    try:
+        job, threads = pickle.loads(content)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        store = distributed.TCPStore("127.0.0.1", place.port, is_master=False)  # type: ignore[attr-defined]
+        ranks.join(store)
+        watcher = _Teller(pipe) if place.is_watched and ranks.is_first else None
+        return Trainer(job, ranks, watcher, stops).run()
+    except Exception as error:
+        if saves:
+            # It has, or could not: the others have gone, and nothing is left to say.
+            os._exit(0)
+        if not isinstance(error, RaglaneError):
+            error.add_note("".join(traceback.format_exception(error)))
+        return None if ranks.is_lost(error) else _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _listen(pipe: Connection, stops: Stops, words: SimpleQueue[str]) -> None:
+    """Hear what the watching process has to say, until it has gone."""
+    while True:
+        try:
+            word, *more = pipe.recv()
+        except (EOFError, OSError):
+            os.kill(os.getpid(), signal.SIGKILL)
+            return
+        if word == "stop":
+            stops.asked = more[0]
+        else:
+            words.put(word)

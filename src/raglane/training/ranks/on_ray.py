@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, quote, require
-from raglane.training.bookkeeper import Watcher
 from raglane.training.folder import LAST, repair
+from raglane.training.job import Job, TrainingResult
 from raglane.training.ranks.group import Ranks, lost
 from raglane.training.state import Totals, TrainingState, load_state
 from raglane.training.tasks import TASKS
-from raglane.training.work import TrainingResult, Work, perform
-
-__all__ = ["check_machines", "connected", "launch_on_ray"]
+from raglane.training.trainer import Trainer, Watcher
 
 # How often workers are started again, and seconds between two looks at how far they are.
 _ATTEMPTS, _LOOK = 4, 0.2
@@ -104,13 +102,7 @@ class _Messages:
 
 
 class _Reporter:
-    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides.
-
-    Args:
-        ranks: of which this is one.
-        messages: the actor.
-        folder: of the run.
-    """
+    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides."""
 
     def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
         self._ranks, self._messages, self._folder = ranks, messages, folder
@@ -150,26 +142,26 @@ def _worker(config: dict[str, Any]) -> None:
     # Of the GPUs Ray shows each worker its own.
     ranks = Ranks(context.get_world_rank(), context.get_world_size())
     messages = config["messages"]
-    work: Work = ray.get(config["work"][0])
-    if work.folder is None:
+    job: Job = ray.get(config["job"][0])
+    if job.folder is None:
         raise ValueError("a run without a folder")
     with flags(config["flags"]):
         try:
             if ranks.is_first:
                 # A worker before this one may have been killed while it wrote.
-                repair(work.folder)
+                repair(job.folder)
             ranks.from_first(None)
-            resume = work.resume or (work.folder / LAST).exists()
-            perform(replace(work, resume=resume), ranks=ranks, watcher=_Reporter(ranks, messages, work.folder))
+            resume = job.resume or (job.folder / LAST).exists()
+            Trainer(replace(job, resume=resume), ranks, _Reporter(ranks, messages, job.folder)).run()
         except (RaglaneError, OSError) as error:
             if not ranks.is_lost(error) and "LostRank" not in type(error).__name__:
                 ray.get(messages.fail.remote(error))
             raise
 
 
-def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
+def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     """Do a training in workers of a Ray cluster."""
-    folder = work.folder
+    folder = job.folder
     if folder is None:
         rule = "workers of a cluster write to a folder that all of them see"
         raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
@@ -180,10 +172,10 @@ def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
     try:
         own.mkdir(exist_ok=True)
         check_machines(ray, own, "out")
-        given = {"messages": messages, "flags": current_flags(), "work": [ray.put(_absolute(work))]}
+        given = {"messages": messages, "flags": current_flags(), "job": [ray.put(_absolute(job))]}
         with _heard(ray, messages, watcher):
             for _ in range(_ATTEMPTS):
-                error = _fit(work, given, own.absolute())
+                error = _fit(job, given, own.absolute())
                 told = ray.get(messages.failed.remote())
                 if told is not None:
                     raise told
@@ -195,21 +187,21 @@ def launch_on_ray(work: Work, watcher: Watcher | None = None) -> TrainingResult:
         shutil.rmtree(own, ignore_errors=True)
         ray.kill(messages)
     state = load_state(folder / LAST)[0]
-    return TrainingResult(folder, TASKS[work.settings.task].terms(work.settings)[0], state)
+    return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], state)
 
 
-def _absolute(work: Work) -> Work:
-    return replace(work, folder=None if work.folder is None else work.folder.absolute())
+def _absolute(job: Job) -> Job:
+    return replace(job, folder=None if job.folder is None else job.folder.absolute())
 
 
-def _fit(work: Work, given: dict[str, Any], own: Path) -> BaseException | None:
+def _fit(job: Job, given: dict[str, Any], own: Path) -> BaseException | None:
     """Let Ray train once; gives the error with which that ended."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from raglane.training.inference import pick_device
 
-    settings = work.settings
+    settings = job.settings
     on_gpus = settings.device == "cuda" or pick_device(settings.device).type == "cuda"
     trainer = TorchTrainer(
         _worker,

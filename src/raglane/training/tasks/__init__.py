@@ -10,16 +10,16 @@ from dataclasses import replace
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.statistics import statistics_of
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import argument
+from raglane.errors import DataError, argument, message, quote
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
-from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.classify import Classify, Tag
 from raglane.training.tasks.forecast import Forecast
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.multilabel import MultiLabel
 from raglane.training.tasks.regress import Regress
-from raglane.training.tasks.tag import Tag
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -31,19 +31,11 @@ TASKS: dict[str, type[Task]] = {
     "forecast": Forecast,
     "language": Language,
 }
-"""The tasks by name, as :data:`raglane.training.choices.TASKS` lists them."""
+"""The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
 def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
-    """Settings with the loss that suits the data where none is chosen, and a line that says so.
-
-    Example:
-        >>> import numpy as np
-        >>> from raglane.data.records import offsets_of
-        >>> roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
-        >>> settle(Settings("forecast"), roll)[0].loss
-        'bce'
-    """
+    """Settings with the loss that suits the data where none is chosen, and a line that says so."""
     if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
         return settings, None
     why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
@@ -52,25 +44,24 @@ def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, s
 
 def _is_binary(training: Records | Dataset) -> bool:
     """Whether all features are 0 or 1, and not all steps are the same."""
-    if isinstance(training, Dataset):
-        channels = training.statistics.channels.values()
-        are_binary = all(channel.is_binary and not channel.missing for channel in channels)
-        return are_binary and any(channel.high > channel.low for channel in channels)
-    values = training.values
-    return not training.is_tokens and bool(((values == 0) | (values == 1)).all() and (values != values[:1]).any())
+    channels = statistics_of(training).channels.values()
+    are_binary = all(channel.is_binary and not channel.missing for channel in channels)
+    return are_binary and any(channel.high > channel.low for channel in channels)
 
 
 def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
     """What a task learns of the training part: binary channels are left as they are, others are scaled."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
-    return Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+    fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
+    if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
+        # Any model would be right, and none would have learned.
+        got, rule = f"one class throughout, {quote((fitted.labels or ())[0])}", "at least two classes to tell apart"
+        raise DataError(
+            message(str(training.source), got, rule, "add data of another, or check which column holds the labels")
+        )
+    return fitted
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
-    """The task of a model.
-
-    Example:
-        >>> make_task(Preprocessor("classify", labels=("no", "yes")), ModelSettings("classify")).metric
-        'accuracy'
-    """
+    """The task of a model."""
     return TASKS[settings.task](preprocessor, settings)

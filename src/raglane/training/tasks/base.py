@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
@@ -17,8 +16,6 @@ from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
-
-__all__ = ["Measured", "Meter", "Score", "Task", "targets_of", "values_of"]
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ class Task(ABC):
             batches: with targets.
         """
 
-    def check(self, dataset: SequenceDataset | Dataset, source: str) -> None:  # noqa: B027
+    def check(self, records: Records | Dataset) -> None:  # noqa: B027
         """Raise a :class:`~raglane.errors.DataError` where the loss cannot be taken on some data."""
 
 

@@ -1,4 +1,4 @@
-"""One class per sequence."""
+"""One class per sequence, or per element."""
 
 from __future__ import annotations
 
@@ -13,22 +13,11 @@ from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
-from raglane.training.metrics import accuracy, confusion_matrix, macro_f1
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
-
-__all__ = ["Classify"]
 
 
 class Classify(Task):
-    """Cross-entropy and accuracy.
-
-    Example:
-        >>> from raglane.training.settings import ModelSettings
-        >>> task = Classify(Preprocessor("classify", labels=("a", "b")), ModelSettings("classify"))
-        >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([1]), torch.tensor([0]))
-        >>> float(task.score(torch.tensor([[0.0, 2.0]]), batch).metric)
-        1.0
-    """
+    """Cross-entropy and accuracy."""
 
     metric = "accuracy"
     options: ClassVar[tuple[str, ...]] = ("probabilities", "top")
@@ -103,3 +92,30 @@ class _Confusion:
         if self.top > 1:
             numbers[f"top{self.top}_accuracy"] = self.among_top / max(int(self.matrix.sum()), 1)
         return Measured(numbers, self.labels, self.matrix)
+
+
+def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """How often each class was predicted for each."""
+    counts = torch.bincount(targets * classes + predictions, minlength=classes * classes)
+    return counts.view(classes, classes)
+
+
+def accuracy(matrix: Tensor) -> float:
+    """The share of right predictions; NaN where there are none at all."""
+    total = int(matrix.sum())
+    return int(matrix.trace()) / total if total else float("nan")
+
+
+def f1_scores(matrix: Tensor) -> Tensor:
+    """The F1 score of each class, ``2 right / (true + predicted)``; NaN for a class that never occurs."""
+    counts = matrix.double()
+    return 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1))
+
+
+def macro_f1(matrix: Tensor) -> float:
+    """The mean F1 score of the classes that occur in the targets or the predictions."""
+    return float(f1_scores(matrix).nanmean())
+
+
+class Tag(Classify):
+    """As :class:`~raglane.training.tasks.classify.Classify`, with an answer for each element."""

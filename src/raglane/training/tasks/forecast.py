@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.data.dataset import SequenceDataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
+from raglane.data.statistics import statistics_of
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, argument, message, quote, quote_all
 from raglane.ragged import Ragged
@@ -20,21 +20,11 @@ from raglane.training.settings import ModelSettings
 from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of, values_of
 from raglane.training.tasks.regress import loss_of_errors
 
-__all__ = ["Forecast"]
-
 
 class Forecast(Task):
     """Errors of scaled channels, and the mean absolute error in the data's units; or binary cross-entropy, in nats.
 
     Channels beyond those of the data say "was missing"; what was missing is not a target.
-
-    Example:
-        >>> fitted = Preprocessor("forecast", ("x",), mean=(0.0,), std=(10.0,))
-        >>> task = Forecast(fitted, ModelSettings("forecast"))
-        >>> batch = Batch(Ragged([torch.tensor([[1.0]])]), torch.tensor([[4.0]]), torch.tensor([0]))
-        >>> score = task.score(Ragged([torch.tensor([[3.0]])]), batch)
-        >>> float(score.loss), float(score.metric), float(score.baseline)
-        (1.0, 10.0, 30.0)
     """
 
     metric = "MAE"
@@ -99,24 +89,15 @@ class Forecast(Task):
         """The errors, and those of simple rules."""
         return _Nats(self) if self.is_binary else _Errors(self)
 
-    def check(self, dataset: SequenceDataset | Dataset, source: str) -> None:
+    def check(self, records: Records | Dataset) -> None:
         """Raise a DataError where binary cross-entropy cannot be taken: of numbers that are neither 0 nor 1."""
-        if not self.is_binary:
-            return
-        rule, fix = "binary cross-entropy is for channels that are 0 or 1", f"train with {argument('loss', 'mse')}"
-        if isinstance(dataset, Dataset):
-            channels = dataset.statistics.channels
-            for name in self.preprocessor.channels:
-                if not channels[name].is_binary:
-                    low, high = channels[name].low, channels[name].high
-                    got = f"numbers between {low:g} and {high:g} in the channel {quote(name)}"
-                    raise DataError(message(source, got, rule, fix))
-            return
-        known, _ = self.parts(dataset.values)
-        odd = (known != 0) & (known != 1)
-        if odd.any():
-            got = f"{float(known[odd][0]):g} in element {int(odd.any(1).nonzero()[0, 0])}"
-            raise DataError(message(source, got, rule, f"correct it, or {fix}"))
+        known = statistics_of(records).channels if self.is_binary else {}
+        for name in self.preprocessor.channels if self.is_binary else ():
+            if not known[name].is_binary:
+                got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"
+                rule = "binary cross-entropy is for channels that are 0 or 1"
+                fix = f"correct them, or train with {argument('loss', 'mse')}"
+                raise DataError(message(str(records.source), got, rule, fix))
 
     def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
         """A row per step: the error of the forecast, and of telling the last known element, and the mean, again."""

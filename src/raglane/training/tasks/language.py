@@ -10,28 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.data.encoders import END
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.splitting import characters_in
 from raglane.data.stored_dataset import Dataset
-from raglane.data.vocabulary import END
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
 
-__all__ = ["Language"]
-
 
 class Language(Task):
-    """Cross-entropy of the next token, the end of the text among them.
-
-    Example:
-        >>> from raglane.training.settings import ModelSettings
-        >>> task = Language(Preprocessor("language", vocabulary=("<unk>", "<end>")), ModelSettings("language"))
-        >>> batch = Batch(Ragged([torch.tensor([1])]), torch.tensor([1]), torch.tensor([0]))
-        >>> float(task.score(Ragged([torch.zeros(1, 2)]), batch).metric)
-        1.0
-    """
+    """Cross-entropy of the next token, the end of the text among them."""
 
     metric = "bits_per_token"
     options: ClassVar[tuple[str, ...]] = ("horizon",)

@@ -15,16 +15,9 @@ from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
 
-__all__ = ["MultiLabel", "best_thresholds"]
-
 
 def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
-    """For each label the probability from which on it is told, so that its F1 score is highest.
-
-    Example:
-        >>> best_thresholds(torch.tensor([[0.1], [0.3], [0.2]]), torch.tensor([[0.0], [1.0], [0.0]])).tolist()
-        [0.25]
-    """
+    """For each label the probability from which on it is told, so that its F1 score is highest."""
     count, labels = shares.shape
     if count == 0:
         return torch.full((labels,), 0.5)
@@ -41,16 +34,7 @@ def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy of each label; thresholds are chosen on the validation part and kept with the model.
-
-    Example:
-        >>> from raglane.training.settings import ModelSettings
-        >>> task = MultiLabel(Preprocessor("multilabel", ("x",), labels=("a", "b")), ModelSettings("multilabel"))
-        >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-        >>> score = task.score(torch.tensor([[2.0, -2.0]]), batch)
-        >>> round(float(score.mean_loss), 3), float(score.metric / score.count)
-        (0.127, 1.0)
-    """
+    """Binary cross-entropy of each label; thresholds are chosen on the validation part and kept with the model."""
 
     metric = "exact_match"
     options: ClassVar[tuple[str, ...]] = ("probabilities",)

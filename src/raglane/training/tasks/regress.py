@@ -15,20 +15,12 @@ from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
 
-__all__ = ["Regress", "loss_of_errors"]
-
 # Pairs of true and predicted numbers that a picture shows.
 _POINTS = 2000
 
 
 def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
-    """The loss of each error.
-
-    Example:
-        >>> errors = torch.tensor([-2.0, 0.5])
-        >>> [loss_of_errors(errors, name, 0.75).tolist() for name in ("mse", "mae", "huber", "quantile")]
-        [[4.0, 0.25], [2.0, 0.5], [1.5, 0.125], [1.5, 0.125]]
-    """
+    """The loss of each error."""
     if name == "mse":
         return errors.square()
     sizes = errors.abs()
@@ -40,17 +32,7 @@ def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
 
 
 class Regress(Task):
-    """Errors of scaled numbers, and the mean absolute error in the data's units.
-
-    Example:
-        >>> fitted = Preprocessor(
-        ...     "regress", ("x",), target_names=("height",), target_mean=(0.0,), target_std=(10.0,)
-        ... )
-        >>> batch = Batch(Ragged([torch.ones(2, 1)]), torch.tensor([[4.0]]), torch.tensor([0]))
-        >>> score = Regress(fitted, ModelSettings("regress")).score(torch.tensor([[3.0]]), batch)
-        >>> float(score.loss), float(score.metric), float(score.baseline)
-        (1.0, 10.0, 40.0)
-    """
+    """Errors of scaled numbers, and the mean absolute error in the data's units."""
 
     metric = "MAE"
     baseline = "mean"

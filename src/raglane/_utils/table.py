@@ -1,0 +1,100 @@
+"""A table of results, written in one way wherever it goes: to a terminal, into Markdown, CSV or a page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raglane._utils.files import no_formula
+from raglane.errors import printable, shorten
+
+# Characters of a cell of text.
+_WIDEST = 60
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under the names of their columns. None and NaN are dashes, and other floats have three decimals."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    words: int = 1  # columns of words, from the left; the others hold numbers
+    best: int | None = None  # a row that a page marks
+    bars: int | None = None  # a column of percentages that a page draws
+
+    @classmethod
+    def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table:
+        """A table of rows with the same keys; one without columns where there are no rows."""
+        listed = list(rows)
+        columns = [name.replace("_", " ") for name in (listed[0] if listed else ())]
+        return cls(caption, columns, [tuple(row.values()) for row in listed], words)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows as a reader sees them in Markdown or on a page: digits in groups of three."""
+        return [
+            [f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _cell(value) for value in row]
+            for row in self.rows
+        ]
+
+    def text(self) -> str:
+        """Lines that line up."""
+        rows = [[shorten(printable(_cell(value)), _WIDEST) for value in row] for row in self.rows]
+        return "\n".join(aligned([self.columns, *rows], self.words))
+
+    def markdown(self) -> str:
+        """The table below its caption."""
+        marks = [":--" if place < self.words else "--:" for place in range(len(self.columns))]
+        names, *rows = ["| " + " | ".join(map(escaped, row)) + " |" for row in [self.columns, *self.cells]]
+        return "\n".join([f"{escaped(self.caption)}:", "", names, f"| {' | '.join(marks)} |", *rows])
+
+
+def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
+    """Rows as lines of one width: columns of words begin below each other, and numbers end there."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < words else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def as_text(tables: Iterable[Table]) -> str:
+    """Tables below their captions, for a terminal."""
+    return "\n\n".join(f"{printable(table.caption)}\n{table.text()}" for table in tables)
+
+
+def as_markdown(tables: Iterable[Table]) -> str:
+    """Tables as a file of Markdown."""
+    return "\n\n".join(table.markdown() for table in tables) + "\n"
+
+
+def as_csv(tables: Sequence[Table]) -> bytes:
+    """Tables as one, with the caption in its first column, ``data``, and every digit."""
+    columns = list(dict.fromkeys(name for table in tables for name in table.columns))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["data", *columns], lineterminator="\n")
+    writer.writeheader()
+    for table in tables:
+        for row in table.rows:
+            entries = zip(table.columns, map(no_formula, row), strict=True)
+            writer.writerow({"data": no_formula(table.caption), **dict(entries)})
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def escaped(text: str) -> str:
+    """A text that Markdown shows unchanged."""
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#!" else sign for sign in printable(text))
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

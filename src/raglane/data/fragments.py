@@ -1,0 +1,217 @@
+"""Fragments: some sequences as flat arrays, in memory or mapped from a file, and the stores that they come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane.data.layout import Layout
+from raglane.data.records import Feature, Records, Targets
+from raglane.data.statistics import Statistics
+
+Index = npt.NDArray[np.int64] | slice
+Rows = Callable[[Index], npt.NDArray[Any]]
+"""From the places of sequences or elements to their entries."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """Some sequences, flat; each word of tokens and of labels is held once."""
+
+    layout: Layout
+    # (B + 1,) int32 or int64.
+    offsets: npt.NDArray[Any]
+    # (N, C) float32 features, or (N,) integers: places in `words`.
+    values: npt.NDArray[Any]
+    words: tuple[str, ...] | None = None
+    # (B,) or, one per element, (N,) integers: places in `label_words`.
+    labels: npt.NDArray[Any] | None = None
+    label_words: tuple[str, ...] = ()
+    # One per sequence: an Arrow array or a tuple.
+    ids: Any = None
+    # Numbers (M, T) float64, or sets (M,) object, to learn.
+    targets: Rows | None = None
+    features: tuple[Rows, ...] = ()
+
+    @classmethod
+    def of(cls, records: Records) -> Fragment:
+        """Records in memory."""
+        values, words = _encoded(records.values) if records.is_tokens else (records.values, None)
+        labels, label_words = None, tuple[str, ...]()
+        if (classes := records.labels if records.tags is None else records.tags) is not None:
+            labels, label_words = _encoded(classes)
+        targets = None if records.targets is None else records.targets.values.__getitem__
+        features = tuple(feature.values.__getitem__ for feature in records.features)
+        layout = Layout.of(records)
+        return cls(layout, records.offsets, values, words, labels, label_words, records.ids, targets, features)
+
+    def cut(
+        self,
+        starts: npt.NDArray[np.int64],  # noqa: ARG002
+        lengths: npt.NDArray[np.int64],  # noqa: ARG002
+        elements: Index,
+    ) -> npt.NDArray[Any]:
+        """The values of some sequences, one after the other."""
+        return np.asarray(self.values[elements])
+
+    def targets_of(self, rows: npt.NDArray[np.int64], elements: Index) -> Targets | None:
+        """The numbers or sets to learn of some sequences."""
+        if self.targets is None:
+            return None
+        per_element = self.layout.targets_per_element
+        return Targets(self.targets(elements if per_element else rows), per_element, self.layout.target_names)
+
+    def features_of(self, rows: npt.NDArray[np.int64], elements: Index) -> tuple[Feature, ...]:
+        """The features of some sequences, beside their values."""
+        kinds = zip(self.layout.features, self.features, strict=True)
+        return tuple(
+            Feature(name, take(rows if per_sequence else elements), per_sequence)
+            for (name, per_sequence, _), take in kinds
+        )
+
+    def id_of(self, row: int) -> str | int | None:
+        """The id of a sequence, or None."""
+        if self.ids is None:
+            return None
+        name: str | int = self.ids[row] if isinstance(self.ids, tuple) else self.ids[row].as_py()
+        return name
+
+
+def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+    """The place of each word among the different ones, and these in the order in which they come."""
+    every = list(words)
+    table = {word: place for place, word in enumerate(dict.fromkeys(every))}
+    return np.fromiter(map(table.__getitem__, every), dtype=np.int32, count=len(every)), tuple(table)
+
+
+def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
+    """A batch of a shard as a fragment, whose arrays are in the batch's memory; ``names`` are those of its columns."""
+    sequences, words = batch.column(names["sequence"]), None
+    if layout.is_tokens:
+        words = tuple(sequences.values.dictionary.to_pylist())
+    labels, label_words = None, tuple[str, ...]()
+    if layout.has_labels or layout.has_tags:
+        column = batch.column(names["label"])
+        column = column.values if layout.has_tags else column
+        labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
+    ids = batch.column(names["id"]) if "id" in names else None
+    targets = None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
+    columns = [(batch.column(name), per_sequence, is_numbers) for name, per_sequence, is_numbers in layout.features]
+    features = tuple(
+        _feature_in(column if per_sequence else column.values, is_numbers)
+        for column, per_sequence, is_numbers in columns
+    )
+    offsets, values = sequences.offsets.to_numpy(), values_in(sequences, layout)
+    return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
+
+
+def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
+    """The values of a shard's column of sequences: features ``(N, C)``, or the places of tokens ``(N,)``."""
+    if layout.is_tokens:
+        places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
+        return places
+    width = max(len(layout.channels), 1)
+    flat = sequences.values.flatten() if width > 1 else sequences.values
+    values: npt.NDArray[Any] = flat.to_numpy().reshape(-1, width)
+    return values
+
+
+def _targets_in(column: Any, layout: Layout) -> Rows:
+    column = column.values if layout.targets_per_element else column
+    if layout.targets == "sets":
+        return partial(_sets_at, column.offsets.to_numpy(), column.values)
+    flat = column.flatten() if len(layout.target_names) > 1 else column
+    numbers: Rows = flat.to_numpy().reshape(-1, len(layout.target_names)).__getitem__
+    return numbers
+
+
+def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
+    """The sets of labels at some places, ``(M,)`` object."""
+    ends, begins = starts[1:][index], starts[:-1][index]
+    found = np.empty(len(begins), dtype=object)
+    pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+    found[:] = [tuple(words.slice(start, end - start).to_pylist()) for start, end in pairs]
+    return found
+
+
+def _feature_in(column: Any, is_numbers: bool) -> Rows:
+    if is_numbers:
+        numbers: Rows = column.to_numpy(zero_copy_only=False).__getitem__
+        return numbers
+    return partial(_words_at, column.indices.to_numpy(), np.array(column.dictionary.to_pylist(), dtype=object))
+
+
+def _words_at(places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index) -> npt.NDArray[np.object_]:
+    return np.asarray(words[places[index]], dtype=object)
+
+
+class Store(ABC):
+    """A source of fragments."""
+
+    # Whether fragments that are loaded take little memory of their own, so that all may be kept.
+    is_cheap = True
+
+    @property
+    @abstractmethod
+    def sizes(self) -> list[int]:
+        """The number of sequences of each fragment."""
+
+    @property
+    @abstractmethod
+    def label_kinds(self) -> tuple[str, ...]:
+        """What the labels are, as :func:`~raglane.data.records.kinds_of` calls it; () without labels."""
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """The name of a fragment in messages."""
+
+    @abstractmethod
+    def load(self, number: int) -> Fragment:
+        """A fragment."""
+
+    @abstractmethod
+    def statistics(self) -> Statistics:
+        """The statistics of all sequences."""
+
+    @abstractmethod
+    def lengths(self) -> npt.NDArray[Any]:
+        """``(B,)`` int32 or int64: the elements of each sequence."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Give back the memory into which files are mapped; they are read again where they are needed."""
+
+
+class RecordStore(Store):
+    """A source whose fragments are read as records."""
+
+    @abstractmethod
+    def records(self, number: int) -> Records:
+        """A fragment as records."""
+
+    def load(self, number: int) -> Fragment:
+        """A fragment."""
+        return Fragment.of(self.records(number))
+
+    def statistics(self) -> Statistics:
+        """The statistics, counted now."""
+        return sum((Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics())
+
+    def lengths(self) -> npt.NDArray[Any]:
+        """The lengths of all fragments."""
+        found = [self.lengths_of(number) for number in range(len(self.sizes))]
+        every = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
+        return every.astype(np.int32 if every.max(initial=0) < 2**31 else np.int64, copy=False)
+
+    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+        """``(B,)`` integers: the lengths of one fragment."""
+        return self.records(number).lengths
+
+    def drop(self) -> None:
+        """Nothing is mapped that could be given back."""

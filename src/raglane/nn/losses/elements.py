@@ -1,0 +1,315 @@
+"""Losses of elements: those of classes, and those that compare number with number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane._utils.checks import check_number, check_whole
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
+from raglane.ragged import Ragged
+
+_ONE_PER_CLASS = "pass a tensor (C,); weights=, with an s, is for elements and sequences"
+
+
+def cross_entropy(
+    input: Ragged,
+    target: Ragged | Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """Cross-entropy of logits with classes, or with probabilities of classes.
+
+    ``-weight[target] * log_softmax(input)[target]``; for probabilities ``-sum(weight * target * log_softmax(input))``.
+
+    Args:
+        input: ``(N, C)``, floating-point: logits, before any softmax.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``; or
+            probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
+        weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the weights of their
+            classes; with probabilities, by their number, as in torch.
+        ignore_index: elements of this class do not count. Without effect where ``target`` holds probabilities.
+        label_smoothing: from 0 to 1, the share of a target that goes evenly to all classes (Szegedy et al. 2016,
+            "Rethinking the Inception architecture for computer vision").
+        weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
+        reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
+
+    Returns:
+        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+
+    Raises:
+        ArgumentTypeError: an argument of the wrong kind.
+        ShapeError: lengths, shapes or devices that do not fit.
+        ArgumentError: a class that does not exist or a weight that is not finite or below 0 (looked for on a
+            CPU), an unknown reduction, or ``label_smoothing`` out of range.
+
+    Example:
+        >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
+        >>> cross_entropy(logits, Ragged([[0, 3, -100], [], [2]])).exp().round().item()
+        4.0
+        >>> cross_entropy(logits, torch.tensor([0, 1, 2]), reduction="none").lengths.tolist()
+        [3, 0, 1]
+    """
+    check_number("label_smoothing", label_smoothing, "from 0 to 1", lambda share: 0 <= share <= 1)
+    pair = compare(input, target, weights, reduction)
+    logits, targets = pair.predictions, pair.targets
+    _check_scores(logits)
+    scale = _class_weights(weight, pair)
+    function = partial(F.cross_entropy, label_smoothing=label_smoothing)
+    if targets.is_floating_point():
+        if targets.shape != logits.shape:
+            got = f"floating-point elements of shape {tuple(targets.shape[1:])}"
+            rule = f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype"
+            raise ShapeError(message("target", got, rule, "call .to(torch.int64) on classes"))
+        return pair.reduce(function(logits, targets.to(logits.dtype), scale, reduction="none"))
+    return _of_classes(function, pair, scale, ignore_index)
+
+
+def nll_loss(
+    input: Ragged,
+    target: Ragged | Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """The negative log-likelihood of classes, ``-weight[target] * input[target]``.
+
+    The result and the errors are those of :func:`cross_entropy`.
+
+    Args:
+        input: ``(N, C)``, floating-point: log-probabilities, for instance ``torch.log_softmax(logits, dim=-1)``.
+        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``.
+        weight: as for :func:`cross_entropy`.
+        ignore_index: as for :func:`cross_entropy`.
+        weights: as for :func:`cross_entropy`.
+        reduction: as for :func:`cross_entropy`.
+
+    Example:
+        >>> nll_loss(Ragged([[[-1.0, -2.0], [-3.0, -4.0]]]), Ragged([[1, 0]])).item()
+        2.5
+    """
+    pair = compare(input, target, weights, reduction)
+    _check_scores(pair.predictions)
+    return _of_classes(F.nll_loss, pair, _class_weights(weight, pair), ignore_index)
+
+
+def _of_classes(
+    function: Callable[..., Tensor], pair: Comparison, scale: Tensor | None, ignore_index: int
+) -> Tensor | Ragged:
+    """A loss of ``(N, C)`` against classes ``(N,)``; a row counts as the weight of its class says, or not at all."""
+    classes = _classes(pair.targets, pair.predictions.shape[1], ignore_index)
+    losses = function(pair.predictions, classes, scale, reduction="none", ignore_index=ignore_index)
+    counted = classes != ignore_index
+    if scale is None:
+        return pair.reduce(losses, counted.to(losses.dtype))
+    # The class to ignore need not be an index.
+    counts = scale.index_select(0, classes.masked_fill(~counted, 0)).masked_fill(~counted, 0)
+    return pair.reduce(losses, counts)
+
+
+def _check_scores(scores: Tensor) -> None:
+    if scores.dim() != 2 or scores.shape[1] == 0:
+        rule = "one number per class, (N, C), and at least one class"
+        fix = "put the classes last and nothing beside them, for instance with .map(lambda values: ...)"
+        raise ShapeError(message("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix))
+
+
+def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
+    if weight is None:
+        return None
+    scores = pair.predictions
+    given = check_tensor("weight", weight, pair.batch, _ONE_PER_CLASS)
+    if given.shape != scores.shape[1:]:
+        rule = f"one number for each of the {scores.shape[1]} classes"
+        raise ShapeError(message("weight", f"shape {tuple(given.shape)}", rule, _ONE_PER_CLASS))
+    check_numbers("weight", given)
+    return given.to(scores.dtype)
+
+
+def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
+    """Targets as int64 classes, one per row; on a CPU, classes that exist."""
+    check_whole("ignore_index", ignore_index)
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
+        fix = "call .to(torch.int64)"
+        raise ArgumentTypeError(message("target", str(targets.dtype), "classes of an integer dtype", fix))
+    if targets.dim() != 1:
+        rule = "one class per element, (N,)"
+        fix = "drop the dimension with target.map(lambda values: values.squeeze(-1))"
+        raise ShapeError(message("target", f"elements of shape {tuple(targets.shape[1:])}", rule, fix))
+    classes = targets.long()
+    if classes.is_cpu and not torch.compiler.is_compiling():
+        outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
+        if bool(outside.any()):
+            rule = f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}"
+            fix = "see how the classes were numbered"
+            raise ArgumentError(message("target", f"class {int(classes[outside][0])}", rule, fix))
+    return classes
+
+
+def mse_loss(
+    input: Ragged,
+    target: Ragged | Tensor,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """The squared error, ``(input - target) ** 2``, a mean over the features of each element.
+
+    Args:
+        input: ``(N, *features)``, floating-point.
+        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``; converted to the
+            dtype of ``input``.
+        weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
+        reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
+
+    Returns:
+        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+
+    Raises:
+        ArgumentTypeError: an argument of the wrong kind.
+        ShapeError: lengths, shapes or devices that do not fit.
+        ArgumentError: an unknown reduction.
+
+    Example:
+        >>> input, target = Ragged([[1., 2., 3.], [4.]]), Ragged([[1., 2., 6.], [9.]])
+        >>> mse_loss(input, target).item(), mse_loss(input, target, reduction="sequence").item()
+        (8.5, 14.0)
+    """
+    return _elementwise(F.mse_loss, input, target, weights, reduction)
+
+
+def l1_loss(
+    input: Ragged,
+    target: Ragged | Tensor,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """The absolute error (MAE), ``|input - target|``, a mean over the features of each element.
+
+    Arguments, result and errors are those of :func:`mse_loss`.
+
+    Example:
+        >>> l1_loss(Ragged([[1., 2.], [4.]]), Ragged([[1., 5.], [1.]])).item()
+        2.0
+    """
+    return _elementwise(F.l1_loss, input, target, weights, reduction)
+
+
+def huber_loss(
+    input: Ragged,
+    target: Ragged | Tensor,
+    delta: float = 1.0,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """Huber's error, a mean over the features of each element.
+
+    From Huber 1964, "Robust estimation of a location parameter". With ``d = |input - target|``: ``d ** 2 / 2`` up to
+    ``delta``, a number above 0 in the units of ``input``, and ``delta * (d - delta / 2)`` beyond. The other arguments,
+    the result and the errors are those of :func:`mse_loss`; a ``delta`` that is not above 0 is an ArgumentError.
+
+    Example:
+        >>> huber_loss(Ragged([[1., 4.]]), Ragged([[2., 1.]]), reduction="none").values.tolist()
+        [0.5, 2.5]
+    """
+    check_number("delta", delta, "above 0", lambda number: number > 0)
+    return _elementwise(partial(F.huber_loss, delta=delta), input, target, weights, reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Ragged,
+    target: Ragged | Tensor,
+    pos_weight: Tensor | None = None,
+    *,
+    weights: Ragged | Tensor | None = None,
+    reduction: Reduction = "element",
+) -> Tensor | Ragged:
+    """Binary cross-entropy of logits, a mean over the features of each element (one per label where it has many).
+
+    ``-(pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input)))``
+
+    The result and the other errors are those of :func:`mse_loss`.
+
+    Args:
+        input: ``(N, *features)``, floating-point: logits, before any sigmoid.
+        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``: booleans or numbers
+            from 0 to 1.
+        pos_weight: how many times a target of 1 counts in the loss: one number, or one per feature. Unlike ``weights``
+            it takes no part in what a mean divides by, as in torch.
+        weights: as for :func:`mse_loss`.
+        reduction: as for :func:`mse_loss`.
+
+    Raises:
+        ShapeError: a ``pos_weight`` of another shape.
+        ArgumentError: a ``pos_weight`` that is not finite or below 0, or a target below 0 or above 1; both are
+            looked for on a CPU.
+
+    Example:
+        >>> loss = binary_cross_entropy_with_logits(Ragged([[0.0, 0.0]]), Ragged([[True, False]]))
+        >>> loss.exp().item()
+        2.0
+    """
+
+    def function(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        scale = None if pos_weight is None else _label_weights(pos_weight, logits, input)
+        _check_labels(targets)
+        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=scale, reduction=reduction)
+
+    return _elementwise(function, input, target, weights, reduction)
+
+
+def _check_labels(targets: Tensor) -> None:
+    """Refuse, on a CPU, labels below 0 or above 1. A NaN stays in its sequence, as everywhere."""
+    if targets.is_cpu and not torch.compiler.is_compiling():
+        wrong = (targets < 0) | (targets > 1)
+        if bool(wrong.any()):
+            got = f"{targets[wrong][0].item()} among them"
+            raise ArgumentError(message("target", got, "from 0 to 1", "divide by the largest, or compare with it"))
+
+
+def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
+    """``pos_weight`` as it meets the features of each row."""
+    given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label")
+    check_numbers("pos_weight", given)
+    given = given.to(logits.dtype)
+    if given.numel() == 1:
+        return given.reshape(())
+    if given.shape != logits.shape[1:]:
+        rule = f"one number, or the shape of an element, {tuple(logits.shape[1:])}"
+        raise ShapeError(message("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"))
+    return given
+
+
+def _elementwise(
+    function: Callable[..., Tensor],
+    predictions: Ragged,
+    target: Ragged | Tensor,
+    weights: Ragged | Tensor | None,
+    reduction: Reduction,
+) -> Tensor | Ragged:
+    """The loss whose function gives one number for each of ``(N, *features)``."""
+    pair = compare(predictions, target, weights, reduction)
+    if pair.targets.shape != pair.predictions.shape:
+        rule = f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
+        fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
+        raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
+    losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")
+    if losses.dim() > 1:
+        # Elements without a feature have nothing to be wrong about, where a mean would be NaN.
+        losses = losses.flatten(1)
+        losses = losses.sum(1) / max(losses.shape[1], 1)
+    return pair.reduce(losses)

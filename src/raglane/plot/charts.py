@@ -1,0 +1,402 @@
+"""Charts: the lengths of a dataset, what batches of them waste, and measurements that the caller has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane._utils.checks import check_kind, check_real, check_whole
+from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
+from raglane.data.lengths import batch_fill, round_up
+from raglane.data.order import Batches, Limit, Order
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    count_of,
+    message,
+    printable,
+    quote,
+    quote_all,
+    shorten,
+)
+from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
+from raglane.schedules.costs import lengths_of
+
+_WIDTH, _HEIGHT, _BOX = 7.4, 3.95, Box(0.85, 0.6, 5.4, 2.95)
+_MOST_BINS = 50
+_QUANTILES = (50, 90, 99)
+
+
+def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) -> Picture:
+    """How many sequences have which length, the share that is at most as long, and where buckets end.
+
+    Args:
+        lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
+        batch_size: draw the borders between batches of this size, sorted by length, as with
+            :meth:`raglane.data.Order.sorted`. None draws no borders.
+        axes: where to draw; None makes a figure.
+
+    Returns:
+        A picture with two pairs of axes over each other, the counts and the shares.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths or a batch size that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or more than one pair of axes.
+        ArgumentError: a length below 0, or a batch size below 1.
+
+    Example:
+        >>> import raglane as rl
+        >>> rl.plot.histogram([4, 6, 8, 5, 4, 3, 7, 8], batch_size=4).axes[0].get_title(loc="left")
+        '8 sequences: half are at most 5 long, 90 % at most 8, 99 % at most 8'
+    """
+    known = np.sort(lengths_of(lengths).numpy())
+    borders = []
+    if batch_size is not None:
+        borders = _borders(known, check_whole("batch_size", batch_size, 1, "pass the sequences of a batch"))
+    count, most = len(known), int(known[-1]) if len(known) else 0
+    at = {quantile: int(known[-(-quantile * count // 100) - 1]) for quantile in _QUANTILES} if count else {}
+    title = count_of(count, "sequence")
+    if count:
+        title += f": half are at most {at[50]:,} long, 90 % at most {at[90]:,}, 99 % at most {at[99]:,}"
+    picture = _place(axes, title)
+    counts = picture.axes[0]
+    frame(counts, look(), grid="y")
+    width = round_up((most + 1) / _MOST_BINS)
+    edges = np.arange(0, most + 1 + width, width) - 0.5
+    heights, _ = np.histogram(known, edges)
+    counts.bar(edges[:-1], heights, width, align="edge", color=BLUE, edgecolor=look().paper, linewidth=0.6, zorder=2)
+    for border in borders:
+        counts.axvline(border, color=VERMILION, linestyle="--", linewidth=1, zorder=3)
+    shares = counts.twinx()
+    frame(shares, look(), hidden=("top", "left"), grid="")
+    if count:
+        lengths_there, last = np.unique(known, return_counts=True)
+        up = np.cumsum(last) / count * 100
+        shares.step(
+            [0, *lengths_there], [0, *up], where="post", color=look().ink, linewidth=1.4, label="at most as long"
+        )
+        shares.plot(
+            list(at.values()),
+            list(at),
+            "o",
+            color=look().paper,
+            markeredgecolor=look().ink,
+            markersize=5,
+            clip_on=False,
+        )
+    _limit(counts, shares, float(edges[-1]), int(heights.max(initial=0)))
+    what = f"; dashed: borders of batches of {batch_size:,}" if borders else ""
+    label(counts, title, f"length{f', {width:,} to a bar' if width > 1 else ''}{what}", "sequences")
+    label(shares, "", "", "share that is at most as long (line, %)")
+    return Picture(picture.figure, (counts, shares), picture.is_given)
+
+
+def _place(axes: Any, title: str) -> Picture:
+    """Axes of one size, in a figure as wide as the title needs."""
+    return place(axes, (max(_WIDTH, _BOX.left + width_of(title, TITLE) + 0.2), _HEIGHT), [_BOX])
+
+
+def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
+    """Whole numbers on both axes, from 0."""
+    counts.set_xlim(-0.5, end)
+    counts.set_ylim(0, max(highest, 1) * 1.05)
+    shares.set_ylim(0, 105)
+    shares.set_yticks(range(0, 101, 25))
+    across = max(1, int(_BOX.width / (width_of(f"{int(end):,}") + 0.15)))
+    for axis, most, places in ((counts.xaxis, int(end), min(8, across)), (counts.yaxis, max(highest, 1), 6)):
+        ticks = range(0, most + 1, round_up((most + 1) / places))
+        axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
+    """Between which lengths one sorted batch ends and the next begins; on a length where that is in both."""
+    rows, bounds = Batches(known, Limit(sequences=batch_size), Order.sorted()).whole()
+    ordered = known[rows]
+    return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
+
+
+def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
+    """What share of padded batches is padding, against their size: random, bucketed and sorted batches.
+
+    All are those of :class:`raglane.data.Batches` in the orders ``random``, ``grouped`` and ``sorted``.
+
+    Args:
+        lengths: as for :func:`histogram`.
+        batch_sizes: those to try, each at least 1; None for the powers of two up to 512 that the dataset fills.
+        seed: of the order, 0 or above.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: lengths, sizes or a seed that are not integers; axes of another kind.
+        ShapeError: lengths that are not a flat list, or more than one pair of axes.
+        ArgumentError: a length below 0, no size or one below 1, or a seed below 0.
+
+    Example:
+        >>> import raglane as rl
+        >>> axes = rl.plot.waste([4, 6, 8, 5, 4, 3, 7, 8], [2, 8]).axes[0]
+        >>> {line.get_label(): f"{line.get_ydata()[-1]:.1f} %" for line in axes.lines}
+        {'random': '29.7 %', 'bucketed': '29.7 %', 'sorted': '29.7 %'}
+    """
+    known = lengths_of(lengths).numpy()
+    if batch_sizes is None:
+        sizes = [2**power for power in range(10) if power == 0 or 2**power <= len(known)]
+    else:
+        sizes = _read_sizes(batch_sizes)
+    shares = {
+        name: [
+            100 * (1 - batch_fill(known, *Batches(known, Limit(sequences=size), order, seed=seed).whole()))
+            for size in sizes
+        ]
+        for name, order in _ORDERS.items()
+    }
+    title = f"{count_of(len(known), 'sequence')}: the share of padded batches that is padding"
+    picture = _place(axes, title)
+    one = picture.axes[0]
+    frame(one, look())
+    for (name, share), (color, marker, line) in zip(shares.items(), _STYLES, strict=True):
+        one.plot(sizes, share, color=color, marker=marker, linestyle=line, linewidth=1.8, markersize=5, label=name)
+    one.set_xscale("log", base=2)
+    one.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
+    shown = sizes[:: -(-len(sizes) // 12)]
+    one.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=SMALL)
+    one.minorticks_off()
+    one.set_ylim(0, max(5.0, 1.1 * max(max(share) for share in shares.values())))
+    one.legend(frameon=False, fontsize=SMALL, labelcolor=look().ink, loc="upper left", bbox_to_anchor=(1, 1))
+    label(one, title, "sequences in a batch", "waste (%)")
+    return picture
+
+
+_ORDERS = {"random": Order.random(), "bucketed": Order.grouped(), "sorted": Order.sorted()}
+_STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
+
+
+def _read_sizes(given: Any) -> list[int]:
+    rule, fix = "a list of at least one batch size", "pass [16, 32, 64], say"
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ArgumentTypeError(message("batch_sizes", quote(given), rule, fix))
+    if len(given) == 0:
+        raise ArgumentError(message("batch_sizes", "none", rule, fix))
+    return sorted({check_whole(f"batch_sizes[{place}]", size, 1, fix) for place, size in enumerate(given)})
+
+
+_MARKERS, _LINES = "os^DvP*X<>hp", ("-", "--", ":", "-.")
+_MOST_NAMES = 40
+_PLOT = (5.4, 2.95)
+
+
+def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
+    """The time of an element against the fill of the batch, a line for each method.
+
+    Args:
+        rows: one mapping per measurement: ``method``, a name; ``fill``, the share of the padded batch that is real,
+            above 0 and at most 1; ``seconds``, the time of one element that exists, above 0. Other keys are ignored.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: not a list of mappings, or a name that is no text.
+        ArgumentError: no rows, a key that is missing, a number out of range, or more than 40 methods.
+        ShapeError: more than one pair of axes.
+
+    Example:
+        >>> import raglane as rl
+        >>> rows = [
+        ...     {"method": "padded", "fill": 0.5, "seconds": 4e-7},
+        ...     {"method": "padded", "fill": 1.0, "seconds": 2e-7},
+        ...     {"method": "lanes", "fill": 0.5, "seconds": 1e-7},
+        ... ]
+        >>> [line.get_label() for line in rl.plot.times(rows).axes[0].lines]
+        ['padded', 'lanes']
+    """
+    numbers = {"fill": ("above 0 and at most 1", lambda number: 0 < number <= 1), "seconds": _ABOVE_ZERO}
+    methods: dict[str, list[tuple[float, float]]] = {}
+    for name, (fill, seconds) in _read("rows", rows, "method", numbers):
+        methods.setdefault(name, []).append((100 * fill, seconds))
+    _check_count("rows", methods)
+    scale, unit = _unit(max(seconds for points in methods.values() for _, seconds in points))
+    picture, one = _with_legend(axes, methods)
+    for place_in_legend, (name, points) in enumerate(methods.items()):
+        fills, seconds_of = zip(*sorted(points), strict=True)
+        one.plot(
+            fills,
+            [seconds / scale for seconds in seconds_of],
+            label=name,
+            linewidth=1.6,
+            markersize=5,
+            linestyle=_LINES[place_in_legend % len(_LINES)],
+            **_style(place_in_legend),
+        )
+    one.set_xlim(0, 102)
+    one.set_ylim(0, None)
+    _legend(one)
+    label(one, "The time of an element that exists", "fill of the batch (%)", f"time per element ({unit})")
+    return picture
+
+
+def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: float, axes: Any = None) -> Picture:
+    """The roofline of a machine, and how close each kernel comes to it.
+
+    The model of Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for multicore
+    architectures": a kernel that computes ``intensity`` operations per byte of memory it moves reaches at most
+    ``min(peak, intensity * bandwidth)``.
+
+    Args:
+        kernels: one mapping per kernel: ``name``; ``intensity`` in operations per byte, above 0; ``rate`` in operations
+            per second, above 0. Other keys are ignored.
+        peak: operations per second that the machine computes at most, above 0.
+        bandwidth: bytes per second that its memory gives at most, above 0.
+        axes: where to draw; None makes a figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ArgumentTypeError: not a list of mappings, or a name that is no text.
+        ArgumentError: no kernels, a key that is missing, a number that is not above 0, or more than 40 kernels.
+        ShapeError: more than one pair of axes.
+
+    Example:
+        >>> import raglane as rl
+        >>> kernels = [{"name": "lstm", "intensity": 8.0, "rate": 60e9}]
+        >>> axes = rl.plot.roofline(kernels, peak=100e9, bandwidth=20e9).axes[0]
+        >>> [text.get_text() for text in axes.get_legend().get_texts()]
+        ['lstm: 60 %']
+    """
+    rule, holds = _ABOVE_ZERO
+    fix = "pass it in operations or bytes per second, 1e11 say"
+    top = check_real("peak", peak, rule, holds, fix)
+    slope = check_real("bandwidth", bandwidth, rule, holds, fix)
+    points = _read("kernels", kernels, "name", {"intensity": _ABOVE_ZERO, "rate": _ABOVE_ZERO})
+    _check_count("kernels", points)
+    names = [f"{name}: {100 * rate / min(top, intensity * slope):.0f} %" for name, (intensity, rate) in points]
+    picture, one = _with_legend(axes, names)
+    ridge = top / slope
+    low = min([ridge, *(intensity for _, (intensity, _) in points)]) / 4
+    high = max([ridge, *(intensity for _, (intensity, _) in points)]) * 4
+    one.set_xscale("log")
+    one.set_yscale("log")
+    one.plot([low, ridge, high], [low * slope, top, top], color=look().ink, linewidth=1.8, zorder=2)
+    for place_in_legend, (name, (_, (intensity, rate))) in enumerate(zip(names, points, strict=True)):
+        one.plot(
+            [intensity],
+            [rate],
+            label=name,
+            linestyle="none",
+            markersize=8,
+            markeredgecolor=look().ink,
+            zorder=3,
+            **_style(place_in_legend),
+        )
+    one.set_xlim(low, high)
+    rates = [rate for _, (_, rate) in points]
+    one.set_ylim(min([low * slope, *rates]) / 2, max([top, *rates]) * 3)
+    _mark_decades(one)
+    _legend(one, "share of the roof")
+    title = f"Roofline: {_engineering(top)}op/s at most, {_engineering(slope)}B/s of memory"
+    label(one, title, "intensity (operations per byte)", "rate (operations per second)")
+    return picture
+
+
+_ABOVE_ZERO = ("a number above 0", lambda number: 0 < number < math.inf)
+
+
+def _read(
+    name: str, rows: Any, key: str, numbers: Mapping[str, tuple[str, Any]]
+) -> list[tuple[str, tuple[float, ...]]]:
+    """The name and the numbers of each row, checked."""
+    keys = ", ".join((key, *numbers))
+    rule, fix = f"a list of mappings with {keys}", "pass a list of dicts"
+    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
+        raise ArgumentTypeError(message(name, quote(rows), rule, fix))
+    if not rows:
+        raise ArgumentError(message(name, "none", f"{rule}, at least one", fix))
+    read = []
+    for index, row in enumerate(rows):
+        where = f"{name}[{index}]"
+        check_kind(where, row, Mapping, f"a mapping with {keys}", "pass a dict")
+        missing = [one for one in (key, *numbers) if one not in row]
+        if missing:
+            got = f"the keys {quote_all(row)}"
+            raise ArgumentError(message(where, got, f"a mapping with {keys}", f"add {missing[0]}"))
+        check_kind(f"{where}[{key!r}]", row[key], str, "a text", "pass a name")
+        found = [
+            check_real(f"{where}[{one!r}]", row[one], needed, holds, "check the measurement")
+            for one, (needed, holds) in numbers.items()
+        ]
+        read.append((shorten(printable(row[key]), 40), tuple(found)))
+    return read
+
+
+def _check_count(name: str, found: Any) -> None:
+    if len(found) > _MOST_NAMES:
+        rule = f"at most {_MOST_NAMES} names, which a legend can hold"
+        raise ArgumentError(message(name, f"{len(found)} names", rule, "draw a part of them"))
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Colour and marker of a method: both differ among the first few, and no two of 40 have the same pair."""
+    return {"color": PALETTE[number % len(PALETTE)], "marker": _MARKERS[number % len(_MARKERS)]}
+
+
+def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
+    """Axes with room for a legend of names on the right."""
+    width, height = _PLOT
+    height = max(height, 0.17 * len(names) + 0.3)
+    beside = max(map(width_of, names), default=0.0) + 0.8
+    whole = max(0.95 + width + beside, 0.95 + width_of("0" * 60, TITLE))
+    picture = place(axes, (whole, height + 1.0), [Box(0.95, 0.6, width, height)])
+    one = picture.axes[0]
+    frame(one, look())
+    return picture, one
+
+
+def _legend(axes: Any, title: str = "") -> None:
+    """A legend on the right, whose dollar signs are no formulas."""
+    legend = axes.legend(
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=look().ink,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.02),
+        labelspacing=0.3,
+        title=title or None,
+        title_fontsize=TEXT,
+        alignment="left",
+    )
+    for text in (*legend.get_texts(), legend.get_title()):
+        text.set_parse_math(False)
+        text.set_color(look().ink)
+
+
+def _mark_decades(axes: Any) -> None:
+    """Ticks at powers of ten, or at every second, third ... of them, so that they stay apart."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    for axis, (low, high), most in ((axes.xaxis, axes.get_xlim(), 8), (axes.yaxis, axes.get_ylim(), 8)):
+        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+        step = -(-(last - first + 1) // most)
+        axis.set_major_locator(FixedLocator([10.0**power for power in range(first, last + 1, max(step, 1))]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _engineering(value).strip()))
+    axes.minorticks_off()
+
+
+def _engineering(number: float) -> str:
+    """A number with the letter of its thousands: ``2.5 G``."""
+    for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g} {letter}"
+    return f"{number:.3g} "
+
+
+def _unit(seconds: float) -> tuple[float, str]:
+    """A unit in which a time is a number of few digits."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale:
+            return scale, unit
+    return 1e-9, "ns"

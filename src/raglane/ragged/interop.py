@@ -1,0 +1,202 @@
+"""Between flat values and lists of sequences, tensors of :mod:`torch.nested`, or list arrays of Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raglane._utils.checks import as_tensor, check_offsets
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
+from raglane.segments import element_index, offsets_from_lengths
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """Lay sequences one after the other."""
+    if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
+        shape = ""
+        # A nested tensor has no shape that it could tell.
+        if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
+            shape = f" of shape {tuple(sequences.shape)}"
+        rule = "a list with one tensor (L_i, *features) for each sequence"
+        fix = "pass a list, or call Ragged.from_padded for a padded tensor and Ragged.from_flat for flat values"
+        raise ArgumentTypeError(message("sequences", f"one {type(sequences).__name__}{shape}", rule, fix))
+    items = list(sequences)
+    tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
+    if not tensors:
+        return torch.empty(0), torch.empty(0, dtype=torch.int64, device="cpu")
+    # An empty Python list has neither features nor a dtype of its own: it takes those of the others.
+    bare = [isinstance(item, list | tuple) and len(item) == 0 for item in items]
+    typical = next((tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0])
+    if any(bare):
+        nothing = typical.new_empty((0, *typical.shape[1:]))
+        tensors = [nothing if is_bare else tensor for tensor, is_bare in zip(tensors, bare, strict=True)]
+    _check_alike(tensors, typical)
+    lengths = torch.tensor([tensor.shape[0] for tensor in tensors], dtype=torch.int64, device="cpu")
+    return torch.cat(tensors), lengths
+
+
+def _read_sequence(item: Any, index: int) -> Tensor:
+    """One sequence as a tensor, or an error that says which one is not a sequence."""
+    try:
+        tensor = as_tensor(item)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        got = f"a {type(item).__name__} that is not an array of numbers"
+        rule = "a sequence is a tensor (L, *features), or lists of numbers of one shape"
+        fix = "turn texts into indices with a vocabulary first"
+        raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
+    if tensor.is_nested:
+        rule = "a sequence is a tensor (L, *features)"
+        fix = "call Ragged.from_nested on the nested tensor itself"
+        raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
+    return tensor
+
+
+def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
+    """Raise a ShapeError that names the first sequence that does not go with the others."""
+    if typical.dim() == 0:
+        rule = "each sequence has at least one dimension, its steps"
+        fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
+        raise ShapeError(message("sequences", "a number where a sequence belongs", rule, fix))
+    wanted = (typical.shape[1:], typical.dtype, typical.device)
+    for index, tensor in enumerate(tensors):
+        if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
+            got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
+            rule = (
+                f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
+                f"{typical.device}, as the others are"
+            )
+            fix = "convert it with .to(...) or .reshape(...) first"
+            raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
+
+
+# -- nested tensors ----------------------------------------------------------------------------------------------------
+
+
+def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
+    """The flat values and offsets of a :mod:`torch.nested` tensor.
+
+    A jagged one without holes gives its own memory, with no copy; one with holes (``nt.lengths()`` is given) is
+    gathered, which waits for a device; one of the strided layout is taken apart and laid flat.
+    """
+    if not (isinstance(nested, Tensor) and nested.is_nested):
+        fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
+        raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
+    if nested.layout is not torch.jagged:
+        values, lengths = from_list(list(nested.unbind()))
+        return values, offsets_from_lengths(lengths).to(values.device)
+    if getattr(nested, "_ragged_idx", 1) != 1:
+        rule, fix = "only dimension 1, the steps, may be ragged", "transpose it back before you convert it"
+        raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
+    jagged: Any = nested  # its methods are none of Tensor's
+    # A copy, since whoever holds the nested tensor can write to its offsets.
+    values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)
+    holes = jagged.lengths()
+    if holes is None:
+        if offsets.is_cpu:
+            check_offsets(offsets, values.shape[0], "nested")
+        return values, offsets
+    lengths = holes.to(torch.int64)
+    if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
+        got, rule = "offsets and lengths that reach beyond its values", "each sequence is a part of the values"
+        raise ShapeError(message("nested", got, rule, "make the nested tensor anew"))
+    total = int(lengths.sum())
+    index = element_index(offsets[:-1], lengths, total)
+    return values.index_select(0, index), offsets_from_lengths(lengths)
+
+
+def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
+    """A jagged :mod:`torch.nested` tensor over the same memory."""
+    nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
+    return nested
+
+
+# -- Arrow -------------------------------------------------------------------------------------------------------------
+
+
+def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
+    """The flat values and offsets of an Arrow list array.
+
+    Numbers share Arrow's memory, with no copy, as long as the array is one chunk (several chunks are joined
+    first) and is not a list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
+    """
+    pyarrow = require("pyarrow", "data")
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pyarrow.ChunkedArray):  # several chunks whose joined size is above 32-bit offsets
+        array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
+    if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
+        kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
+        fix = "pass a list column, or Ragged(sequences)"
+        raise ArgumentTypeError(message("array", str(kind), "an Arrow array of lists", fix))
+    _refuse_nulls(array, "array")
+    offsets = _list_offsets(array)
+    flat = array.flatten()
+    if _is_list(flat.type):
+        _refuse_nulls(flat, "array's elements")
+        sizes = np.unique(np.diff(_list_offsets(flat)))
+        if len(sizes) > 1:
+            rule = "every element of every sequence has the same number of channels"
+            fix = "make the inner lists equally long"
+            raise ShapeError(message("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix))
+        channels = int(sizes[0]) if len(sizes) else int(getattr(flat.type, "list_size", 0))
+        return _numbers(flat.flatten()).reshape(len(flat), channels), torch.from_numpy(offsets)
+    return _numbers(flat), torch.from_numpy(offsets)
+
+
+def _is_list(kind: Any) -> bool:
+    types = require("pyarrow", "data").types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _list_offsets(array: Any) -> NDArray[np.int64]:
+    """Offsets of a list array from 0, whatever slice of a larger one it is."""
+    if hasattr(array, "offsets"):
+        offsets: NDArray[np.int64] = np.array(array.offsets.to_numpy(), dtype=np.int64)
+        return np.asarray(offsets - offsets[0])
+    return np.arange(len(array) + 1, dtype=np.int64) * int(array.type.list_size)
+
+
+def _refuse_nulls(array: Any, name: str) -> None:
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        rule = "a batch has no nulls: an empty sequence is an empty list"
+        fix = "drop or fill them first, for instance with pyarrow.compute.fill_null"
+        raise ArgumentError(message(name, f"{array.null_count} null(s), the first at index {row}", rule, fix))
+
+
+def _numbers(flat: Any) -> Tensor:
+    pyarrow = require("pyarrow", "data")
+    _refuse_nulls(flat, "array's values")
+    kind = flat.type
+    if pyarrow.types.is_boolean(kind):
+        return torch.from_numpy(flat.to_numpy(zero_copy_only=False))
+    if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
+        rule = "lists of numbers or booleans, or of lists of numbers"
+        fix = "turn tokens into indices with a vocabulary, and timestamps into numbers, first"
+        raise ArgumentTypeError(message("array", f"a list of {kind}", rule, fix))
+    return as_tensor(flat.to_numpy(zero_copy_only=True))
+
+
+def to_arrow(values: Tensor, offsets: Tensor) -> Any:
+    """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU.
+
+    Feature dimensions become fixed-size lists, one inside the other. Waits for a device, if the values are on one.
+    """
+    pyarrow = require("pyarrow", "data")
+    if values.dtype is torch.bfloat16 or values.is_complex():
+        fix = "convert with .to(torch.float32) first"
+        raise ArgumentTypeError(message("values", str(values.dtype), "a dtype that Arrow has", fix))
+    if 0 in values.shape[1:]:
+        rule = "Arrow has no empty features"
+        raise ArgumentTypeError(message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "leave them"))
+    flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
+    for size in reversed(values.shape[1:]):
+        flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets.cpu().numpy()), flat)

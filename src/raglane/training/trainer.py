@@ -1,0 +1,448 @@
+"""One rank of a training: from the data of a job to the history, the checkpoints and the best model."""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from raglane._utils.files import write_file, write_folder
+from raglane.data.chunks import Chunks
+from raglane.data.dataset import Sequences
+from raglane.data.order.permutation import key_of
+from raglane.data.records import Records
+from raglane.data.stored_dataset import Dataset
+from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError, argument, message
+from raglane.training.batches import (
+    Batch,
+    ChunkedBatches,
+    RareTokens,
+    Remaining,
+    loader,
+    shares_of,
+    training_batches,
+)
+from raglane.training.checkpoint import load_weights, model_files
+from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
+from raglane.training.inference import pick_device
+from raglane.training.job import Job, TrainingResult
+from raglane.training.learner import Learner, make_optimizer, shared
+from raglane.training.machine import check_size
+from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.ranks.group import ALONE, Ranks, Stop, Stops, lost_worker
+from raglane.training.state import (
+    Totals,
+    TrainingState,
+    check_losses,
+    check_optimizer,
+    curves_csv,
+    diverged,
+    load_state,
+    rate_of,
+    state_files,
+)
+from raglane.training.stored import reading
+from raglane.training.tasks import fit, make_task
+from raglane.training.tasks.base import values_of
+
+# Seconds after which a checkpoint is written within an epoch.
+SAVED_EVERY = 600.0
+
+
+class Interrupted(Exception):  # noqa: N818
+    """Ctrl-C or SIGTERM came, and the run is saved where it stood."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class Watcher(Protocol):
+    """A progress bar or a log, which follows a run."""
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts, or goes on, at ``state``; an epoch has ``batches`` batches."""
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """A batch of an epoch (both from 1) is done; reading a mean from ``totals`` waits for the device."""
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """An epoch is complete, with this row of the history."""
+
+
+class _Counted(Protocol):
+    """Batches, and how many they are."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Trainer:
+    """One rank of a training: model, data and state, and the loop over epochs. The first rank writes the files."""
+
+    def __init__(
+        self, job: Job, ranks: Ranks = ALONE, watcher: Watcher | None = None, stops: Stops | None = None
+    ) -> None:
+        settings = self.settings = job.settings
+        self.job, self.folder, self.ranks, self.watcher = job, job.folder, ranks, watcher
+        self.stops = stops or Stops()
+        self.device = ranks.device_of(pick_device(settings.device))
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.preprocessor = fit(job.training, settings)
+        self.task = make_task(self.preprocessor, settings)
+        training = self._applied(job.training)
+        self.validation = None if job.validation is None else self._applied(job.validation)
+        if job.test is not None:
+            self._applied(job.test)
+        if settings.class_weights != "none":
+            targets = training.targets_of_all()
+            self.task.class_weights = None if targets is None else self.task.weigh(targets)
+        config = ModelConfig.of(settings, self.preprocessor)
+        # Before sequences are split, whose pieces would count what a sequence has several times.
+        self.rare = RareTokens.of(training, self.preprocessor, settings)
+        self.training, self.order, elements = training_batches(training, settings, ranks.rank, ranks.count)
+        check_size(config, settings, self.device, elements)
+        self.model = SequenceModel(config)
+        self.state = TrainingState()
+        self.carried: tuple[Tensor, ...] = ()
+        # Files of the best model, where there is no folder.
+        self.best: dict[str, bytes] = {}
+
+    def _applied(self, records: Records | Dataset) -> Sequences:
+        dataset: Sequences = self.preprocessor.apply(records)
+        self.task.check(records)
+        return dataset
+
+    def run(self) -> TrainingResult:
+        """Train from where the run stands to its end, or to where a signal stops it."""
+        self.model.to(self.device).train()
+        self.optimizer = make_optimizer(self.model, self.settings)
+        if self.job.resume and self.folder is not None and (self.folder / LAST).exists():
+            # Else it was killed before its first checkpoint, and starts again.
+            self._resume(self.folder / LAST)
+        if self.folder is not None and self.ranks.is_first:
+            self.job.write(self.folder)
+            for name, content in self.job.files.items():
+                write_file(self.folder / name, content)
+        is_complete, stopped_by = self._is_complete(), None
+        if is_complete and self.folder is not None:
+            if self.ranks.is_first:
+                write_file(self.folder / CURVES, curves_csv(self.state.history))
+        else:
+            try:
+                self._train()
+            except Interrupted as stop:
+                stopped_by = stop.signal
+            except DivergedError as error:
+                if self.folder is not None and (self.folder / LAST).exists() and self.ranks.is_first:
+                    replace(self.job, diverged=error.what).write(self.folder)
+                raise
+        return TrainingResult(self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best)
+
+    def _resume(self, last: Path) -> None:
+        """Put the last checkpoint in place, and bring the best model up to it."""
+        settings = self.settings
+        state, optimizer, self.carried = load_state(last)
+        load_weights(self.model, last)
+        check_optimizer(optimizer, self.optimizer, last)
+        with reading(last):
+            self.order.set_epoch(state.epoch)
+            # A run of an earlier version has no order, but may have batches.
+            self.order.load_state_dict(state.order or self.order.state_dict(state.batch))
+            if state.batch >= max(len(self.order), 1):
+                raise ValueError(f"{state.batch} batches of an epoch that has {len(self.order)}")
+        if settings.epochs < state.epoch:
+            done = f"{settings.epochs}, and {state.epoch} are done"
+            fix = f"pass {argument('epochs', state.epoch + 10)}, say"
+            raise ArgumentError(message("epochs", done, "what is done stays done", fix))
+        self.optimizer.load_state_dict(optimizer)
+        self.state = state
+        if state.best_epoch == state.epoch > 0 and state.batch == 0 and self.ranks.is_first:
+            # The process may have been killed between the two.
+            write_folder(last.parent / BEST, self._model_files())
+
+    def _is_complete(self) -> bool:
+        """Whether nothing is left to train; what came after the last epoch may still have been cut off."""
+        state, patience = self.state, self.settings.patience
+        is_patient = patience is None or state.waited < patience or state.batch > 0
+        return state.epoch >= self.settings.epochs or not is_patient
+
+    def _model_files(self) -> dict[str, bytes]:
+        return model_files(self.model, self.preprocessor, self.job.columns)
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # The loop
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Train to the last epoch, saving after each."""
+        in_order: list[list[int]] = []
+        if self.validation is not None:
+            in_order = shares_of(self.validation, self.settings, self.order, self.ranks.rank, self.ranks.count)
+        # The filters that the loop sets are its own.
+        with closing(self.stops), warnings.catch_warnings():
+            self.stops.listen()
+            try:
+                self._begin()
+                for epoch in range(self.state.epoch, self.settings.epochs):
+                    self.order.set_epoch(epoch)
+                    self._batches = len(self.order)
+                    self._since = time.perf_counter()
+                    self._train_epoch()
+                    if self.validation is not None and in_order:
+                        self._validate(loader(self.validation, in_order))
+                    if self._epoch_done():
+                        break
+            except (RuntimeError, ConnectionError, EOFError) as error:
+                explained = self._explained(error)
+                if explained is None:
+                    raise
+                raise explained from error
+
+    def _begin(self) -> None:
+        self._learner = Learner(self.model, self.task, self.settings, self.ranks, self.order, self.rare)
+        self._loss: nn.Module = self._learner
+        # Within it a gradient stays on its rank.
+        self._apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if self.ranks.count > 1:
+            self._loss = together = shared(self._learner, self.device)
+            self._apart = together.no_sync
+        states = tuple(state.to(self.device) for state in self.carried)
+        self._learner.carried = (states if len(states) > 1 else states[0]) if states else None
+        self._stop = Stop(self.ranks, self.stops)
+        self._saved = time.monotonic()
+        # The state at the last step of the optimizer, and whether the weights may be between those of two steps.
+        self._stepped, self._stepped_carried = self._snapshot()
+        self._is_stepping = False
+        # Of the validation part, on this rank until the epoch is complete; and the answers, where the task keeps some.
+        self._validated = Totals()
+        self._answers: list[tuple[Tensor, Batch]] = []
+        self._batches = len(self.order)
+        if self.watcher is not None:
+            self.watcher.started(self.state, self.settings.epochs, self._batches)
+
+    def _snapshot(self) -> tuple[TrainingState, Any]:
+        return replace(self.state, totals=replace(self.state.totals)), self._learner.carried
+
+    def _explained(self, error: Exception) -> Exception | None:
+        """The error for what PyTorch or the pipe to a worker raised, after what was done is saved; None for others."""
+        if self.settings.workers and _is_of_worker(error):
+            _hear_no_more_of_workers()
+            if self.ranks.count == 1:
+                self._save_stepped()
+            return lost_worker(self.folder)
+        if self.ranks.is_lost(error):
+            if self.ranks.is_keeper():
+                self._save_stepped()
+            return LostRankError()
+        # PyTorch's word for a step that numbers of 32 bits cannot hold, as some of a learning rate of 1e38 are.
+        if "without overflow" in str(error):
+            return diverged("a step that numbers of 32 bits cannot hold", self.state, self.settings)
+        return None
+
+    def _train_epoch(self) -> None:
+        """Learn from what is left of an epoch."""
+        batches: _Counted
+        if isinstance(self.order, Chunks):
+            batches = ChunkedBatches(self.order)
+        else:
+            batches = loader(self.training, Remaining(self.order), self.settings.workers)
+        count = len(batches)
+        for done, batch in enumerate(batches, 1):
+            self._batch_started()
+            is_step = done % self.settings.accumulate == 0 or done == count
+            with nullcontext() if is_step else self._apart():
+                self._loss(batch.to(self.device)).backward()
+            if is_step:
+                self._step()
+            self._batch_done()
+
+    def _step(self) -> None:
+        # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
+        self._is_stepping = True
+        self._learner.average()
+        if self.settings.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.model.zero_grad()
+
+    def _validate(self, batches: Iterable[Batch]) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                moved = batch.to(self.device)
+                output = self.model(moved.inputs)
+                self._validated.add(self.task.score(output, moved), moved.inputs.values.shape[0])
+                if self.task.kept:
+                    self._answers.append((values_of(output).cpu(), moved))
+        self.model.train()
+
+    # ---------------------------------------------------------------------------------------------------------------
+    # History and checkpoints
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _batch_started(self) -> None:
+        self._set_rate(rate_of(self.settings, self.state, self._batches))
+        # What is dropped or hidden in a batch follows from where it is, so that a run that goes on has the same.
+        seed = key_of(self.settings.seed, self.state.epoch, self.state.batch, self.ranks.rank)
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed(seed)
+        self._stop.ask()
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _batch_done(self) -> None:
+        now = time.perf_counter()
+        state = self.state
+        if self._learner.whole is not None:
+            state.totals.add(*self._learner.whole)
+        state.totals.seconds += now - self._since
+        self._since = now
+        state.batch += 1
+        if self.watcher is not None:
+            self.watcher.batch_done(state.epoch + 1, state.batch, state.totals)
+        if state.start_loss is None and float(state.totals.count):
+            state.start_loss = state.totals.mean_loss
+        is_step = state.batch % self.settings.accumulate == 0
+        if is_step:
+            self._stepped, self._stepped_carried = self._snapshot()
+            self._is_stepping = False
+        asked = self._stop.answer()
+        # The last batch of an epoch is saved by the end of the epoch, which comes next.
+        if is_step and state.batch < self._batches:
+            if (asked is not None or time.monotonic() - self._saved > SAVED_EVERY) and self.ranks.is_first:
+                self._save_within()
+            if asked is not None:
+                raise Interrupted(asked)
+
+    def _epoch_done(self) -> bool:
+        """Put an epoch in the history, and save it; tells whether patience is at its end."""
+        state = self.state
+        if not float(state.totals.count):
+            rule = "training needs at least one to learn from"
+            raise DataError(message("data", "no element with a target", rule, "give longer sequences"))
+        self._stop.ask()
+        row = self._row()
+        watched = row.get("validation_loss", row["train_loss"])
+        self._refuse_divergence(row)
+        self._tune()
+        state.epoch, state.batch, state.totals = state.epoch + 1, 0, Totals()
+        self._validated, self._answers = Totals(), []
+        self._learner.carried = self._learner.whole = None
+        state.history.append(row)
+        is_best = state.best_epoch == 0 or watched < state.best_loss
+        state.waited = 0 if is_best else state.waited + 1
+        if is_best:
+            state.best_epoch, state.best_loss = state.epoch, watched
+        self._stepped, self._stepped_carried = self._snapshot()
+        self._is_stepping = False
+        if self.ranks.is_first:
+            self._save_epoch(is_best)
+        if self.watcher is not None:
+            self.watcher.epoch_done(row, is_best)
+        asked = self._stop.answer()
+        if self.settings.patience is not None and state.waited >= self.settings.patience:
+            return True
+        if asked is not None and state.epoch < self.settings.epochs:
+            raise Interrupted(asked)
+        return False
+
+    def _row(self) -> dict[str, float]:
+        """A row of the history, of what all ranks have trained on and validated."""
+        totals, validated, metric = self.state.totals, self._validated, self.task.metric
+        if self.ranks.count > 1:
+            parts = (validated.loss, validated.metric, validated.baseline, validated.count)
+            loss, score, baseline, counted = self.ranks.sums(*parts)
+            validated = Totals(loss, score, baseline, counted)
+        row = {"epoch": self.state.epoch + 1, "train_loss": totals.mean_loss, f"train_{metric}": totals.mean_metric}
+        if float(validated.count):
+            row |= {"validation_loss": validated.mean_loss, f"validation_{metric}": validated.mean_metric}
+        if self.task.baseline is not None:
+            watched = validated if float(validated.count) else totals
+            row[f"{self.task.baseline}_{metric}"] = watched.mean_baseline
+        # At the least a clock tick, so that a tiny epoch divides by something.
+        return row | {"seconds": max(totals.seconds, 1e-9), "elements_per_second": totals.speed}
+
+    def _tune(self) -> None:
+        """Let the task set what it sets by the answers to the whole validation part."""
+        if not self.task.kept:
+            return
+        # The batches went round the ranks.
+        parts = self.ranks.gathered(self._answers)
+        found = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
+        if found:
+            answers, batches = map(list, zip(*found, strict=True))
+            self.task.tune(self.model, answers, batches)
+
+    def _refuse_divergence(self, row: dict[str, float]) -> None:
+        """Raise where losses or weights say that the run has run away, so that no such model is ever saved."""
+        check_losses(row, self.state, self.settings)
+        # The last step may have been the first wrong one: without a validation part no loss tells.
+        if not torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all():
+            raise diverged("weights that are not finite", self.state, self.settings)
+
+    def _save_stepped(self) -> None:
+        """Write the checkpoint of the last step that all ranks have done, where a rank or a worker has gone since."""
+        if 0 < self._stepped.batch < self._batches and not self._is_stepping:
+            self.state, self._learner.carried = self._stepped, self._stepped_carried
+            self._save_within()
+
+    def _save_within(self) -> None:
+        """Write the checkpoint of an epoch that is not complete."""
+        if float(self.state.totals.count):
+            self._refuse_divergence({"train_loss": self.state.totals.mean_loss})
+        self._save_last()
+
+    def _save_epoch(self, is_best: bool) -> None:
+        """Write the checkpoint of a complete epoch, and its model where it is the best."""
+        # The last before the best, which can be made of it should the process die between the two.
+        self._save_last()
+        if self.folder is None:
+            self.best = self._model_files() if is_best else self.best
+            return
+        if is_best:
+            write_folder(self.folder / BEST, self._model_files())
+        write_file(self.folder / CURVES, curves_csv(self.state.history))
+
+    def _save_last(self) -> None:
+        """Write the checkpoint that a run goes on from."""
+        if self.folder is None:
+            return
+        # The rate of a batch follows from where the run stands: the file holds that of the settings.
+        self._set_rate(self.settings.lr)
+        # At the end of an epoch the next begins by itself.
+        self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}
+        files = self._model_files() | state_files(self.state, self.optimizer, self._learner.carried)
+        write_folder(self.folder / LAST, files)
+        drop_replaced(self.folder)
+        self._saved = time.monotonic()
+
+
+def _is_of_worker(error: Exception) -> bool:
+    """Whether an error says that a worker has gone: PyTorch's word for it, or that of the pipe to it."""
+    return "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
+
+
+def _hear_no_more_of_workers() -> None:
+    """Without PyTorch's handler, which raises for a worker that has gone again and again, within a checkpoint, too.
+
+    It only tells earlier what PyTorch sees when it waits for a batch, and so is not set again.
+    """
+    for _ in range(2):
+        # It may be about to raise; and only the main thread has handlers.
+        with suppress(RuntimeError, ValueError, AttributeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
