@@ -81,30 +81,4 @@ struct ProgramCall : Batch {
   const Code* code;
 };
 
-// What each instruction set provides. They return a raglane_status.
-struct Kernels {
-  int32_t (*forward)(const Call&);
-  int32_t (*backward)(const Call&);
-  int32_t (*elementwise_forward)(const ElementwiseCall&);
-  int32_t (*elementwise_backward)(const ElementwiseCall&);
-  int32_t (*pack)(const Call&);
-  int32_t (*elementwise_pack)(const ElementwiseCall&);
-  int32_t (*program)(const ProgramCall&);
-  int32_t (*outer)(const raglane_outer&);
-  int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
-  int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
-};
-// The same for weights of int8, of which there is inference alone.
-struct ByteKernels {
-  int32_t (*forward)(const Call&);
-  int32_t (*pack)(const Call&);
-};
-namespace portable { extern const Kernels kernels; extern const ByteKernels byte_kernels; }
-namespace avx2 { extern const Kernels kernels; extern const ByteKernels byte_kernels; }
-namespace avx2vnni { extern const ByteKernels byte_kernels; }
-namespace avx512 { extern const Kernels kernels; extern const ByteKernels byte_kernels; }
-namespace avx512vnni { extern const ByteKernels byte_kernels; }
-namespace avx512bf16 { extern const Kernels kernels; }
-namespace amx { extern const Kernels kernels; }
-
 }  // namespace raglane

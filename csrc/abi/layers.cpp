@@ -281,6 +281,8 @@ void raglane_give_block(void* block, int64_t size) {
 
 int64_t raglane_least_block(void) { return tuning::least_block; }
 
+const char* raglane_isa_name(int64_t isa) { return raglane::isa_name(isa); }
+
 int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 
 int32_t raglane_abi(void) { return RAGLANE_ABI; }

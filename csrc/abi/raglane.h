@@ -46,15 +46,6 @@ enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_M
  * with a number that is not finite gives NaN. For raglane_forward without gates, and raglane_pack; no size is above
  * 65,536. */
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2, RAGLANE_INT8 = 3 };
-/* The last two add to AVX-512 what multiplies bfloat16, sums and states staying float; other dtypes run on AVX-512
- * under their name. */
-enum raglane_isa {
-  RAGLANE_PORTABLE = 0,
-  RAGLANE_AVX2 = 1,
-  RAGLANE_AVX512 = 2,
-  RAGLANE_AVX512_BF16 = 3,
-  RAGLANE_AMX = 4
-};
 enum raglane_function {
   RAGLANE_EXP = 0,
   RAGLANE_TANH = 1,
@@ -123,7 +114,7 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
  * for the others, in which P is H, and S counts the slot that comes with `skip`. */
 #define RAGLANE_LAYER_FIELDS(FIELD)                                                                                  \
   FIELD(int64_t, abi)              /* RAGLANE_ABI */                                                                 \
-  FIELD(int64_t, isa)              /* raglane_isa, one that raglane_has_isa() confirms */                            \
+  FIELD(int64_t, isa)              /* an instruction set that raglane_has_isa() confirms */                          \
   FIELD(int64_t, cell)             /* the number of one, see raglane_describe_cell() */                              \
   FIELD(int64_t, dtype)            /* raglane_dtype */                                                               \
   FIELD(int64_t, flags)            /* raglane_flags, or 0; element-wise: those of poison and teams count */          \
@@ -320,6 +311,9 @@ RAGLANE_EXPORT void raglane_give_block(void* block, int64_t size);
 /* What is worth a block, in bytes: an allocator keeps what is smaller. */
 RAGLANE_EXPORT int64_t raglane_least_block(void);
 
+/* The name of an instruction set by its number, from 0 on, a better one after those that it is better than; null where
+ * there is none. What adds to AVX-512 for bfloat16 alone runs other dtypes as AVX-512 does. */
+RAGLANE_EXPORT const char* raglane_isa_name(int64_t isa);
 /* 1 where this library was built with an instruction set and this processor has it, else 0. */
 RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 

@@ -81,7 +81,7 @@ template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C
   return RAGLANE_BAD_ARGUMENT;
 }
 
-#if RAGLANE_LEVEL <= 3  // what follows adds to AVX-512 has no pairs to multiply here
+#if !defined(RAGLANE_FAMILY)  // no pairs are multiplied here
 // Outer products and sums alone, group by group.
 template <class S> int32_t outer_products_of(const raglane_outer& o) {
   for (int64_t g = 0; g < o.groups; g++) {

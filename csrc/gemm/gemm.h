@@ -18,29 +18,37 @@
 namespace raglane::RAGLANE_TARGET {
 
 // Rows a tile holds at most: sums, weights and one broadcast value must fit the registers, or the tile registers.
-inline constexpr int tile_rows = RAGLANE_LEVEL == 5 ? 16 : registers == 32 ? 6 : 3;
+// Words of an operand of pairs are as many as these times some.
+#if defined(RAGLANE_TILES)
+inline constexpr int tile_rows = most_tile_rows, whole_words = tile_words;
+#else
+inline constexpr int tile_rows = registers == 32 ? 6 : 3, whole_words = 1;
+#endif
 inline constexpr int panel_vectors = 4;
 
-// Whether products of a storage type are made of pairs, and what their operands are stored as.
-template <class S> inline constexpr bool in_pairs = RAGLANE_LEVEL >= 4 && sizeof(S) == 2;
+// Products of a storage type are made of pairs; what their operands are stored as.
+#if defined(RAGLANE_PAIRS)
+template <class S> inline constexpr bool in_pairs = sizeof(S) == 2;
+#else
+template <class S> inline constexpr bool in_pairs = false;
+#endif
 template <class S, bool PAIRS = in_pairs<S>> struct Operand { using type = typename Arithmetic<S>::type; };
 template <class S> struct Operand<S, true> { using type = S; };
 
-// Whether products of a storage type are of int8. Then a word of an operand holds four numbers, and the row's scale is the
+// Products of a storage type are of int8. Then a word of an operand holds four numbers, and the row's scale is the
 // word after its last: see bytes.h.
 template <class S> inline constexpr bool in_bytes = false;
 template <> inline constexpr bool in_bytes<quantised> = true;
 template <> struct Operand<quantised, false> { using type = quantised; };
 
-// Whether numbers of a storage type are operands as they stand in memory.
+// Numbers of a storage type are operands as they stand in memory.
 template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typename Arithmetic<S>::type) && !in_bytes<S>;
 
 // Words that so many numbers of an operand take.
 template <class S> inline int64_t words(int64_t numbers) {
   if (in_bytes<S>) return (numbers + 3) / 4;
   if (!in_pairs<S>) return numbers;
-  constexpr int64_t filled = RAGLANE_LEVEL == 5 ? 16 : 1;
-  return (numbers + 2 * filled - 1) / (2 * filled) * filled;
+  return (numbers + 2 * whole_words - 1) / (2 * whole_words) * whole_words;
 }
 
 // The same of the whole operand.
@@ -64,14 +72,14 @@ template <class A> struct Product {
 }  // namespace raglane::RAGLANE_TARGET
 
 #include "gemm/bytes.h"
-#if RAGLANE_LEVEL == 5
+#if defined(RAGLANE_TILES)
 #include "gemm/tiles.h"
 #endif
 
 namespace raglane::RAGLANE_TARGET {
 
 template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
-#if RAGLANE_LEVEL >= 4
+#if defined(RAGLANE_PAIRS)
   if constexpr (in_pairs<S>) return dot(a, b, c);
 #endif
   return fma(a, b, c);
@@ -129,7 +137,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
 
 // The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is what the operands hold.
 template <class S> inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
-#if RAGLANE_LEVEL == 5
+#if defined(RAGLANE_TILES)
   return multiply_in_tiles(rows, vectors, product);
 #else
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);

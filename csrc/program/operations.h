@@ -73,19 +73,6 @@ void each(const Operation<A>& operation, A* const* rows, int first, int count) {
 // 1 where a comparison holds, else 0.
 template <class V, class M> RAGLANE_INLINE V truth(M holds) { return holds ? V{} + 1 : V{}; }
 
-template <class A> RAGLANE_INLINE Vec<A> square_root(Vec<A> x) {
-#if RAGLANE_LEVEL >= 3
-  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_sqrt_ps((__m512)x);
-  else return (Vec<A>)_mm512_sqrt_pd((__m512d)x);
-#elif RAGLANE_LEVEL == 2
-  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm256_sqrt_ps((__m256)x);
-  else return (Vec<A>)_mm256_sqrt_pd((__m256d)x);
-#else
-  for (int i = 0; i < Lanes<A>::width; i++) x[i] = sizeof(A) == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);
-  return x;
-#endif
-}
-
 // Operations whose vectors do not look at each other. x, y, z: a vector of each operand.
 #define RAGLANE_LANEWISE(name, expression)                                              \
   struct name {                                                                         \
@@ -125,13 +112,13 @@ RAGLANE_LANEWISE(Neg, -x)
 RAGLANE_LANEWISE(Abs, ((V)((typename Lanes<A>::integer)x & ~sign_bit<A>())))
 RAGLANE_LANEWISE(Sign, (x > (A)0 ? splat<V>((A)1) : x < (A)0 ? splat<V>((A)-1) : x))
 RAGLANE_LANEWISE(Not, truth<V>(x == (A)0))
-RAGLANE_LANEWISE(Relu, at_least<A>((A)0, x))
+RAGLANE_LANEWISE(Relu, at_least((A)0, x))
 RAGLANE_BESIDE(Exp, (exp<A, N>(a)))
 RAGLANE_BESIDE(Expm1, (expm1<A, N>(a)))
 RAGLANE_LANEWISE(Log, log<A>(x))
 RAGLANE_LANEWISE(Log1p, log1p<A>(x))
-RAGLANE_LANEWISE(Sqrt, square_root<A>(x))
-RAGLANE_LANEWISE(Rsqrt, (A)1 / square_root<A>(x))
+RAGLANE_LANEWISE(Sqrt, square_root(x))
+RAGLANE_LANEWISE(Rsqrt, (A)1 / square_root(x))
 RAGLANE_LANEWISE(Reciprocal, (A)1 / x)
 RAGLANE_BESIDE(Sigmoid, (squash<A, N, 0>(a)))
 RAGLANE_BESIDE(Tanh, (squash<A, 0, N>(a)))
@@ -250,7 +237,7 @@ template <class A> void norm(const Operation<A>& operation, A* const* rows, int 
         V centred = load(a + i, n) - mean;
         return centred * centred;
       });
-      V scale = (A)1 / square_root<A>(variance / (A)part + operation.epsilon);
+      V scale = (A)1 / square_root(variance / (A)part + operation.epsilon);
       by_vectors<A>(part, [&](int64_t i, int n) RAGLANE_INLINE_LAMBDA { store(to + i, (load(a + i, n) - mean) * scale, n); });
       scales[s] = scale[0];
     }

@@ -57,7 +57,7 @@ inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
 
 // One thread's part of a call.
 template <class Scan> void work(Scan& scan, int thread, int threads) {
-#if RAGLANE_LEVEL == 5
+#if defined(RAGLANE_TILES)
   TileRegisters registers;
 #endif
   scan.work(thread, threads);

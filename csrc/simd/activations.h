@@ -69,18 +69,21 @@ template <class A> RAGLANE_INLINE Vec<A> power_of_two(typename Lanes<A>::integer
   return (Vec<A>)((n + Reduction<A>::bias) << Reduction<A>::mantissa);
 }
 
+// x * 2^n, n as numbers of x's type and as integers. 2^n alone may be no normal number; the second product rounds.
+template <class V, class I> RAGLANE_INLINE V times_power_of_two(V x, V, I n) {
+  using A = decltype(x[0] + x[0]);
+  I half = n >> 1;
+  return x * power_of_two<A>(half) * power_of_two<A>(n - half);
+}
+
 // exp(x), down into the denormal numbers.
 template <class A, int N> RAGLANE_INLINE Vec<A> whole(const Split<A, N>& s, int i) {
-#if RAGLANE_LEVEL >= 3
-  if constexpr (sizeof(A) == 4) return (Vec<A>)_mm512_scalef_ps((__m512)(s.tail[i] + 1.0f), (__m512)s.n[i]);
-#endif
-  auto n = s.integer(i), half = n >> 1;  // 2^n alone may be no normal number; the second product rounds
-  return (s.tail[i] + (A)1) * power_of_two<A>(half) * power_of_two<A>(n - half);
+  return times_power_of_two(s.tail[i] + (A)1, s.n[i], s.integer(i));
 }
 
 template <class A, int N> RAGLANE_INLINE void exp(Vec<A>* x) {
   using R = Reduction<A>;
-  RAGLANE_EACH x[i] = at_most<A>(R::highest, at_least<A>(R::lowest, x[i]));
+  RAGLANE_EACH x[i] = at_most(R::highest, at_least(R::lowest, x[i]));
   Split<A, N> s = split<A, N>(x);
   RAGLANE_EACH x[i] = whole(s, i);
 }
@@ -102,14 +105,14 @@ template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x
   using I = typename Lanes<A>::integer;
   constexpr int N = SIGMOIDS + TANHS;
   V y[N], t[N];
-  RAGLANE_EACH y[i] = i < SIGMOIDS ? at_least<A>(R::lowest, below_zero<A>(x[i]))
-                                   : at_least<A>(-R::tanh_end, below_zero<A>(x[i])) * (A)2;
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? at_least(R::lowest, below_zero<A>(x[i]))
+                                   : at_least(-R::tanh_end, below_zero<A>(x[i])) * (A)2;
   Split<A, N> s = split<A, N>(y);
   RAGLANE_EACH y[i] = i < SIGMOIDS ? whole(s, i) : power_of_two<A>(s.integer(i));
   // exp(-|x|) or 1 over exp(-|x|) + 1; exp(-2 |x|) - 1 over exp(-2 |x|) + 1, which is -tanh(|x|)
   RAGLANE_EACH t[i] = i >= SIGMOIDS ? fma(y[i], s.tail[i], y[i] - (A)1) : x[i] < (A)0 ? y[i] : splat<V>((A)1);
   RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + (A)1 : t[i] + (A)2;
-  quotient<V, N>(t, y);
+  quotient<N>(t, y);
   RAGLANE_EACH x[i] = i < SIGMOIDS ? t[i] : (V)(((I)t[i] & ~sign_bit<A>()) | ((I)x[i] & sign_bit<A>()));
 }
 
@@ -126,7 +129,7 @@ template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
 template <class A, int N> RAGLANE_INLINE void expm1(Vec<A>* x) {
   using R = Reduction<A>;
   using V = Vec<A>;
-  RAGLANE_EACH x[i] = at_most<A>(R::highest, at_least<A>((A)-40, x[i]));  // below that it is -1
+  RAGLANE_EACH x[i] = at_most(R::highest, at_least((A)-40, x[i]));  // below that it is -1
   Split<A, N> s = split<A, N>(x);
   RAGLANE_EACH {
     V power = power_of_two<A>(s.integer(i));  // no number where n is large, where 1 is nothing beside it

@@ -6,10 +6,11 @@
 #include "targets/apply.h"
 #include "targets/peak.h"
 #include "targets/run.h"
+#include "targets/targets.h"
 
-// What follows a loop that goes back has no pairs to multiply.
-#if RAGLANE_LEVEL >= 4
-namespace raglane::avx512 {
+// What follows a loop that goes back has no pairs to multiply, so it is the family's.
+#if defined(RAGLANE_FAMILY)
+namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
 int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
@@ -17,10 +18,10 @@ int32_t outer(const raglane_outer& outer);
 #endif
 
 namespace raglane::RAGLANE_TARGET {
-#if RAGLANE_LEVEL >= 4
-using avx512::backward_in_rounds;
-using avx512::outer;
-using avx512::walk_and_gradients;
+#if defined(RAGLANE_FAMILY)
+using RAGLANE_FAMILY::backward_in_rounds;
+using RAGLANE_FAMILY::outer;
+using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }

@@ -1,6 +1,7 @@
 // The forward loop with weights of int8, for the instruction set that the build names; see run.h.
 #include "scan/forward.h"
 #include "targets/run.h"
+#include "targets/targets.h"
 
 namespace raglane::RAGLANE_TARGET {
 namespace {

@@ -4,16 +4,16 @@
 #include "gemm/call_gradients.h"
 #include "targets/run.h"
 
-// What follows a loop that goes back has no pairs to multiply.
-#if RAGLANE_LEVEL >= 4
-namespace raglane::avx512 {
+// What follows a loop that goes back has no pairs to multiply, so it is the family's.
+#if defined(RAGLANE_FAMILY)
+namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const ElementwiseCall& call, int32_t (*walk)(const ElementwiseCall&));
 }
 #endif
 
 namespace raglane::RAGLANE_TARGET {
-#if RAGLANE_LEVEL >= 4
-using avx512::walk_and_gradients;
+#if defined(RAGLANE_FAMILY)
+using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t walk_and_gradients(const ElementwiseCall& call, int32_t (*walk)(const ElementwiseCall&)) {
   return with_gradients(call, walk);

@@ -35,7 +35,7 @@ template <class S> int64_t multiply_registers(int64_t rounds) {
   return rounds * chains * Lanes<A>::width * (in_pairs<S> ? 4 : 2);
 }
 
-#if RAGLANE_LEVEL == 5
+#if defined(RAGLANE_TILES)
 template <> inline int64_t multiply_registers<bfloat16>(int64_t rounds) {
   TileRegisters registers;
   TileRegisters::shape(tile_rows);  // all zeros
@@ -51,7 +51,7 @@ template <> inline int64_t multiply_registers<bfloat16>(int64_t rounds) {
 
 inline int64_t multiply_registers(int64_t dtype, int64_t rounds) {
   switch (dtype) {
-#if RAGLANE_LEVEL <= 3
+#if !defined(RAGLANE_FAMILY)
     case RAGLANE_FLOAT32: return multiply_registers<float>(rounds);
     case RAGLANE_FLOAT64: return multiply_registers<double>(rounds);
 #endif

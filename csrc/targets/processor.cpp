@@ -1,120 +1,101 @@
 // The instruction sets of this build and of this processor.
 #include "targets/processor.h"
 
+#include <string.h>
+
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#if defined(RAGLANE_X86)
+#if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 #include "abi/failure.h"
 #include "runtime/tuning.h"
+#include "targets/targets.h"
 
 namespace raglane {
 namespace {
 
-#if defined(RAGLANE_X86)
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
-}
-#endif
+#if defined(__x86_64__)
+#define RAGLANE_CPU(part) (__builtin_cpu_supports(part) != 0)
 
-#if defined(RAGLANE_VNNI)
-// The bits of CPUID's leaf 7: of AVX512-VNNI, and of its form for AVX2, AVX-VNNI.
-bool has_avx512_vnni() {
-  unsigned a, b, c, d;
-  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 11 & 1);
-}
-bool has_avx2_vnni() {
-  unsigned a, b, c, d;
-  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+enum Register { EAX, EBX, ECX, EDX };
+// A bit of CPUID's leaf 7.
+[[maybe_unused]] bool cpu_bit(unsigned leaf, Register word, int bit) {
+  unsigned words[4];
+  return __get_cpuid_count(7, leaf, &words[EAX], &words[EBX], &words[ECX], &words[EDX]) && (words[word] >> bit & 1);
 }
 #endif
-
-#if defined(RAGLANE_PAIRS)
-bool has_avx512_bfloat16() {
-#if defined(RAGLANE_EMULATE)
-  return has_avx512();
-#else
-  unsigned a, b, c, d;
-  return has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-#endif
-}
 
 // Tile registers are 8 KB per thread, so a process has to ask Linux for them, once.
-bool has_tiles() {
-#if defined(RAGLANE_EMULATE)
-  return has_avx512();
-#elif defined(__linux__)
-  unsigned a, b, c, d;
-  if (!has_avx512_bfloat16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  if (!(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // AMX-BF16, AMX-TILE
+[[maybe_unused]] bool tiles_permitted() {
+#if defined(__linux__) && defined(__x86_64__)
   const long request_permission = 0x1023, tile_data = 18;
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
 }
-#endif
 
-bool ask_processor(int64_t isa) {
-  switch (isa) {
-    case RAGLANE_PORTABLE: return true;
-#if defined(RAGLANE_X86)
-    case RAGLANE_AVX2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case RAGLANE_AVX512: return has_avx512();
+struct Set {
+  const char *name, *family;
+  const Kernels* kernels;          // null where there are none,
+  const ByteKernels* byte_kernels; // and all three where this build is without the set
+  bool here;                       // this processor has it
+};
+
+#define RAGLANE_SET(name, family, loops, bytes, flags, detected)             \
+  {#name, #family, RAGLANE_IF(RAGLANE_BUILT_##name, RAGLANE_IF(loops, &name::kernels)), \
+   RAGLANE_IF(RAGLANE_BUILT_##name, RAGLANE_IF(bytes, &name::byte_kernels)), RAGLANE_IF(RAGLANE_BUILT_##name, (detected))},
+#define RAGLANE_COUNT(name, family, loops, ...) +loops
+constexpr int64_t isas = 0 RAGLANE_TARGETS(RAGLANE_COUNT);
+
+struct Sets {
+  Set all[16] = {RAGLANE_TARGETS(RAGLANE_SET)};
+
+  Sets() {
+    for (Set* set = all; set->name; set++) {
+#if defined(RAGLANE_EMULATE)  // what adds to a family for bfloat16 runs without its instructions
+      set->here = set->here || (set->kernels && !set->byte_kernels);
 #endif
-#if defined(RAGLANE_PAIRS)
-    case RAGLANE_AVX512_BF16: return has_avx512_bfloat16();
-    case RAGLANE_AMX: return has_tiles();
-#endif
+      set->here = set->here && family_of(*set).here;
+    }
   }
-  return false;
+  const Set& family_of(const Set& of) const {
+    const Set* found = all;
+    while (strcmp(found->name, of.family) != 0) found++;
+    return *found;
+  }
+};
+
+// Asked once: on a virtual machine the instruction that asks is the hypervisor's to answer, which takes microseconds.
+const Sets& sets() {
+  static const Sets all;
+  return all;
 }
 
 }  // namespace
 
-// Asked once: on a virtual machine the instruction that asks is the hypervisor's to answer, which takes microseconds.
-bool processor_has(int64_t isa) {
-  static const uint64_t known = [] {
-    uint64_t sets = 0;
-    for (int64_t i = RAGLANE_PORTABLE; i <= RAGLANE_AMX; i++) sets |= (uint64_t)ask_processor(i) << i;
-    return sets;
-  }();
-  return isa >= RAGLANE_PORTABLE && isa <= RAGLANE_AMX && (known >> isa & 1);
-}
+const char* isa_name(int64_t isa) { return isa >= 0 && isa < isas ? sets().all[isa].name : nullptr; }
+
+bool processor_has(int64_t isa) { return isa_name(isa) && sets().all[isa].here; }
+
+bool has_all_dtypes(int64_t isa) { return sets().all[isa].byte_kernels; }
 
 const Kernels& kernels_of(int64_t isa, int64_t dtype) {
   if (!processor_has(isa)) fail("isa: got %lld; this processor or this build does not have it", (long long)isa);
-#if defined(RAGLANE_PAIRS)
-  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AVX512_BF16) return avx512bf16::kernels;
-  if (dtype == RAGLANE_BFLOAT16 && isa == RAGLANE_AMX) return amx::kernels;
-#else
-  (void)dtype;
-#endif
-#if defined(RAGLANE_X86)
-  if (isa == RAGLANE_AVX2) return avx2::kernels;
-  if (isa >= RAGLANE_AVX512) return avx512::kernels;
-#endif
-  return portable::kernels;
+  const Set& set = sets().all[isa];
+  return *(has_all_dtypes(isa) || dtype == RAGLANE_BFLOAT16 ? set : sets().family_of(set)).kernels;
 }
 
 const ByteKernels& byte_kernels_of(int64_t isa) {
-#if defined(RAGLANE_VNNI)
-  static const bool of_avx512 = has_avx512_vnni(), of_avx2 = has_avx2_vnni();
-  if (isa >= RAGLANE_AVX512 && of_avx512) return avx512vnni::byte_kernels;
-  if (isa == RAGLANE_AVX2 && of_avx2) return avx2vnni::byte_kernels;
-#endif
-#if defined(RAGLANE_X86)
-  if (isa == RAGLANE_AVX2) return avx2::byte_kernels;
-  if (isa >= RAGLANE_AVX512) return avx512::byte_kernels;
-#else
-  (void)isa;
-#endif
-  return portable::byte_kernels;
+  const Set& chosen = sets().all[isa];
+  const Set& family = has_all_dtypes(isa) ? chosen : sets().family_of(chosen);
+  for (const Set* set = sets().all + isas; set->name; set++)
+    if (set->here && &sets().family_of(*set) == &family) return *set->byte_kernels;
+  return *family.byte_kernels;
 }
 
 int64_t cache_bytes() {

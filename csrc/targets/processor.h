@@ -1,11 +1,17 @@
 // The instruction sets of this build and of this processor, and its caches.
 #pragma once
 
-#include "abi/call.h"
+#include "targets/targets.h"
 
 namespace raglane {
 
+// Of a number, null where there is none.
+const char* isa_name(int64_t isa);
+
 bool processor_has(int64_t isa);
+
+// Loops of every dtype; else of bfloat16 alone.
+bool has_all_dtypes(int64_t isa);
 
 // The kernels for an instruction set and a dtype; a Failure where there are none here.
 const Kernels& kernels_of(int64_t isa, int64_t dtype);

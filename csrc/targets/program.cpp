@@ -1,13 +1,13 @@
 // The loop of programs for the instruction set that the build names.
 #include "simd/simd.h"
-#if RAGLANE_LEVEL <= 3  // what follows adds to AVX-512 for bfloat16 alone, which no product of a program is made of
+#if !defined(RAGLANE_FAMILY)  // which has the loop: no product of a program is made of pairs
 #include "program/program.h"
 #endif
 #include "abi/call.h"
 
 namespace raglane::RAGLANE_TARGET {
 
-#if RAGLANE_LEVEL <= 3
+#if !defined(RAGLANE_FAMILY)
 template <class A> int32_t run_program(const ProgramCall& call) {
   ProgramScan<A> scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;

@@ -39,7 +39,7 @@ template <template <class, class> class Loop, class S> int32_t run_cell(const El
 // Run a loop of either kind on a call of its kind.
 template <template <class, class> class Loop, class C> int32_t run(const C& call) {
   switch (call.layer->dtype) {
-#if RAGLANE_LEVEL <= 3  // what follows adds to AVX-512 for bfloat16 alone
+#if !defined(RAGLANE_FAMILY)  // which has these loops
     case RAGLANE_FLOAT32: return run_cell<Loop, float>(call);
     case RAGLANE_FLOAT64: return run_cell<Loop, double>(call);
 #endif

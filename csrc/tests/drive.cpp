@@ -34,7 +34,7 @@ std::vector<int64_t> cells_of_kind(bool is_elementwise) {
 void draw_common(Case& c, const std::vector<int64_t>& cells, int dtypes, int longest, std::mt19937& random) {
   raglane_layer& l = c.layer;
   l.abi = RAGLANE_ABI;
-  do l.isa = below(random, RAGLANE_AMX + 1); while (!raglane_has_isa(l.isa));
+  l.isa = any_isa(random);
   l.cell = cells[below(random, (int)cells.size())], l.dtype = below(random, dtypes);
   raglane_describe_cell(l.cell, &c.cell, nullptr, 0);
   l.directions = 1 + below(random, 2), l.threads = 1 + below(random, 4);

@@ -47,10 +47,11 @@ static int64_t find_cell(const char* name, raglane_cell_facts* facts) {
 }
 
 static int64_t best_isa(void) {
-  for (int64_t isa = RAGLANE_AMX; isa > RAGLANE_PORTABLE; isa--) {
-    if (raglane_has_isa(isa)) return isa;
+  int64_t best = 0;
+  for (int64_t isa = 0; raglane_isa_name(isa); isa++) {
+    if (raglane_has_isa(isa)) best = isa;
   }
-  return RAGLANE_PORTABLE;
+  return best;
 }
 
 /* The place of an entry's text among those that this program knows, or an error. */

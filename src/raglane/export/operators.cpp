@@ -52,9 +52,10 @@ int64_t number_of(ScalarType dtype) {
 }
 
 int64_t best_isa() {
-  for (int64_t isa = RAGLANE_AMX; isa > RAGLANE_PORTABLE; isa--)
-    if (raglane_has_isa(isa)) return isa;
-  return RAGLANE_PORTABLE;
+  int64_t best = 0;
+  for (int64_t isa = 0; raglane_isa_name(isa); isa++)
+    if (raglane_has_isa(isa)) best = isa;
+  return best;
 }
 
 void require_ok(int32_t status, const char* message) {

@@ -33,7 +33,6 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 # Weights of int8 and all else float32: a number too, but no dtype that a call's tensors may have.
 _NUMBERS = {**DTYPES, torch.int8: 3}
-_ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
@@ -90,7 +89,7 @@ class Library:
     Attributes:
         handle: of the shared library.
         structs: those that calls pass, by their names in ``csrc/abi/raglane.h``.
-        isas: the instruction sets that this build and this processor have, best first.
+        numbers: of the instruction sets that this build and this processor have, by their names, best first.
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
         few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
@@ -100,12 +99,17 @@ class Library:
 
     handle: ctypes.CDLL
     structs: Mapping[str, Struct]
-    isas: tuple[str, ...]
+    numbers: Mapping[str, int]
     isa: str
     few_elements: int
     few_weights: int
     least_block: int
     flags: int = 0
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets that this build and this processor have, best first."""
+        return tuple(self.numbers)
 
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set."""
@@ -132,7 +136,7 @@ class Library:
             raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
         result, words = torch.empty_like(values), _messages.buffer
         status = self.handle.raglane_apply(
-            _ISAS[self.isa],
+            self.numbers[self.isa],
             DTYPES[values.dtype],
             _FUNCTIONS[function],
             values.data_ptr(),
@@ -164,7 +168,7 @@ class Library:
         """
         operations, words = ctypes.c_int64(), _messages.buffer
         status = self.handle.raglane_multiply_registers(
-            _ISAS[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
+            self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
         )
         if status != 0:
             _raise(status, words)
@@ -214,7 +218,6 @@ def library() -> Library:
                 f"the cpu kernels at {found} have a struct {name} of {structs[name].size} bytes, where"
                 f" this version of raglane builds {size}. Fix: reinstall raglane."
             )
-    handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
@@ -226,9 +229,9 @@ def library() -> Library:
     handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = [integer, ctypes.POINTER(integer)], pointer
     handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
     handle.raglane_least_block.restype = integer
-    isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
+    numbers = _numbers(handle)
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
-    loaded = Library(handle, structs, isas, isas[0], *sizes)
+    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes)
     wanted = os.environ.get("RAGLANE_ISA")
     return loaded if not wanted else loaded.with_isa(wanted)
 
@@ -242,6 +245,16 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
         formats = {field: f"{kind[5:-1]}s" if kind.startswith("char") else "q" for field, kind, _ in fields}
         found[name] = Struct(int(size), formats)
     return found
+
+
+def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
+    """The numbers of the instruction sets that are here, best first."""
+    handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = [ctypes.c_int64], ctypes.c_char_p
+    handle.raglane_has_isa.argtypes = [ctypes.c_int64]
+    names: list[str] = []
+    while name := handle.raglane_isa_name(len(names)):
+        names.append(name.decode())
+    return {name: number for number, name in reversed([*enumerate(names)]) if handle.raglane_has_isa(number)}
 
 
 @constant_when_traced
@@ -305,4 +318,4 @@ def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
 def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, _ISAS[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
+    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
