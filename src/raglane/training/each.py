@@ -1,4 +1,4 @@
-"""How good a model is on each sequence: which are hard, and whether it fails on the long ones."""
+"""Scores of single sequences: the hardest ones, and the mean per range of lengths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.inference import predict
-from raglane.training.model import answering
+from raglane.training.inference import answering, predict
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import targets_of, values_of
 
