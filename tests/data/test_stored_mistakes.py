@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import Columns, Dataset, Preprocessor, convert, read
+from raglane.data.formats.ipc import checksums, seal
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from small_tables import small_table, written
 
@@ -94,6 +96,21 @@ def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: 
         assert "\n" not in str(caught.value)
         path.write_bytes(content[name])
     assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
+
+
+def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path) -> None:
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    path, described = tmp_path / "out" / "part-00000.arrow", tmp_path / "out" / "dataset.json"
+    shard = path.read_bytes()
+    batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
+    place = shard.index(batch.column("words").offsets.buffers()[1].to_pybytes()[:64])
+    path.write_bytes(shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :])
+    description = json.loads(described.read_bytes())
+    del description["checksum"]
+    description["shards"][0]["checksums"] = checksums(path)
+    described.write_text(json.dumps(seal(description)))
+    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file; the rule"):
+        Dataset(tmp_path / "out").take([0, 1])
 
 
 def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Path) -> None:
