@@ -15,7 +15,7 @@
 //                  the step, then before it; where h recurs, that of the output is in it. du: the recurrent factors'.
 #pragma once
 
-#include "../activations.h"
+#include "simd/activations.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -18,4 +18,4 @@
 //   unprojected(save, c)     what a projection reads, for cells that project
 #pragma once
 
-#include "../activations.h"
+#include "simd/activations.h"

@@ -2,7 +2,7 @@
 // See src/raglane/cells/minlstm.py.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 

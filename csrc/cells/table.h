@@ -16,7 +16,7 @@
 //   biases     blocks of H in a bias
 #pragma once
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 // Cells whose weights meet the state as a matrix.
 //       type         name            gates  slots  saved  c  projects
@@ -60,14 +60,14 @@ inline constexpr raglane_cell_facts cell_table[cell_count] = {
 
 // What is compiled once per instruction set has the arithmetic as well.
 #if defined(RAGLANE_TARGET)
-#include "elman.h"
-#include "gru.h"
-#include "indrnn.h"
-#include "lstm.h"
-#include "mingru.h"
-#include "minlstm.h"
-#include "qrnn.h"
-#include "sru.h"
+#include "cells/elman.h"
+#include "cells/gru.h"
+#include "cells/indrnn.h"
+#include "cells/lstm.h"
+#include "cells/mingru.h"
+#include "cells/minlstm.h"
+#include "cells/qrnn.h"
+#include "cells/sru.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 using Bytes = std::vector<unsigned char>;
 

@@ -1,7 +1,7 @@
 // Random programs, for the driver.
 #pragma once
 
-#include "drawing.h"
+#include "tests/drawing.h"
 
 // A random program in integers, and what it is run on: a few instructions that each write a local of their own, with
 // products among them.

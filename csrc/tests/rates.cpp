@@ -2,7 +2,7 @@
 // the same instruction set in registers alone, measured beside them. One thread; everything in a core's own caches.
 //
 //   rates [seconds per figure]
-#include "rates.h"
+#include "tests/rates.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 namespace {
 

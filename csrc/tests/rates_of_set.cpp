@@ -1,7 +1,7 @@
 // The micro-kernels by themselves, for the instruction set that the build names; see rates.cpp.
-#include "../peak.h"
-#include "../scratch.h"
-#include "rates.h"
+#include "runtime/scratch.h"
+#include "targets/peak.h"
+#include "tests/rates.h"
 
 namespace raglane::RAGLANE_TARGET {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 namespace {
 
