@@ -18,8 +18,9 @@ from raglane.cells.spec import Weights
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_stack
 from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits, run_directions, run_layers
-from raglane.packing.convert import flat_to_padded, flatten_padded
+from raglane.packing.convert import flatten_padded
 from raglane.packing.layouts import packed_layout
+from raglane.packing.rows import flat_to_padded
 from raglane.segments.indexing import place_rows, take_rows
 
 __all__ = ["BACKEND", "TorchBackend"]

@@ -119,7 +119,6 @@ def _elsewhere(traits: Traits) -> str | None:
 
 
 def _run(request: Request, schedule: str) -> Result:
-    """See :meth:`ProgramBackend.run`."""
     request = check(request, numbers=False)
     if torch.is_autocast_enabled("cpu"):
         if request.cell.follows_autocast:

@@ -44,7 +44,6 @@ def _run(*given: Any) -> list[Tensor]:
 def _equations(
     cell: str, present: list[bool], values: Tensor, states: list[Tensor], weights: list[Tensor]
 ) -> tuple[CellSpec, Any]:
-    """The cell that a name stands for, and its weights."""
     if cell in CELLS:
         rest = iter(weights)
         return CELLS[cell], CELLS[cell].weights_type(*[next(rest) if is_there else None for is_there in present])

@@ -275,7 +275,6 @@ class _Case:
 
 
 def _drawn(step: Step, compiled: CompiledStep, rows: int, noise: float, generator: torch.Generator) -> _Case:
-    """Random numbers to compare on."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=step.dtype).requires_grad_()
