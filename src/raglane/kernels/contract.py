@@ -22,8 +22,6 @@ from torch import Tensor
 from raglane import segments
 from raglane.cells.spec import CellSpec
 
-__all__ = ["Backend", "Dense", "DirectionResult", "Packed", "Request", "Result", "Traits", "zero_state"]
-
 
 @dataclass(slots=True, eq=False)
 class Traits:

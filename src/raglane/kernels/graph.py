@@ -25,19 +25,6 @@ from raglane import segments
 from raglane._utils.tracing import constant_when_traced
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
-__all__ = [
-    "Loops",
-    "Scans",
-    "Step",
-    "StepEquations",
-    "Table",
-    "has_loops",
-    "loops_by",
-    "run_layer",
-    "run_steps",
-    "table_of",
-]
-
 
 @dataclass(frozen=True)
 class Table:

@@ -26,8 +26,6 @@ from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.segments.indexing import take_rows
 
-__all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
-
 
 class ReferenceBackend:
     """Executes every cell on every schedule, on any device and floating-point dtype that PyTorch computes with.

@@ -23,8 +23,6 @@ from raglane.packing.layouts import packed_layout
 from raglane.packing.rows import flat_to_padded
 from raglane.segments.indexing import place_rows, take_rows
 
-__all__ = ["BACKEND", "TorchBackend"]
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
     "gru": torch.gru,

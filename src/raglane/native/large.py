@@ -18,8 +18,6 @@ from torch import Tensor
 
 from raglane.native import library
 
-__all__ = ["empty", "from_torch"]
-
 _uses_torch = False
 
 

@@ -127,7 +127,8 @@ class Gate:
         if not all(map(place, parts, shapes, dtypes)):
             return False
         alike = guard(parts, templates)
-        if alike is not None:
+        # A template never fits tensors of which two are the same.
+        if alike is not None and alike(*parts):
             self._templates = ((len(parts), alike), *self._templates[: _TEMPLATES - 1])
         return True
 

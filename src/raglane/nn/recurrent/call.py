@@ -171,7 +171,7 @@ def run(
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
     except Exception as error:
         failed = error
-    _check_arguments(layer, plan, inputs, weights, hx)
+    check_arguments(layer, plan, inputs, weights, hx)
     raise failed
 
 
@@ -225,7 +225,7 @@ def prepare(
     whole, _ = inputs.flat or inputs.flattened()
     batch = whole if pieces is None else pieces.batch
     if pieces is not None or not plan.checks_late:
-        _check_arguments(layer, plan, inputs, weights, hx)
+        check_arguments(layer, plan, inputs, weights, hx)
     values, offsets = batch._values, batch._offsets
     state: tuple[Tensor, ...] = ()
     if hx is not None:
@@ -337,7 +337,7 @@ def _own_state(layer: Stack, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
     return (own,) if len(plan.state_sizes) == 1 else tuple(own)
 
 
-def _check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
+def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
     """Raise where the input or ``hx`` does not fit the layer."""
     batch, _ = inputs.flattened()
     values = batch.values
