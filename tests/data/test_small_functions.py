@@ -24,12 +24,10 @@ from raglane.data.formats.base import (
 )
 from raglane.data.formats.csv import repeats_ids
 from raglane.data.formats.csv_table import gaps_between
-from raglane.data.formats.integrity import is_sealed, seal
-from raglane.data.formats.ipc import is_converted, with_names
+from raglane.data.formats.ipc import is_converted, is_sealed, seal, with_names
 from raglane.data.formats.labels import labels_in, names_of
 from raglane.data.formats.pieces import lines_of, skipped_lines
-from raglane.data.fragments import Fragment
-from raglane.data.layout import Layout
+from raglane.data.fragments import Fragment, Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
 from raglane.data.locations import expand, is_url
 from raglane.data.missing import fill_missing, how_to_fill, refuse_missing

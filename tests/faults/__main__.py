@@ -79,13 +79,14 @@ def play(faults: dict[str, Fault], jobs: int) -> int:
     """
     quick = {name: fault for name, fault in faults.items() if not fault.needs_build}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        right = Copy(Path(folder, "without"))
-        # First what takes longest.
-        found = [pool.submit(_without, right, faults)]
-        found += [pool.submit(_with, right, name, fault) for name, fault in quick.items()]
+        right = Copy(Path(folder, "right"))
+        # First what takes longest. Places are found in this thread alone, while others play.
+        found = [pool.submit(_without, Copy(Path(folder, "without"), of=right), faults)]
+        found += [pool.submit(_with, right, name, fault, _change(fault)) for name, fault in quick.items()]
         good = [_say(*done.result()) for done in as_completed(found)]
         # In one folder, where a build compiles only what this fault and the one before changed.
-        good += [_say(*_with_build(right, name, fault)) for name, fault in faults.items() if fault.needs_build]
+        built = Copy(Path(folder, "built"), of=right)
+        good += [_say(*_with_build(built, name, fault)) for name, fault in faults.items() if fault.needs_build]
     bad = good.count(False)
     print(f"{len(faults)} faults, {f'{bad} of the lines above need somebody' if bad else 'all noticed'}")
     return int(bad > 0)
@@ -96,7 +97,7 @@ def _say(good: bool, words: str) -> bool:
     return good
 
 
-def _without(right: Copy, faults: dict[str, Fault]) -> tuple[bool, str]:
+def _without(copy: Copy, faults: dict[str, Fault]) -> tuple[bool, str]:
     """Run the tests of all faults where there is none; a fault without a place is told of by itself."""
     tests: dict[str, None] = {}
     for fault in faults.values():
@@ -104,14 +105,23 @@ def _without(right: Copy, faults: dict[str, Fault]) -> tuple[bool, str]:
             tests |= dict.fromkeys(fault.arguments())
         except NoPlaceError:
             continue
-    code, said = right.run(list(tests))
+    code, said = copy.run(list(tests))
     return (True, "the tests pass without a fault") if code == _PASSED else (False, f"FAIL without a fault:\n{said}")
 
 
-def _with(right: Copy, name: str, fault: Fault) -> tuple[bool, str]:
+def _change(fault: Fault) -> tuple[str, str] | NoPlaceError:
+    try:
+        return fault.changed()
+    except NoPlaceError as error:
+        return error
+
+
+def _with(right: Copy, name: str, fault: Fault, change: tuple[str, str] | NoPlaceError) -> tuple[bool, str]:
     """Run the tests of a fault of Python's in a copy of its own."""
     try:
-        with right.changed(name, *fault.changed()) as copy:
+        if isinstance(change, NoPlaceError):
+            raise change
+        with right.changed(name, *change) as copy:
             return _verdict(name, fault, *copy.run(fault.arguments()))
     except NoPlaceError as error:
         return False, f"ERROR: {name}: {error}"

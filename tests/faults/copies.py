@@ -24,7 +24,7 @@ class Copy:
 
     Args:
         folder: a new one.
-        of: what is copied: the repository, or a copy, with which it shares the memory of its files.
+        of: what is copied: the repository, or a copy, whose files are linked, so that nothing must run there.
     """
 
     def __init__(self, folder: Path, of: Copy | None = None) -> None:
@@ -47,6 +47,11 @@ class Copy:
         place.mkdir()
         shutil.copy(library, place)
 
+    def _write(self, file: str, text: str) -> None:
+        # Another file in place of one that other copies have too.
+        (self.folder / file).unlink()
+        (self.folder / file).write_text(text)
+
     def run(self, tests: list[str]) -> tuple[int | None, str]:
         """Run some tests in the copy until one fails.
 
@@ -60,8 +65,7 @@ class Copy:
     def changed(self, name: str, file: str, text: str) -> Iterator[Copy]:
         """A copy of this copy beside it, with another text in one file."""
         copy = Copy(self.folder.with_name(name), of=self)
-        (copy.folder / file).unlink()
-        (copy.folder / file).write_text(text)
+        copy._write(file, text)
         try:
             yield copy
         finally:
@@ -74,9 +78,8 @@ class Copy:
         Raises:
             RuntimeError: the compiler refuses it.
         """
-        path = self.folder / file
-        right = path.read_text()
-        path.write_text(text)
+        right = (self.folder / file).read_text()
+        self._write(file, text)
         programs = Path(sys.executable).parent
         ninja = [f"-DCMAKE_MAKE_PROGRAM={programs / 'ninja'}"] if (programs / "ninja").exists() else []
         try:
@@ -91,4 +94,4 @@ class Copy:
             self._put_kernels(self.folder / "build/libraglane_cpu.so")
             yield
         finally:
-            path.write_text(right)
+            self._write(file, right)

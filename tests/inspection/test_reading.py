@@ -251,3 +251,13 @@ def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: 
         assert found.lengths.tolist() == wanted.lengths.tolist()
         assert (found.kind, found.vocabulary, found.features) == (wanted.kind, wanted.vocabulary, wanted.features)
         assert found.labels == wanted.labels
+
+
+def test_a_converted_folder_of_sets_has_their_labels(tmp_path: Path) -> None:
+    (tmp_path / "sets.jsonl").write_text('{"x": ["a"], "y": ["u", "v"]}\n{"x": ["b"], "y": ["u"]}\n')
+    columns = Columns(task="multilabel", label="y")
+    convert(tmp_path / "sets.jsonl", tmp_path / "sets", columns)
+    for path in (tmp_path / "sets.jsonl", tmp_path / "sets"):
+        found = reading.read(path, columns, None, Progress())
+        assert found.labels is not None
+        assert (found.labels.of, found.labels.counts) == ("sequence", {"u": 2, "v": 1})

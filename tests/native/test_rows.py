@@ -61,8 +61,8 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     output = torch.randn(sum(lengths), 4).to(dtype)
     back = layout.from_flat(output)
     with by_arithmetic():
-        assert back.equal(convert.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
-    assert back.equal(convert.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+        assert back.equal(rows.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+    assert back.equal(rows.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
@@ -108,7 +108,7 @@ def test_large_batches_are_divided_among_threads(threads: int) -> None:
             steps = padded.shape[1 if batch_first else 0]
             with by_arithmetic():
                 assert values.equal(convert.flatten_padded(padded, lengths, batch_first).values)
-                wanted = convert.flat_to_padded(values, layout.offsets, steps, batch_first)
+                wanted = rows.flat_to_padded(values, layout.offsets, steps, batch_first)
             assert layout.from_flat(values).equal(wanted)
         packed = _pack(lengths.tolist(), features=130)
         values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")

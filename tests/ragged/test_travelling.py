@@ -16,7 +16,7 @@ import raglane as rl
 from batches import same
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.packing.convert import find_padded
+from raglane.packing.rows import find_padded
 from strategies import sequences_of
 
 

@@ -20,6 +20,7 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
+from raglane.runs.card import Parts
 from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_space
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
@@ -157,7 +158,7 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
 def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
     """A search whose study is this one."""
     nothing: Any = None
-    search = Search(folder, settings or Settings(), {}, nothing, nothing, {}, {}, 1, lambda _: None)
+    search = Search(folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None)
     search.study = study
     return search
 
@@ -228,7 +229,7 @@ def test_trials_of_other_processes_count() -> None:
     study = optuna.create_study()
     first, _ = study.ask(), study.ask()
     study.tell(first, 1.0)
-    assert len(_search(Path(), study)._in_state("COMPLETE", "PRUNED", "RUNNING")) == 2
+    assert _search(Path(), study)._begun == 2
 
 
 def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:

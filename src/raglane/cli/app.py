@@ -15,8 +15,7 @@ import typer
 from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
-from raglane.cli.evaluate import evaluate
-from raglane.cli.predict import export, predict, sample
+from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.train import train
 from raglane.cli.tune import tune
 from raglane.errors import DivergedError, RaglaneError, message, quote, shorten

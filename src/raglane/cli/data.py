@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane.cli import console, options
-from raglane.cli.evaluate import tell_skipped
+from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError, count_of, message, quote, require
 from raglane.runs.progress import shown

@@ -69,7 +69,7 @@ def train(
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
-    from raglane.training.ranks.elsewhere import followed
+    from raglane.training.run import followed
 
     if not is_first and followed() is not None:
         return
@@ -134,7 +134,7 @@ def _show(
 
 def _tell(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
     """Say how a training has ended, measure its model on the test part, and say where everything is."""
-    from raglane.cli.evaluate import report, tell_skipped
+    from raglane.cli.models import report, tell_skipped
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import SKIPPED
     from raglane.training.inference import pick_device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -59,6 +58,8 @@ def tune(
     """
     from raglane._utils.checks import check_whole
     from raglane.errors import require
+    from raglane.runs.card import Parts
+    from raglane.runs.training import read_parts
     from raglane.runs.tuning import Search, default_space, read_space
     from raglane.training.machine import check_machine
 
@@ -100,11 +101,14 @@ def tune(
         return
     given = [None if path is None else replace(source, path=path) for path in (validation, test)]
     sources = Sources(source, *given)
-    parts, tested = _parts(sources, records, settings, say)
+    training, held_out, tested = read_parts(sources, records, settings, say)
+    if held_out is None:
+        rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
+        raise ArgumentError(message("validation", "no validation part", rule, fix))
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
-    seconds = None if minutes is None else 60 * minutes
-    kept, names = asdict(SavedSource.of(*sources)), source.found_in(parts[0])
-    _search(Search(folder, settings, space, *parts, kept, names, trials, say, seconds), tested)
+    kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
+    parts = Parts(training, held_out, tested, kept["path"])
+    _search(Search(folder, settings, space, parts, kept, source.found_in(training), trials, say, seconds))
 
 
 def _show(
@@ -136,21 +140,9 @@ def _opened(source: Source, settings: Any, is_told: bool, say: Any) -> tuple[Any
     return records, Settings(**{**settings.to_config(), "task": task})
 
 
-def _parts(sources: Sources, records: Any, settings: Any, say: Callable[[str], None]) -> tuple[tuple[Any, Any], Any]:
-    """The training and the validation part, and the test part, which is only read."""
-    from raglane.runs.training import read_parts
-
-    training, held_out, tested = read_parts(sources, records, settings, say)
-    if held_out is None:
-        rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
-        raise ArgumentError(message("validation", "no validation part", rule, fix))
-    return (training, held_out), tested
-
-
-def _search(search: Search, tested: Any) -> None:
+def _search(search: Search) -> None:
     """Search, and make a run of the best trial."""
-    from raglane.cli.evaluate import report
-    from raglane.runs.card import Parts
+    from raglane.cli.models import report
     from raglane.runs.training import close_run
     from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS
     from raglane.training.checkpoint import load_model
@@ -177,10 +169,9 @@ def _search(search: Search, tested: Any) -> None:
     with at_work(place):
         state = load_progress(place / LAST)
         result = TrainingResult(place, TASKS[search.settings.task].terms(tuned.settings)[0], state)
-        parts = Parts(search.training, search.validation, tested, search.data["path"])
-        close_run(place, tuned.settings, result, parts)
+        close_run(place, tuned.settings, result, search.parts)
         say(f"best: trial {int(tuned.best.name)}, validation loss {tuned.value:.4f}")
-        if tested is not None:
+        if search.parts.test is not None:
             device = pick_device(tuned.settings.device)
-            report(place, load_model(place), tested, device=device, say=say, name="test", is_short=True)
+            report(place, load_model(place), search.parts.test, device=device, say=say, name="test", is_short=True)
     say(f"run: {folder / BEST_RUN}  (model: best; card.md and report.html say all of it)")

@@ -22,11 +22,10 @@ from raglane._utils.files import as_path, check_place, put_folder, settle, whole
 from raglane._utils.lock import locked
 from raglane.data import shards
 from raglane.data.formats import pick
-from raglane.data.formats.integrity import checksums, seal
-from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, is_converted
+from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
 from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, pieces_of, sift, skipped_lines
+from raglane.data.fragments import Layout, check_labels
 from raglane.data.jobs import Job, Progress, State, clear, progress_file
-from raglane.data.layout import Layout, check_labels
 from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.records import LISTS, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard

@@ -32,6 +32,14 @@ UNKNOWN = "<unk>"
 # What stands before and after each text of a language model: the second entry of its vocabulary.
 END = "<end>"
 
+# The attributes that are tuples, and those of them that may be None.
+OPTIONAL = ("mean", "std", "vocabulary", "labels")
+
+TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
+_NUMBERS = ("mean", "std", "target_mean", "target_std")
+# What models of the first format do not have.
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
+
 
 @dataclass(frozen=True)
 class FeatureEncoder:
@@ -248,3 +256,33 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     rule = f"the task {task} needs {got}, per sequence or per element"
     fix = f"{column}, and read with {argument('task', task)}"
     return DataError(message(source, f"no {got} to learn", rule, fix))
+
+
+def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The attributes of a preprocessor, of JSON values."""
+    given: Any = config
+    if not isinstance(given, Mapping):
+        rule = f"an object with {', '.join(names)}"
+        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
+    odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
+    if odd:
+        got = f"entries {quote_all(odd)} missing or unknown"
+        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
+    }
+    features = values.get("features", ())
+    if not isinstance(features, tuple):
+        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
+    values["features"] = tuple(map(FeatureEncoder.from_config, features))
+    for name in TUPLES:
+        kind = (int, float) if name in _NUMBERS else str
+        value = values.setdefault(name, ())
+        # To Python a bool is an int.
+        fits = isinstance(value, tuple) and all(
+            isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
+        )
+        if not fits and (value is not None or name not in OPTIONAL):
+            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
+            raise CheckpointError(message("preprocessing", got, rule, "train again"))
+    return values

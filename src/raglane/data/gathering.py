@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.memory import mapped_bytes
-from raglane.data.fragments import Fragment, Store
-from raglane.data.layout import Layout
+from raglane.data.fragments import Fragment, Layout, Store
 from raglane.data.records import Feature, Targets, joined
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, message, quote

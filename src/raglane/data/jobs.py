@@ -12,7 +12,7 @@ from raglane._utils.files import remove, write_file
 from raglane._utils.lock import LOCK
 from raglane.data import shards
 from raglane.data.formats.ipc import FORMAT_VERSION
-from raglane.data.layout import Layout
+from raglane.data.fragments import Layout
 from raglane.data.records import Columns
 from raglane.data.statistics import Statistics
 from raglane.errors import ArgumentError, argument, message, quote

@@ -17,6 +17,8 @@ from raglane._utils.checks import as_tensor, check_flag, check_kind
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import (
     END,
+    OPTIONAL,
+    TUPLES,
     UNKNOWN,
     FeatureEncoder,
     between_ends,
@@ -28,6 +30,7 @@ from raglane.data.encoders import (
     no_tokens,
     nothing_to_learn,
     places_of,
+    read_config,
 )
 from raglane.data.epochs import check_least
 from raglane.data.fragments import Fragment
@@ -41,14 +44,6 @@ from raglane.errors import ArgumentError, CheckpointError, DataError, argument, 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 _LARGEST = float(np.finfo(np.float32).max)
-
-# The attributes that are tuples, and those of them that may be None.
-OPTIONAL = ("mean", "std", "vocabulary", "labels")
-
-TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
-_NUMBERS = ("mean", "std", "target_mean", "target_std")
-# What models of the first format do not have.
-_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
 
 
 @dataclass(frozen=True)
@@ -266,10 +261,10 @@ class Preprocessor:
         # A forecast has no labels to be read.
         held = Fragments([Memory(for_task(records, self.task if require_targets else "forecast"))])
         rows = np.arange(len(records))
-        found = Gathered(held, rows, lambda number: self.places_in(held.get(number), with_classes=require_targets))
-        return self.encode(found, with_targets=require_targets, ids=records.ids)
+        found = Gathered(held, rows, lambda number: self._places_in(held.get(number), with_classes=require_targets))
+        return self._tensors(found, with_targets=require_targets, ids=records.ids)
 
-    def encode(
+    def _tensors(
         self, found: Gathered, *, with_targets: bool, scale: bool = True, ids: Sequence[str | int] | None = None
     ) -> SequenceDataset:
         """A batch as tensors; without ``scale`` features stay as they are."""
@@ -296,7 +291,7 @@ class Preprocessor:
             width = self.input_size if found.layout is None else self.input_size - self.features_size
             return np.zeros((0, width), dtype=np.float32)
         channels = found.layout.channels
-        self.check_kind(channels, found.layout.is_tokens, found.source)
+        self._check_kind(channels, found.layout.is_tokens, found.source)
         if self.is_tokens:
             return found.values
         values = found.values
@@ -323,7 +318,7 @@ class Preprocessor:
             return torch.from_numpy(scaled.astype(np.float32))
         counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
         words: list[str] = list(chain.from_iterable(targets.values))
-        places, rows = self.class_places(words), np.repeat(np.arange(len(counts)), counts)
+        places, rows = self._class_places(words), np.repeat(np.arange(len(counts)), counts)
         self._refuse_unknown(found, places, rows, lambda *_: words[int((places < 0).argmax())])
         result = torch.zeros(len(counts), self.class_count)
         result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
@@ -364,13 +359,13 @@ class Preprocessor:
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
         return targets
 
-    def places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
+    def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
         """The place of each word of a fragment: of its tokens in the vocabulary, of its labels among the classes."""
-        tokens = None if fragment.words is None else self.token_places(fragment.words)
-        labels = self.class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
+        tokens = None if fragment.words is None else self._token_places(fragment.words)
+        labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
         return tokens, labels
 
-    def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
         places = places_of(self.vocabulary or ())
         if self.task == "language":
@@ -378,21 +373,12 @@ class Preprocessor:
             places = {token: place for token, place in places.items() if token != END}
         return look_up(tokens, places, len(tokens), 0)
 
-    def class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
         return look_up(labels, places_of(self.labels or ()), len(labels), -1)
 
-    def check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
-        """Refuse data of another kind than that of the training part, or without one of its channels.
-
-        Args:
-            channels: of the data; () where it holds tokens.
-            is_tokens: whether it does.
-            source: where it is from, for the message.
-
-        Raises:
-            DataError: it is of another kind.
-        """
+    def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
+        """Refuse data of another kind than that of the training part, or without one of its channels."""
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
             fix = "pass data of the kind that the model was trained on"
@@ -446,36 +432,6 @@ class Preprocessor:
             raise CheckpointError(f"preprocessing: {error}") from error
         check_fitted(fitted)
         return fitted
-
-
-def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The attributes of a preprocessor, of JSON values."""
-    given: Any = config
-    if not isinstance(given, Mapping):
-        rule = f"an object with {', '.join(names)}"
-        raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
-    odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
-    if odd:
-        got = f"entries {quote_all(odd)} missing or unknown"
-        raise CheckpointError(message("preprocessing", got, f"exactly {', '.join(names)}", "train again"))
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.items()
-    }
-    features = values.get("features", ())
-    if not isinstance(features, tuple):
-        raise CheckpointError(message("preprocessing", f"features = {quote(features)}", "a list", "train again"))
-    values["features"] = tuple(map(FeatureEncoder.from_config, features))
-    for name in TUPLES:
-        kind = (int, float) if name in _NUMBERS else str
-        value = values.setdefault(name, ())
-        # To Python a bool is an int.
-        fits = isinstance(value, tuple) and all(
-            isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
-        )
-        if not fits and (value is not None or name not in OPTIONAL):
-            got, rule = f"{name} = {quote(value)}", "a list of numbers or strings"
-            raise CheckpointError(message("preprocessing", got, rule, "train again"))
-    return values
 
 
 def check_fitted(fitted: Preprocessor) -> None:

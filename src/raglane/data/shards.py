@@ -21,10 +21,19 @@ import numpy.typing as npt
 
 from raglane._utils.files import whole_file
 from raglane.data.formats.base import check_readable
-from raglane.data.formats.integrity import Blocks, damaged, verify_file
-from raglane.data.formats.ipc import CHANNELS, DESCRIPTION, LENGTHS, STATISTICS, described, opened, readable
-from raglane.data.fragments import Fragment, Store, fragment_in, values_in
-from raglane.data.layout import Layout, layout_in
+from raglane.data.formats.ipc import (
+    CHANNELS,
+    DESCRIPTION,
+    LENGTHS,
+    STATISTICS,
+    Blocks,
+    damaged,
+    described,
+    opened,
+    readable,
+    verify_file,
+)
+from raglane.data.fragments import Fragment, Layout, Store, fragment_in, layout_in, values_in
 from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, message, quote, require

@@ -23,8 +23,7 @@ from raglane.data.formats.ipc import (
     with_names,
 )
 from raglane.data.formats.table import Chosen, choose, records_of
-from raglane.data.fragments import RecordStore, Store
-from raglane.data.layout import Layout, check_labels
+from raglane.data.fragments import Layout, RecordStore, Store, check_labels
 from raglane.data.locations import expand, is_url, local, open_location
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards

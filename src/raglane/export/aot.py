@@ -225,7 +225,7 @@ def build_operators(folder: str | Path) -> Path:
 
 def _command(compiler: str, kernels: str, built: Path) -> list[str]:
     home = Path(torch.__file__).parent
-    # An installation has the header beside the library, a working copy of the source has it in csrc.
+    # An installation has the header beside the library, a working copy of the source has it in csrc/abi.
     folders = [Path(folder, "include") for folder in raglane.native.__path__]
     folders.append(Path(__file__).parents[3] / "csrc" / "abi")
     return [

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -36,14 +37,12 @@ _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
-# The structs as Python's struct module builds them.
+# The bytes of the structs whose formats are written out where they are packed.
 _SIZES = {
-    "raglane_layer": 60 * 8,
     "raglane_program": 13 * 8,
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
-    "raglane_cell_facts": 24 + 9 * 8,
 }
 
 
@@ -66,6 +65,21 @@ class Struct(NamedTuple):
 
     size: int
     formats: Mapping[str, str]
+
+    def packer(self, *names: str, begin: str = "", end: str = "") -> Callable[..., bytes]:
+        """Packs these fields, given in the order of memory; all others are zeros.
+
+        ``begin`` and ``end`` are the first field of a part of the struct, and the first one after it.
+        """
+        fields = list(self.formats)
+        part = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
+        if [name for name in part if name in names] != list(names):
+            rule = "fields of the struct, in the order of csrc/abi/raglane.h"
+            raise ArgumentError(message("names", ", ".join(names), rule, "reinstall raglane"))
+        formats = [
+            self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x" for name in part
+        ]
+        return struct.Struct("=" + "".join(formats)).pack
 
 
 @dataclass(frozen=True)
@@ -111,7 +125,7 @@ class Library:
 
     def describe_cell(self, number: int) -> bytes | None:
         """The fields of ``raglane_cell_facts`` of the cell of a number, or None where there is none."""
-        facts = ctypes.create_string_buffer(_SIZES["raglane_cell_facts"])
+        facts = ctypes.create_string_buffer(self.structs["raglane_cell_facts"].size)
         status = self.handle.raglane_describe_cell(number, facts, _messages.buffer, _MESSAGE)
         return facts.raw if status == 0 else None
 

@@ -25,8 +25,9 @@ from raglane.packing.checks import (
     read_sequences,
     read_total_length,
 )
-from raglane.packing.convert import flatten_packed, flatten_padded, lengths_of_packed
+from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.packing.layouts import inverse, packed_rows, padded_rows, rows_of, send, shape_and_strides
+from raglane.packing.rows import lengths_of_packed
 from raglane.segments import IntArray, conjugate
 from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.packing.convert import find_padded, flat_to_padded
-from raglane.packing.rows import flatten_padded, layout_of_padded
+from raglane.packing.rows import find_padded, flat_to_padded, flatten_padded, layout_of_padded
 from raglane.segments.indexing import take_rows
 
 

@@ -1,7 +1,7 @@
-"""Padded tensors and packs to flat values and back, one call of the kernels each way.
+"""The rows of padded tensors and packs to flat values and back: one call of the kernels each way, or index arithmetic.
 
-What :mod:`raglane.packing.convert` does for every device by index arithmetic, some fifty operations of NumPy and torch,
-which for a small batch take as long as the layer itself.
+Index arithmetic works on every device. It is some fifty operations of NumPy and torch, which for a small batch take as
+long as the layer itself.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import struct
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_like, check_storage
-from raglane._utils.tracing import index_arithmetic, is_transformed, records_operators
+from raglane._utils.tracing import index_arithmetic, is_transformed, never_traced, records_operators
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, lies_well
-from raglane.packing.layouts import inverse, padded_rows, shape_and_strides, unpacked_rows
-from raglane.segments import lengths_from_offsets
+from raglane.packing.checks import check_permutation, read_packed, read_padded, read_padded_lengths_on_host
+from raglane.packing.layouts import inverse, on_host, padded_rows, rows_of, shape_and_strides, unpacked_rows
+from raglane.segments import IntArray, conjugate, lengths_from_offsets, offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows
 
 # raglane_rows: nine numbers, then sizes, order, offsets, plan, flat, table.
@@ -176,7 +178,7 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     """The elements of a padded tensor ``(T, B, D)``, or ``(B, T, D)`` with ``batch_first``, and where they stood.
 
     None where this is not for the kernels: no plain tensor on a CPU, lengths other than a tensor of int64 there, or
-    lengths that do not fit, of which ``convert.find_padded`` says what is wrong.
+    lengths that do not fit, of which :func:`find_padded` says what is wrong.
     """
     batch_dim = 0 if batch_first else 1
     count, steps = padded.shape[batch_dim], padded.shape[1 - batch_dim]
@@ -254,3 +256,80 @@ def _is_list(numbers: Any, count: int | None) -> bool:
         and numbers.dim() == 1
         and lies_well(numbers, (numbers.shape[0] if count is None else count,), torch.int64)
     )
+
+
+# -- by index arithmetic ----------------------------------------------------------------------------------------------
+
+
+class Elements(NamedTuple):
+    """Where the elements of a padded batch or a pack are, sequence after sequence."""
+
+    rows: Tensor  # (M, *features), the table that holds them
+    index: Tensor  # type: ignore[assignment]  # (N,) int64 with the table: the row of each element, none twice
+    lengths: Tensor  # (B,) int64 on the CPU
+    offsets: Tensor  # (B + 1,) int64 with the table
+
+
+@never_traced
+def find_padded(
+    padded: Tensor, lengths: Any, batch_first: bool = False, left: bool = False, argument: str = "padded"
+) -> Elements:
+    """The elements of a padded batch, in a table of all its rows as they lie in memory, where that is possible."""
+    count, steps = read_padded(padded, argument, batch_first)
+    host = read_padded_lengths_on_host(lengths, count, steps, batch_first)
+    table, strides = rows_of(padded, batch_first)
+    index = padded_rows(host, int(host.sum()), strides, steps if left else None, padded.device)
+    # A copy, because the caller may change the lengths that were given.
+    return Elements(table, index, *_on(host.copy(), padded.device))
+
+
+@never_traced
+def find_packed(packed: PackedSequence, argument: str) -> Elements:
+    """The elements of a pack, of which the data are the table; waits for ``sorted_indices``."""
+    batch_sizes, sorted_indices, count = read_packed(packed, argument)
+    data = packed.data
+    lengths, order = lengths_of_packed(batch_sizes, sorted_indices, count, argument)
+    ranks: IntArray = np.arange(count, dtype=np.int64)
+    if order is not None:
+        ranks[order] = np.arange(count, dtype=np.int64)
+    index = unpacked_rows(ranks, lengths, batch_sizes, data.shape[0], data.device)
+    return Elements(data, index, *_on(lengths, data.device))
+
+
+def lengths_of_packed(
+    batch_sizes: IntArray, sorted_indices: Tensor | None, count: int, argument: str
+) -> tuple[IntArray, IntArray | None]:
+    """The lengths of a pack in the caller's order, and its order on the host, where it has one; checks the order."""
+    lengths = conjugate(batch_sizes, count)
+    if sorted_indices is None:
+        return lengths, None
+    order = on_host(sorted_indices)
+    check_permutation(order, f"{argument}.sorted_indices", "make the pack anew: one of its tensors was changed")
+    mine = np.empty_like(lengths)
+    mine[order] = lengths
+    return mine, order
+
+
+def _on(lengths: IntArray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lengths on the host, and offsets on a device."""
+    host = torch.from_numpy(lengths)
+    return host, offsets_from_lengths(host).to(device, non_blocking=True)
+
+
+def flat_to_padded(
+    values: Tensor,
+    offsets: Tensor,
+    longest: int,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    left: bool = False,
+) -> Tensor:
+    """Flat values as a contiguous padded batch of ``longest`` steps, which no length may exceed; nothing waits."""
+    if not left and padding_value == 0:
+        placed = padded_from_flat(values, offsets, longest, batch_first)
+        if placed is not None:
+            return placed
+    count = offsets.shape[0] - 1
+    shape, strides = shape_and_strides(count, longest, batch_first)
+    index = padded_rows(lengths_from_offsets(offsets), values.shape[0], strides, longest if left else None)
+    return place_rows(values, index, count * longest, padding_value).view(*shape, *values.shape[1:])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
+from raglane._utils.table import aligned
 from raglane.data.order import Limit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
 from raglane.kernels.dispatch import check_names
@@ -97,15 +98,7 @@ def _table(plan: Plan) -> str:
     """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
     seen = words.shown(plan.rows, plan.best)
     rows = [("", *words.COLUMNS), *((">" if row is plan.best else "", *words.fields(row)) for row in seen)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 1, 2, 3, 4)
-    lines = [
-        "  ".join(
-            text.ljust(width) if place in left else text.rjust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    lines = aligned(rows, words=5)
     head = f"{plan.count:,} sequences, {plan.layer}; times of an epoch"
     if plan.ranks > 1:
         head += f" on one of {plan.ranks} processes, which wait for the slowest: {plan.best.rank_spread:.2f} times"
@@ -117,11 +110,10 @@ def _table(plan: Plan) -> str:
     notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
     notes += [plan.tail] if plan.tail else []
     notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
-    notes += (
-        [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
-        if plan.busy
-        else []
-    )
+    if plan.busy:
+        notes.append(
+            f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"
+        )
     return "\n".join([head, "", *lines, "", *notes])
 
 
@@ -210,7 +202,6 @@ def plan(
 
 
 def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
-    """What the caller gave as a list of one item or more."""
     found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not found:
         raise ArgumentError(message(name, quote(given), rule, f"pass {example}, say, or leave it out"))
@@ -243,7 +234,6 @@ def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
 
 
 def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
-    """The ways of the backends that are asked for."""
     if wanted is None:
         return ways
     names = _listed("backends", wanted, "at least one name", '["cpu"]')
@@ -300,7 +290,6 @@ def _best(offered: Sequence[Row], most: float) -> Row:
 
 
 def _tell(share: float) -> None:
-    """Progress on a terminal, in a line that the next overwrites."""
     if sys.stderr.isatty():
         end = "\r" if share < 1 else "\r\033[K"
         sys.stderr.write(f"measuring this machine: {share:4.0%}{end}")

@@ -14,7 +14,8 @@ from raglane import segments
 from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.packing.convert import flat_to_padded, flatten_packed, flatten_padded, pack_flat
+from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
+from raglane.packing.rows import flat_to_padded
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import from_arrow, from_nested, to_arrow, to_nested
 from raglane.segments.indexing import take_rows

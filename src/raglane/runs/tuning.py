@@ -21,8 +21,6 @@ from typing import Any, get_type_hints
 
 from raglane._utils.files import put_folder
 from raglane._utils.lock import locked, turn
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import (
     ArgumentError,
     CheckpointError,
@@ -33,9 +31,10 @@ from raglane.errors import (
     quote,
     require,
 )
+from raglane.runs.card import Parts
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
 from raglane.training.folder import LAST, check_folder, find
-from raglane.training.identity import identity
+from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
 from raglane.training.settings import FORWARDS, Settings
@@ -209,9 +208,8 @@ class Search:
     folder: Path
     settings: Settings  # those that are fixed, and defaults
     space: Space
-    training: Records | Dataset
-    validation: Records | Dataset
-    data: Mapping[str, Any]  # where they come from, as ``run.json`` has it
+    parts: Parts
+    data: Mapping[str, Any]  # where the parts come from, as ``run.json`` has it
     columns: Mapping[str, Any]
     trials: int  # in all, those of earlier calls and of other processes among them
     say: Callable[[str], None]
@@ -222,7 +220,7 @@ class Search:
         """The study in the folder, of the same data and settings; a new one where there is none."""
         optuna, path = self._optuna, self.folder / STUDY
         wanted: dict[str, Any] = {
-            "data": identity(self.training, self.validation),
+            "data": identity(self.parts.training, self.parts.validation),
             "settings": {name: value for name, value in self.settings.to_config().items() if name not in self.space},
             "space": as_config(self.space),
         }
@@ -268,7 +266,7 @@ class Search:
             with ExitStack() as held:
                 with turn(self.folder / _TURN):
                     self._revive()
-                    if len(self._in_state("COMPLETE", "PRUNED", "RUNNING")) >= self.trials:
+                    if self._begun >= self.trials:
                         break
                     trial = study.ask()
                     chosen = _chosen(trial, self.space)
@@ -291,6 +289,11 @@ class Search:
     @property
     def _optuna(self) -> Any:
         return require("optuna", "tune")
+
+    @property
+    def _begun(self) -> int:
+        """Trials that have ended or run."""
+        return len(self._in_state("COMPLETE", "PRUNED", "RUNNING"))
 
     def _in_state(self, *names: str) -> list[Any]:
         """The trials in one of these states."""
@@ -349,8 +352,8 @@ class Search:
             settings = replace(self.settings, **chosen)
             result = train(
                 settings,
-                self.training,
-                self.validation,
+                self.parts.training,
+                self.parts.validation,
                 place,
                 data=self.data,
                 columns=self.columns,

@@ -51,22 +51,10 @@ class _TakeRows(torch.autograd.Function):
 
 class _PlaceRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
-        ctx.save_for_backward(index)
-        return _place(values, index, size, fill)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (index,) = ctx.saved_tensors
-        return take_rows(grad, index), None, None, None
-
-
-class _PlaceJoinedRows(torch.autograd.Function):
-    @staticmethod
     def forward(ctx: Any, index: Tensor, size: int, fill: float, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.counts = [part.shape[0] for part in parts]
-        return _place_joined(parts, index, size, fill)
+        return _place(parts[0], index, size, fill) if len(parts) == 1 else _place_joined(parts, index, size, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,7 +162,7 @@ def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> T
         bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
         return place_rows(values.view(kind), index, size, bits).view(values.dtype)
     if _wants_a_function(values):
-        placed: Tensor = _PlaceRows.apply(values, index, size, fill)  # type: ignore[no-untyped-call]
+        placed: Tensor = _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]
         return placed
     if is_transformed(values):  # torch.vmap knows how to take rows, and not how to place them
         return _place_joined((values,), index, size, fill)
@@ -187,6 +175,6 @@ def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill:
     if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
         return place_rows(torch.cat(parts), index, size, fill)
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts) and not is_transformed(parts[0]):
-        placed: Tensor = _PlaceJoinedRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
+        placed: Tensor = _PlaceRows.apply(index, size, fill, *parts)  # type: ignore[no-untyped-call]
         return placed
     return _place_joined(parts, index, size, fill)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from raglane.data.formats.base import Format, check_readable, check_text
-from raglane.data.layout import Layout
+from raglane.data.fragments import Layout
 from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.errors import DataError

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
-from raglane.kernels.cpu.gate import spread
 from raglane.kernels.cpu.gradients import outer, spend
 from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
 from raglane.native import large
@@ -24,12 +23,15 @@ from raglane.native.cells import cell_facts
 class ElementwiseLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
+    weight_fields = "input", "hidden", "input_bias", "skip"
+    written = "grad_gates", "grad_skip", "grad_initial_h", "grad_initial_c", "grad_values"
+
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
             rule = "the kernels of element-wise cells save what backward needs"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
         facts = cell_facts()[spec.cell]
-        super().__init__(spec, facts.number, (spec.input_size, spec.sizes[0], 0, 0, 0))
+        super().__init__(spec, facts.number, input_size=spec.input_size, hidden_size=spec.sizes[0])
         # What skips the cell has a product of its own, where D is not H.
         self.skips = facts.skips
         saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
@@ -68,8 +70,7 @@ class ElementwiseLayer(Layer):
             torch.empty_like(part) if part is not None and want and (makes_all or place % self.each in (1, 2)) else None
             for place, (part, want) in enumerate(zip(tensors[begin:], wanted[begin:], strict=True))
         ]
-        written = [gates, None, None, None, skipped, *initial, *[None] * (2 - len(initial)), grad_values]
-        written += spread(ElementwiseWeights, made)
+        written = [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *made]
         self._walk(offsets, values, fields, written)
         if keeps:
             spend(saved.gates)
@@ -87,10 +88,10 @@ class ElementwiseLayer(Layer):
         initial: Grads,
         wanted: tuple[bool, ...],
     ) -> Grads:
-        """The gradients of values and weights by torch's products, beside those that the kernels have made.
+        """The gradients of values and weights by torch's products, and those that the kernels have made.
 
-        ``gates`` are the gradients of the input products, ``(K, N, S * H)``; ``skipped`` is what reaches the values of
-        an SRU without ``skip`` past all products, ``(K, N, H)``.
+        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped`` is, of an SRU without ``skip``,
+        what reaches the values past all products, ``(K, N, H)``.
         """
         rows, states = weights[0].input.shape[0], len(initial)
         grad_values: Tensor | None = None

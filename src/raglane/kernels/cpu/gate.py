@@ -12,29 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from math import prod
-from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from raglane._utils.checks import check_like
 from raglane.cells import CELLS
-from raglane.cells.elementwise import ElementwiseWeights
-from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.checks import check, weight_shapes
 from raglane.kernels.contract import Request
 from raglane.native.library import DTYPES
 from raglane.native.memory import NO_MEMORY, place, plain
 
-T = TypeVar("T")
 Shape = tuple[int, ...]
 Alike = Callable[..., bool]
 """Whether tensors have the type, dtype, device, sizes and strides of others; raises TypeError for None."""
-
-# Of each weight of a direction in raglane_weights: which of the type's fields it is, -1 for none.
-_FIELDS: dict[type, tuple[int, ...]] = {Weights: (0, 1, 2, 3, 4, -1), ElementwiseWeights: (0, 1, 2, -1, -1, 3)}
 
 # How many templates a gate keeps: with and without states, and with what requires gradients.
 _TEMPLATES = 8
@@ -46,7 +39,7 @@ class Gate:
     Offsets are ``(B + 1,)`` int64; the tensors are those of :data:`raglane.kernels.cpu.layer.Tensors`.
     """
 
-    __slots__ = ("_order", "_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
+    __slots__ = ("_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
 
     def __init__(self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype) -> None:
         spec = CELLS[cell]
@@ -59,9 +52,6 @@ class Gate:
         self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
         # Of each weight the shape, None where there must be none; its bytes; and whether it may be left out.
         self._weights = tuple(weights) * directions
-        # From four addresses, those of the weights, and 0, to the struct's.
-        places = spread(spec.weights_type, range(4, 4 + len(self._weights)), -1)
-        self._order = itemgetter(0, 1, 2, 3, *places)
         # The last kinds of tensors that were met, each with how many there were.
         self._templates: tuple[tuple[int, Alike], ...] = ()
 
@@ -114,7 +104,6 @@ class Gate:
                 parts.append(part)
                 storages.append(storage)
                 addresses.append(storage.data_ptr() + at)
-            addresses = list(self._order([*addresses, 0]))
             for expected, alike in self._templates:
                 if expected == len(parts) and alike(*parts):
                     return offsets, tensors, addresses, storages
@@ -166,14 +155,6 @@ class Gate:
             rule, fix = "tensors that stay as they are during a call", "let no other thread change them"
             raise ShapeError(message("input, hx, weights", "tensors that changed", rule, fix))
         return found
-
-
-def spread(kind: type, parts: Sequence[T], missing: T | None = None) -> list[T | None]:
-    """What there is for each weight of both directions, in the order of C's struct."""
-    each = len(kind._fields)  # type: ignore[attr-defined]
-    own = [parts[begin : begin + each] for begin in range(0, len(parts), each)]
-    found = [missing if place < 0 else part[place] for part in own for place in _FIELDS[kind]]
-    return found + [missing] * (2 * len(_FIELDS[kind]) - len(found))
 
 
 def refuse(

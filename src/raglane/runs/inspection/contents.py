@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.formats.base import data_error
+from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.records import Records
-from raglane.data.statistics import FeatureCounts
-from raglane.errors import DataError
+from raglane.data.statistics import FeatureCounts, Statistics
+from raglane.errors import DataError, count_of
 
 DEFAULT_NAME = "Japanese vowels"
 
@@ -78,22 +77,7 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """What a reader found, counted."""
-    labels = None
-    if records.labels is not None:
-        labels = labels_of("sequence", Counter(records.labels))
-    elif records.tags is not None:
-        labels = labels_of("element", Counter(records.tags.tolist()))
-    elif records.targets is not None and not records.targets.is_numbers:
-        of = "element" if records.targets.per_element else "sequence"
-        labels = labels_of(of, Counter(chain.from_iterable(records.targets.values)))
-    beside = {feature.name: FeatureCounts.of(feature) for feature in records.features}
-    known: dict[str, Any] = {"labels": labels, "notes": records.notes, "beside": beside}
-    found = Contents(data_name(path), path, records.lengths, "tokens", **known)
-    if records.is_tokens:
-        return replace(found, vocabulary=len(set(records.values.tolist())))
-    counts = (~np.isfinite(records.values)).sum(axis=0).tolist()
-    columns = tuple(Feature(name, count) for name, count in zip(records.channels, counts, strict=True))
-    return replace(found, kind="features", features=columns)
+    return _contents(path, records.lengths, Statistics.of(records), Layout.of(records), records.notes)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -101,23 +85,27 @@ def contents_of_folder(path: Path) -> Contents:
     from raglane.data.shards import Shards
 
     store, _ = Shards.of(path)
-    counted, layout = store.statistics(), store.layout
-    labels = None
-    if layout.has_labels or layout.has_tags:
-        labels = labels_of("element" if layout.has_tags else "sequence", counted.labels)
-    lengths = store.lengths().astype(np.int64, copy=False)
-    found = Contents(data_name(path), path, lengths, "tokens", labels=labels, beside=counted.features)
-    if layout.is_tokens:
-        return replace(found, vocabulary=len(counted.tokens))
-    columns = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
-    return replace(found, kind="features", features=columns)
+    return _contents(path, store.lengths().astype(np.int64, copy=False), store.statistics(), store.layout, ())
+
+
+def _contents(
+    path: Path | None,
+    lengths: npt.NDArray[np.int64],
+    counted: Statistics,
+    layout: Layout,
+    notes: tuple[str, ...],
+) -> Contents:
+    labels, has_sets = None, layout.targets == "sets"
+    if layout.has_labels or layout.has_tags or has_sets:
+        is_element = layout.has_tags or (has_sets and layout.targets_per_element)
+        labels = labels_of("element" if is_element else "sequence", counted.labels)
+    features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
+    kind, vocabulary = ("tokens", len(counted.tokens)) if layout.is_tokens else ("features", None)
+    return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features)
 
 
 def refuse_empty(contents: Contents) -> None:
     """Refuse data in which there is nothing to compute."""
-    from raglane.data.formats.base import data_error
-    from raglane.errors import count_of
-
     if contents.lengths.any():
         return
     count = len(contents.lengths)
