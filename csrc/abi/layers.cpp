@@ -143,8 +143,8 @@ std::vector<Group> groups_of(const raglane_layer& l) {
   return groups;
 }
 
-// Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that nobody
-// wants. Returns the memory that they are in.
+// Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that are
+// not wanted. Returns the memory that they are in.
 std::vector<unsigned char> complete(raglane_layer& l, bool backward) {
   int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_BFLOAT16 ? 2 : 4);
   int64_t h = rows * (l.projection_size ? l.projection_size : l.hidden_size), c = facts_of(l).has_c ? rows * l.hidden_size : 0;

@@ -69,7 +69,7 @@ class Decoded {
     }
     return operations;
   }
-  // Whether no element has to do with another, nor with the sequence that it is of.
+  // An element has to do with others, or with the sequence that it is of.
   bool has_memory() const {
     for (const CodeBlock& block : blocks_)
       if (block.kind == RAGLANE_STATE || block.kind == RAGLANE_SEQUENCE) return true;

@@ -2,23 +2,26 @@
  *
  * One call runs one recurrent layer, in one direction or in both at once, on a ragged batch: N elements that lie
  * sequence after sequence, and B + 1 offsets. There are two kinds of layers: those whose weights meet the state as
- * a matrix, and element-wise ones, where a unit's past is its own alone. Besides, rows are moved between that layout and
- * those of padded tensors and packs. Letters: B sequences, N elements, D input
- * size, H hidden size, P size of the state h (the projection's where there is one, else H), K directions, G gates.
+ * a matrix, and element-wise ones, where a unit's past is its own alone. Another call runs a step of any cell, given as
+ * data. Rows are moved between that layout and those of padded tensors and packs. Letters: B sequences, N elements, D
+ * input size, H hidden size, P size of the state h (the projection's where there is one, else H), K directions, G gates.
  *
  * Every pointer is owned by the caller and used during the call alone. All matrices are row-major without gaps,
  * except where a row length is given. `real` is the type that `dtype` names: float, double or bfloat16 (16 bits,
  * computed with as float). Unless said otherwise no two arrays of a call may overlap, and inputs are not written.
- * Integers that say where something lies (offsets, sizes, order) are copied and the copies checked, so that a caller who
+ * Integers by which memory is addressed (offsets, sizes, order) are copied and the copies checked, so that a caller who
  * writes them meanwhile gets an error or other numbers, never other memory.
  *
  * Functions return a raglane_status, and on failure write a message, zero-terminated, of at most `size` bytes.
  * Scratch of a call: packed weights, at most 96 rows per thread, in inference at most 256 MB of input products, and
  * copies of what gradients of values and weights are made of (in bfloat16, wider ones); with `checkpoint_every`, the
- * gates of a round too. Of an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
+ * gates of a round too. Of an element-wise one: packed weights, at most 192 rows of gates per thread, 130 rows of sums
+ * per direction.
  * All of it is reserved before anything is written in place: a call that fails leaves its arguments as they were.
- * No function throws, none keeps memory, and there is no state but the processor's kind: calls from several
- * threads do not meet. All threads of a call round as the caller's does, and take denormal numbers for 0 where it does.
+ * No function throws. Two things outlive a call: what is known of the processor, and large blocks of scratch, which wait
+ * for the next call, whichever thread's, and which the system may take back meanwhile; see raglane_take_block(). Calls
+ * from several threads may run side by side. All threads of a call round as the caller's does, and take denormal numbers
+ * for 0 where it does.
  * After fork, a child must ask for one thread: OpenMP's threads do not survive a fork.
  */
 #ifndef RAGLANE_H
@@ -40,9 +43,9 @@ extern "C" {
 #define RAGLANE_ABI 14
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
-/* RAGLANE_INT8: all numbers of the call are float, the weights too; they are packed as int8, with a scale for each row of
- * a matrix, and what they are multiplied with is rounded to int8, with a scale for each row of values, h, or what is
- * projected: a sequence's bits do not depend on the batch. Sums are of int32, the same on every instruction set. A row
+/* RAGLANE_INT8: all numbers of the call are float, the weights too. These are packed as int8, with a scale for each row
+ * of a matrix. What they are multiplied with is rounded to int8, with a scale for each row of values, h, or what is
+ * projected, so a sequence's bits do not depend on the batch. Sums are of int32, the same on every instruction set. A row
  * with a number that is not finite gives NaN. For raglane_forward without gates, and raglane_pack; no size is above
  * 65,536. */
 enum raglane_dtype { RAGLANE_FLOAT32 = 0, RAGLANE_FLOAT64 = 1, RAGLANE_BFLOAT16 = 2, RAGLANE_INT8 = 3 };
@@ -100,7 +103,7 @@ RAGLANE_EXPORT int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* f
   FIELD(const void*, skip)        /* real (H, D): cells that skip, where D is not H; else null */
 typedef struct raglane_weights { RAGLANE_WEIGHTS_FIELDS(RAGLANE_FIELD) } raglane_weights;
 
-/* Gradients of one direction's weights, of their shapes; null where nobody wants them. */
+/* Gradients of one direction's weights, of their shapes; null where they are not wanted. */
 #define RAGLANE_WEIGHT_GRADIENTS_FIELDS(FIELD)                                                                       \
   FIELD(void*, input) FIELD(void*, hidden) FIELD(void*, input_bias) FIELD(void*, hidden_bias)                        \
   FIELD(void*, projection) FIELD(void*, skip)
@@ -171,9 +174,9 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
   FIELD(void*, unprojected)    /* out, real (K, N, H): o * tanh(c); with a projection alone, else null */            \
   FIELD(void*, grad_skip)      /* out, real (K, N, H): what reaches the values past all products; cells that skip,   \
                                   without `skip`; else null */                                                       \
-  FIELD(void*, grad_initial_h) /* out, real (K, B, P); null where nobody wants it */                                 \
-  FIELD(void*, grad_initial_c) /* out, real (K, B, H); cells with c alone; null where nobody wants it */             \
-  FIELD(void*, grad_values)    /* out, real (N, D), the sum over the directions; null where nobody wants it here */  \
+  FIELD(void*, grad_initial_h) /* out, real (K, B, P); null where it is not wanted */                                 \
+  FIELD(void*, grad_initial_c) /* out, real (K, B, H); cells with c alone; null where it is not wanted */             \
+  FIELD(void*, grad_values)    /* out, real (N, D), the sum over the directions; null where it is not wanted here */  \
   FIELD(raglane_weight_gradients_pair, grad_weights) /* out */
 typedef struct raglane_layer { RAGLANE_LAYER_FIELDS(RAGLANE_FIELD) } raglane_layer;
 
@@ -190,7 +193,7 @@ RAGLANE_EXPORT int32_t raglane_backward(const raglane_layer* layer, char* messag
  * `to`, 64-byte aligned, has `*bytes` bytes; with a null `to` they are only counted. The format is this library's, and
  * holds for this process. */
 RAGLANE_EXPORT int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char* message, int64_t size);
-/* One step of any cell as data: what src/raglane/programs/program.py says, in numbers. A call runs it over all elements
+/* One step of any cell as data: a program of src/raglane/programs/program.py, in numbers. A call runs it over all elements
  * of a batch. A program is integers, one after another:
  *
  *   counts        blocks, weights, instructions, outputs, states, columns (of all gathers together)
@@ -261,9 +264,9 @@ RAGLANE_EXPORT int32_t raglane_run_program(const raglane_program* program, char*
   FIELD(const void*, left)  /* real (N, groups * left_columns) */                                                    \
   FIELD(const void*, right) /* real (N, groups * right_columns); null where `to` is */                               \
   FIELD(void*, to)          /* out, real (groups, left_columns, right_columns): for each group the sum of the outer  \
-                               products of a row of left and the row of right; null where nobody wants it */         \
-  FIELD(void*, sums)        /* out, real (groups * left_columns): the sum of the rows of left; null where nobody     \
-                               wants it */
+                               products of a row of left and the row of right; null where it is not wanted */         \
+  FIELD(void*, sums)        /* out, real (groups * left_columns): the sum of the rows of left; null where it is not  \
+                               wanted */
 typedef struct raglane_outer { RAGLANE_OUTER_FIELDS(RAGLANE_FIELD) } raglane_outer;
 
 /* A sum's terms come in the order of memory, whatever the threads. */
@@ -303,12 +306,12 @@ RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, 
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
 RAGLANE_EXPORT int64_t raglane_few_weights(void);
 
-/* A large block of memory, of at least `bytes`, of those that calls keep from one to the next: for results that only
- * raglane_backward reads. `size`: the bytes of the block. Null, and `size` 0, where there is none: ask an allocator. */
+/* A large block of memory, of at least `bytes`, of those that wait from one call to the next: for results that only
+ * raglane_backward reads. `size`: the bytes of the block. Null, and `size` 0, where there is none. */
 RAGLANE_EXPORT void* raglane_take_block(int64_t bytes, int64_t* size);
-/* Give one back that nobody reads or writes any more, with its size. */
+/* Give back a block that is no longer read or written, with its size. */
 RAGLANE_EXPORT void raglane_give_block(void* block, int64_t size);
-/* What is worth a block, in bytes: an allocator keeps what is smaller. */
+/* From so many bytes on a block is faster than an allocator, which keeps what is smaller. */
 RAGLANE_EXPORT int64_t raglane_least_block(void);
 
 /* The name of an instruction set by its number, from 0 on, a better one after those that it is better than; null where

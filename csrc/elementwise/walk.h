@@ -17,7 +17,7 @@ template <class Cell> inline constexpr int beside = registers == 32 && Cell::gat
 struct Piece {
   int64_t sequence, first;
   int count;
-  bool starts, ends;  // whether these rows begin the walk through the sequence, end it
+  bool starts, ends;  // these rows begin the walk through the sequence, end it
 };
 
 // Some rows of a group that lie together, [begin, end), as pieces in the order of the walk.
@@ -62,7 +62,7 @@ class GroupWalk {
   int64_t taken_ = 0;  // rows of the sequence
 };
 
-// Whether one group alone is so large a part of the work that threads must divide its units as well.
+// One group alone is so large a part of the work that threads must divide its units as well.
 inline bool is_lopsided(const ElementwiseCall& call) {
   const raglane_layer& layer = *call.layer;
   if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;

@@ -1,4 +1,4 @@
-// From a call to the gradients that it asks for: of layers of both kinds, and of outer products alone.
+// The gradients of values and weights of a call: of layers of both kinds, and of outer products alone.
 #pragma once
 
 #include "cells/table.h"
@@ -69,7 +69,7 @@ template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t
   return status;
 }
 
-// Walk the layer back, and make the gradients that the call asks for, if it does for any. Their scratch is reserved
+// Walk the layer back, and make the gradients that the call wants, if it wants any. Their scratch is reserved
 // first: the walk may replace the saved gates, and a call that fails must leave them as they were.
 template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C&)) {
   if (!wants_any(*call.layer)) return walk(call);

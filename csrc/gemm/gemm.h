@@ -4,8 +4,8 @@
 // one stream, and keeps rows x vectors sums in registers.
 //
 // NOTE (order of sums): a sum starts from its first value and takes k = 0, 1, 2 ... one fused multiply-add at a time,
-// whatever the number of rows beside it, and whether it stays in a register or rests in memory between two parts of
-// k. So the bits of a row depend on that row and the weights alone. All divisions of work rely on this.
+// whatever the number of rows beside it, in a register all the time or in memory between two parts of k. So the bits of a
+// row depend on that row and the weights alone. All divisions of work rely on this.
 //
 // NOTE (words): some processors multiply pairs of bfloat16 and add both products to a float. Operands are therefore
 // made of words of the size of a sum, and a word holds one number, or two that follow each other in k. An operand of

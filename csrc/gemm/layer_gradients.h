@@ -32,7 +32,7 @@ template <class S> struct DirectionGradients {
     int64_t from, depth;
   };
   Rows rows[2];     // of the gates' arguments; of a projection's result
-  Rows factors[3];  // the values; h before each element; what a projection reads. No columns where nobody needs it
+  Rows factors[3];  // the values; h before each element; what a projection reads. No columns where it is not needed
   Outer outers[4];
   Term terms[2];
   const S* passed;  // what reaches the values past all products, (N, D), or null
@@ -63,7 +63,7 @@ template <class S> class LayerGradients {
     const int64_t* place = nullptr;      // which elements they are in the values; null for 0, 1, 2 ...
     const S* const* previous = nullptr;  // h before each, where `place` is
     bool first = true, last = true;      // of all parts
-    bool adds_values = false;            // whether there are gradients of the values that are to be added to
+    bool adds_values = false;            // there are gradients of the values that are to be added to
   };
   void take(const Part& part) { part_ = part; }
 
@@ -181,7 +181,7 @@ template <class S> class LayerGradients {
         block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
     return block;
   }
-  // Whether sums go on from those of the elements before.
+  // Sums go on from those of the elements before.
   bool continues(const Block& block) const { return block.begin > 0 || !part_.first; }
 
   // A result (rows, columns) of some terms: the sum over k of left[row * row_step + k * step] times row k of what is

@@ -16,7 +16,7 @@ struct Place {
 
 struct CodeBlock {
   int64_t kind, width, index;
-  bool carried;  // of a local: whether what one phase writes another reads
+  bool carried;  // of a local: one phase reads what another writes
 };
 
 struct CodeWeight {
@@ -47,7 +47,7 @@ struct Code {
   int64_t first_tensor[RAGLANE_LOCAL + 3];
 };
 
-// How many results and operands an operation has, and whether it takes one number at a time.
+// How many results and operands an operation has. `each`: it takes one number at a time.
 struct OperationFacts {
   int results, operands;
   bool each;

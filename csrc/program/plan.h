@@ -95,7 +95,7 @@ template <class A> class ProgramPlan {
   const CodeOutput& next(int64_t state) const { return code_.output[code_.outputs + state]; }
 
  private:
-  // Teams, and whether products of elements alone are made before the loop: as for layers, see prepared.h.
+  // Choose teams, and where products of elements alone are made: as for layers, see scan/prepared.h.
   void decide() {
     int64_t bytes = 0, results = 0;
     for (int64_t w = 0; w < code_.weights; w++)
@@ -111,7 +111,7 @@ template <class A> class ProgramPlan {
     if (p_.flags & RAGLANE_PREPARE) prepares_ = true;
   }
 
-  // Whether a product depends on the element alone, and nothing else writes to where its result is.
+  // A product depends on the element alone, and nothing else writes to where its result is.
   bool can_prepare(const CodeInstruction& i) const {
     if (i.operation != RAGLANE_OF_PRODUCT || i.width != code_.block[i.results[0].block].width) return false;
     for (int o = 0; o < 2; o++) {
@@ -206,7 +206,7 @@ template <class A> class ProgramPlan {
   }
   static constexpr At nowhere = {-1, 0, 0};
   static At all_of(int64_t slot) { return {slot * most_lanes, 0, 1}; }
-  // Whether whole vectors may be read that begin within the columns of a place.
+  // Whole vectors may be read that begin within the columns of a place.
   bool is_padded(const At& at) const { return at.step == 0 || slots_.get()[at.slot / most_lanes].home != in_tensor; }
 
   Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
@@ -269,7 +269,7 @@ template <class A> class ProgramPlan {
     phase.end_fetch = fetch_count_;
   }
 
-  // Whether an operand is one column of an operation that wants them all.
+  // An operand is one column of an operation that takes them all.
   bool must_spread(const CodeInstruction& i, int operand) const {
     OperationFacts facts = facts_of_operation(i.operation);
     if (facts.each || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
@@ -305,7 +305,7 @@ template <class A> class ProgramPlan {
             ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
   }
 
-  // Whether the next value of a state is what another state is now, or its own in other columns.
+  // The next value of a state is what another state is now, or its own in other columns.
   bool meets_states(int64_t state) const {
     return is_state(code_, next(state).place) && !stays(state);
   }

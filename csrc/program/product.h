@@ -49,8 +49,8 @@ template <class A> struct PackedWeight {
 template <class A> struct LaneProduct {
   At to, start, from;
   const PackedWeight<A>* weight;
-  bool to_whole;     // whether the last group's last vectors may be stored whole
-  bool start_whole;  // whether vectors of the start may be loaded beyond a group
+  bool to_whole;     // the last group's last vectors may be stored whole
+  bool start_whole;  // vectors of the start may be loaded beyond a group
   int64_t next;      // where the start is an element's: bytes to the row of the next step; else 0
 };
 

@@ -9,13 +9,13 @@ inline bool is_state(const Code& code, const Place& place) {
   return place.block >= 0 && code.block[place.block].kind == RAGLANE_STATE;
 }
 
-// Whether an output, or a state's next value, is a local and nothing else.
+// An output, or a state's next value, is a local and nothing else.
 inline bool is_all_of(const Code& code, const CodeOutput& output, int64_t local) {
   return output.place.block == local && output.place.start == 0 && !output.place.spread &&
          output.width == code.block[local].width;
 }
 
-// Whether a local may be written where another block is: no column of that block is read after the local's is written.
+// A local may be written where another block is: no column of that block is read after the local's is written.
 inline bool may_share(const Code& code, int64_t local, int64_t other) {
   struct Read {
     int64_t instruction, begin, end;

@@ -59,8 +59,8 @@ int unfitting(size_t bytes) {
 
 }  // namespace
 
-// NOTE (forks): a process that was forked while another thread held the lock finds it held for ever. So nobody waits for
-// it: who does not get it does without what waits.
+// NOTE (forks): a process that was forked while another thread held the lock finds it held for ever. So no call waits
+// for it: one that does not get it does without what waits.
 Block take_block(size_t bytes) {
   Block old;
   if (std::unique_lock mine(lock, std::try_to_lock); mine) {
@@ -70,7 +70,7 @@ Block take_block(size_t bytes) {
     if (found >= 0) old = remove(found);
   }
   if (old.data) munmap(old.data, old.size);
-  // Lengths differ a little from call to call, so a sixteenth to an eighth is added; pages that nobody writes cost nothing.
+  // Lengths differ a little from call to call, so a sixteenth to an eighth is added; pages that are never written cost nothing.
   size_t step = 4096;
   while (step < bytes / 16) step *= 2;
   const size_t size = (bytes + step - 1) / step * step;

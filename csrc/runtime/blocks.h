@@ -1,7 +1,7 @@
 // Large blocks of memory, which stay for the next call.
 //
 // What a call needs, the next one needs again, about as much of it. The C library hands blocks of more than 32 MB back to
-// the system at once, and a new one costs a fault for each of its pages; tuning.h says how much that is. Blocks that wait
+// the system at once, and a new one costs a fault for each of its pages; see tuning.h for how much that is. Blocks that wait
 // here are the system's if it runs out of memory, and are never more than were in use at once.
 #pragma once
 
@@ -17,7 +17,7 @@ struct Block {
 // A block of so many bytes at least, of unknown content; no data where there is no memory.
 Block take_block(size_t bytes);
 
-// Give one back that nobody reads or writes any more.
+// Give back a block that is no longer read or written.
 void give_block(Block block);
 
 }  // namespace raglane

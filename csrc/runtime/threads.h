@@ -11,7 +11,7 @@
 
 namespace raglane {
 
-// How a thread rounds, and whether it takes denormal numbers for 0. Every thread has a control word of its own, and a
+// How a thread rounds, and what it takes denormal numbers for. Every thread has a control word of its own, and a
 // thread that OpenMP started long ago has what held then. So all threads of a call take the caller's: bits must not
 // depend on which thread computes them.
 #if defined(__x86_64__)

@@ -60,7 +60,7 @@ template <class Cell, class S> class ForwardScan {
   MatrixWeights<Cell, S> weights_;
   InputProducts<Cell, S>& input_;
   PreparedProducts<Cell, S> prepared_;
-  bool streams_ = false;  // whether saved gates go past the caches, which would not hold them until they are read
+  bool streams_ = false;  // saved gates go past the caches, which would not hold them until they are read
   int members_ = 1, capacity_ = 1;
   Scratch<A> states_, operands_;
   Scratch<Barrier> barriers_;
@@ -74,7 +74,7 @@ template <class Cell, class S> class ForwardScan {
     A *before, *after, *c;         // of the first lane: h before and after, c
     A *operand, *next_operand;     // `before` as products read it, and `after` as they will
     int64_t after_stride, next_stride;
-    S *output, *gates, *c_states;     // of the first element; null where nobody wants them
+    S *output, *gates, *c_states;     // of the first element; null where they are not wanted
     const A* x[most_lanes];        // a lane's input, where input products are folded in
     const A* operands[most_lanes]; // a lane's row of `operand`
   };

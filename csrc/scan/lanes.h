@@ -15,7 +15,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// The sequences of one direction that nobody has taken.
+// The sequences of one direction that no team has taken.
 struct alignas(64) Queue {
   int64_t taken = 0;
 };
@@ -23,7 +23,7 @@ struct alignas(64) Queue {
 struct Team {
   int index, count;      // this team among those that serve the direction, and how many they are
   int member, members;   // this thread among those of the team
-  bool dealt;            // whether this team has a share dealt out, or only takes from the counter
+  bool dealt;            // this team has a share dealt out; else it only takes from the counter
   Barrier* barrier;
 };
 
@@ -50,7 +50,7 @@ class LaneSet {
   int64_t element[most_lanes];  // the row of the values that the lane computes now
   int64_t left[most_lanes];     // how many elements of the sequence remain, that one included
 
-  // `ascending`: whether elements are computed from a sequence's start to its end.
+  // `ascending`: elements are computed from a sequence's start to its end.
   LaneSet(const Batch& batch, const Team& team, Queue* queue, int capacity, bool ascending)
       : batch_(batch), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
 

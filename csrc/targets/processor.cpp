@@ -70,7 +70,7 @@ struct Sets {
   }
 };
 
-// Asked once: on a virtual machine the instruction that asks is the hypervisor's to answer, which takes microseconds.
+// Found out once: on a virtual machine CPUID is the hypervisor's to answer, which takes microseconds.
 const Sets& sets() {
   static const Sets all;
   return all;
