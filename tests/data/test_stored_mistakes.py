@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import Columns, Dataset, Preprocessor, convert, read
+from raglane.data.formats.ipc import Blocks
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from small_tables import small_table, written
 
@@ -94,6 +95,22 @@ def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: 
         assert "\n" not in str(caught.value)
         path.write_bytes(content[name])
     assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
+
+
+def test_offsets_that_fall_are_refused_where_the_checksums_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    path = tmp_path / "out" / "part-00000.arrow"
+    shard = path.read_bytes()
+    offsets = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0).column("words").offsets.buffers()[1].to_pybytes()
+    place = shard.index(offsets[:64])
+    path.write_bytes(shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :])
+    # As of a folder that was written so.
+    for name in ("verify", "verify_outside"):
+        monkeypatch.setattr(Blocks, name, lambda *_: None)
+    with pytest.raises(DataError, match=r"part-00000\.arrow"):
+        Dataset(tmp_path / "out").take([0, 1])
 
 
 def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Path) -> None:
