@@ -36,7 +36,7 @@ help:
 setup: $(READY)
 
 # The CPU kernels are built by the installation, so what they are built from is named here too.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp csrc/cells/*.h)
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

@@ -21,6 +21,17 @@ def test_imports_no_extra(script: Script) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+def test_layers_and_batches_need_torch_and_numpy_alone(script: Script) -> None:
+    done = script(
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['pyarrow', 'pandas', 'fsspec', 'safetensors', 'sktime', 'typer', 'rich'])\n"
+        "import torch, raglane as rl\n"
+        "batch = rl.collate([{'x': torch.ones(2, 3)}, {'x': torch.ones(4, 3)}])['x']\n"
+        "print(rl.nn.GRU(3, 5)(batch)[0].lengths.tolist(), rl.Ragged([torch.ones(1)]).lengths.tolist())"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4] [1]\n", "")
+
+
 def test_a_training_imports_nothing_that_takes_seconds(script: Script) -> None:
     slow = ["lightning", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "scipy"]
     train = "rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ['up', 'down'] * 4, epochs=1, hidden=4, optimizer=name)"

@@ -3,8 +3,8 @@
 //   gates          input products per unit; `slots` is the same
 //   recurrent      factors of the state per unit
 //   saved          what backward reads of a step: `gates` vectors, in the place of the arguments, or 0
-//   has_c          whether the state that recurs is c, and h the output alone; else h is both
-//   skips          whether the output takes up the input as it is. Then `projected` is the cell that takes up a product
+//   has_c          the state that recurs is c, and h the output alone; else h is both
+//   skips          the output takes up the input as it is. Then `projected` is the cell that takes up a product
 //                  in its place, which is the last of its gates
 //   whole_rows     true: products always rest in scratch
 //   unit_vectors   vectors of units in a panel of weights
@@ -15,7 +15,7 @@
 //                  the step, then before it; where h recurs, that of the output is in it. du: the recurrent factors'.
 #pragma once
 
-#include "../activations.h"
+#include "simd/activations.h"
 
 namespace raglane::RAGLANE_TARGET {
 

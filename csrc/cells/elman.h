@@ -1,7 +1,7 @@
 // Elman's network: h' = tanh(a) or relu(a), a = W_ih x + b_ih + W_hh h + b_hh. See src/raglane/cells/elman.py.
 #pragma once
 
-#include "matrix.h"
+#include "cells/matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 

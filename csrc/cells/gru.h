@@ -2,7 +2,7 @@
 // See src/raglane/cells/gru.py.
 #pragma once
 
-#include "matrix.h"
+#include "cells/matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -1,7 +1,7 @@
 // Independently recurrent network: h' = tanh(a) or relu(a), a = W x + b + u h. See src/raglane/cells/indrnn.py.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -1,7 +1,7 @@
 // Long short-term memory: c' = f c + i g, h' = o tanh(c'). See src/raglane/cells/lstm.py.
 #pragma once
 
-#include "matrix.h"
+#include "cells/matrix.h"
 
 namespace raglane::RAGLANE_TARGET {
 

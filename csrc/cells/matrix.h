@@ -3,13 +3,13 @@
 //   gates          products per unit, of the input and of h, each pair with one sum
 //   slots          sums per unit: `gates`, or one more where the last gate's two products are summed apart
 //   saved          vectors that backward reads of a step: `slots`, or 0 where the output says enough
-//   has_c          whether there is a second state, c
-//   projects       whether h may be a projection, of what `unprojected` gives
+//   has_c          there is a second state, c
+//   projects       h may be a projection, of what `unprojected` gives
 //   unit_vectors   vectors of units in a panel of weights; 1 where gates are saved
-//   whole_rows     whether prepared products have room for whole vectors: where gates are saved
+//   whole_rows     prepared products have room for whole vectors: where gates are saved
 //   hidden_slot(gate)    the slot of a gate's hidden product
-//   only_input(slot)     whether no hidden product reaches a slot
-//   ends_in_tanh   whether the loop puts `last` through tanh, that of several rows at once, between `open` and `close`
+//   only_input(slot)     no hidden product reaches a slot
+//   ends_in_tanh   the loop puts `last` through tanh, that of several rows at once, between `open` and `close`
 //   open(a, c, save, last)   for ROWS rows. a: the sums. c: before, then after the step. save: what is known so far
 //   close(last, h, save)     the new h, from that before; what is left to save
 //   backward(save, output, h, c_before, c, dh, dc, da)   h: before the step, unset where it is a projection. dc: the
@@ -18,4 +18,4 @@
 //   unprojected(save, c)     what a projection reads, for cells that project
 #pragma once
 
-#include "../activations.h"
+#include "simd/activations.h"

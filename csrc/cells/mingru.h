@@ -1,7 +1,7 @@
 // Minimal gated recurrent unit: z = sigmoid(a_z), h' = h + z (n - h). See src/raglane/cells/mingru.py.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -2,7 +2,7 @@
 // See src/raglane/cells/minlstm.py.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -23,7 +23,7 @@ template <class A> struct MinLstm {
 
     RAGLANE_INLINE Shares(const V* f, const V* i_) {
       RAGLANE_EACH {
-        V a = at_least<A>(-least, f[i]), b = at_least<A>(-least, i_[i]);
+        V a = at_least(-least, f[i]), b = at_least(-least, i_[i]);
         V s = a < b ? a : b;
         s = s < (A)0 ? s : V{};
         e[i] = s, e[N + i] = s - a, e[2 * N + i] = s - b;
@@ -42,7 +42,7 @@ template <class A> struct MinLstm {
     Shares<N> shares(a, a + N);
     V keep[N];
     RAGLANE_EACH keep[i] = shares.kept(i);
-    quotient<V, N>(keep, shares.sum);
+    quotient<N>(keep, shares.sum);
     RAGLANE_EACH y[i] = h[i] = fma(keep[i], h[i] - n[i], n[i]);
   }
 
@@ -52,7 +52,7 @@ template <class A> struct MinLstm {
     Shares<N> shares(f, i_);
     V share[N];
     RAGLANE_EACH share[i] = splat<V>((A)1);
-    quotient<V, N>(share, shares.sum);
+    quotient<N>(share, shares.sum);
     RAGLANE_EACH {
       V keep = shares.kept(i) * share[i], pass = shares.passed(i) * share[i];
       V d_keep = d[i] * (w.before[i] - n[i]) * share[i];

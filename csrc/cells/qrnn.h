@@ -1,7 +1,7 @@
 // Pooling of a quasi-recurrent network: c' = n + f (c - n), h' = o c'. See src/raglane/cells/qrnn.py.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 

@@ -2,7 +2,7 @@
 // See src/raglane/cells/sru.py. x is the input itself, or a fourth product where the sizes differ.
 #pragma once
 
-#include "elementwise.h"
+#include "cells/elementwise.h"
 
 namespace raglane::RAGLANE_TARGET {
 

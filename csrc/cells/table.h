@@ -1,7 +1,7 @@
 // Every cell of the kernels, one line each: what is known of it besides its arithmetic.
 //
 // A cell's number is its place here, matrix cells before element-wise ones. The time loops, the C interface and the
-// driver are made from these lines, and Python asks for them: raglane_describe_cell. A new cell is a header beside this
+// driver are made from these lines, and Python reads them: raglane_describe_cell. A new cell is a header beside this
 // file, which is included below, and a line.
 //
 //   type       its class template, type<A>, in the header; the table is held against its constants
@@ -9,14 +9,14 @@
 //   gates      G, input products per unit
 //   slots      S, blocks of H per element that backward gives in grad_gates
 //   saved      blocks of H per element that forward keeps in gates, or 0
-//   c          whether there is a second state, c
-//   projects   whether h may be a projection
-//   skips      whether the output takes up the input: as it is, or as one more product, with a gate of its own
+//   c          there is a second state, c
+//   projects   h may be a projection
+//   skips      the output takes up the input: as it is, or as one more product, with a gate of its own
 //   factors    V, recurrent factors per unit
 //   biases     blocks of H in a bias
 #pragma once
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 // Cells whose weights meet the state as a matrix.
 //       type         name            gates  slots  saved  c  projects
@@ -60,18 +60,18 @@ inline constexpr raglane_cell_facts cell_table[cell_count] = {
 
 // What is compiled once per instruction set has the arithmetic as well.
 #if defined(RAGLANE_TARGET)
-#include "elman.h"
-#include "gru.h"
-#include "indrnn.h"
-#include "lstm.h"
-#include "mingru.h"
-#include "minlstm.h"
-#include "qrnn.h"
-#include "sru.h"
+#include "cells/elman.h"
+#include "cells/gru.h"
+#include "cells/indrnn.h"
+#include "cells/lstm.h"
+#include "cells/mingru.h"
+#include "cells/minlstm.h"
+#include "cells/qrnn.h"
+#include "cells/sru.h"
 
 namespace raglane::RAGLANE_TARGET {
 
-// Whether a line says of a matrix cell what its header says.
+// A line of a matrix cell agrees with the cell's header.
 template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts) {
   static_assert(Cell::saved == 0 || (Cell::unit_vectors == 1 && Cell::whole_rows), "see cells/matrix.h");
   // The last gate alone may have a slot for its hidden product, after all others: callers rely on that.

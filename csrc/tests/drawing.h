@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
 
 using Bytes = std::vector<unsigned char>;
 
@@ -28,3 +28,11 @@ inline Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
 }
 
 inline int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
+
+// An instruction set that is here.
+inline int64_t any_isa(std::mt19937& random) {
+  std::vector<int64_t> isas;
+  for (int64_t isa = 0; raglane_isa_name(isa); isa++)
+    if (raglane_has_isa(isa)) isas.push_back(isa);
+  return isas[random() % isas.size()];
+}

@@ -1,7 +1,7 @@
 // Random programs, for the driver.
 #pragma once
 
-#include "drawing.h"
+#include "tests/drawing.h"
 
 // A random program in integers, and what it is run on: a few instructions that each write a local of their own, with
 // products among them.
@@ -68,7 +68,7 @@ struct DrawnProgram {
   void draw() {
     raglane_program& p = call;
     p.abi = RAGLANE_ABI, p.dtype = below(random, 2), p.ascending = below(random, 2), p.sequences = below(random, 12);
-    do p.isa = below(random, RAGLANE_AMX + 1); while (!raglane_has_isa(p.isa));
+    p.isa = any_isa(random);
     offsets.push_back(0);
     for (int64_t b = 0; b < p.sequences; b++)
       offsets.push_back(offsets.back() + (below(random, 4) ? below(random, 9) : 0));

@@ -9,12 +9,12 @@
 #include <cstring>
 #include <thread>
 
-#include "drawn_program.h"
+#include "tests/drawn_program.h"
 
 namespace {
 
-template <class Layer> struct Case {
-  Layer layer{};
+struct Case {
+  raglane_layer layer{};
   raglane_cell_facts cell{};
   std::vector<int64_t> offsets;
   std::vector<Bytes> inputs;   // values, h, c, weights
@@ -31,11 +31,10 @@ std::vector<int64_t> cells_of_kind(bool is_elementwise) {
 }
 
 // What both kinds of layers have; sequences are shorter than `longest`.
-template <class Layer>
-void draw_common(Case<Layer>& c, const std::vector<int64_t>& cells, int dtypes, int longest, std::mt19937& random) {
-  Layer& l = c.layer;
+void draw_common(Case& c, const std::vector<int64_t>& cells, int dtypes, int longest, std::mt19937& random) {
+  raglane_layer& l = c.layer;
   l.abi = RAGLANE_ABI;
-  do l.isa = below(random, RAGLANE_AMX + 1); while (!raglane_has_isa(l.isa));
+  l.isa = any_isa(random);
   l.cell = cells[below(random, (int)cells.size())], l.dtype = below(random, dtypes);
   raglane_describe_cell(l.cell, &c.cell, nullptr, 0);
   l.directions = 1 + below(random, 2), l.threads = 1 + below(random, 4);
@@ -48,15 +47,15 @@ void draw_common(Case<Layer>& c, const std::vector<int64_t>& cells, int dtypes, 
 }
 
 // Buffers of their exact size, for as long as the case lives.
-template <class Layer> const void* in(Case<Layer>& c, int64_t count, std::mt19937& random) {
+const void* in(Case& c, int64_t count, std::mt19937& random) {
   return c.inputs.emplace_back(random_reals(c.layer.dtype, count, random)).data();
 }
-template <class Layer> void* out(Case<Layer>& c, int64_t count) {
+void* out(Case& c, int64_t count) {
   return c.results.emplace_back(count * bytes_of(c.layer.dtype)).data();
 }
 
-Case<raglane_layer> draw(std::mt19937& random) {
-  Case<raglane_layer> c;
+Case draw_matrix(std::mt19937& random) {
+  Case c;
   static const std::vector<int64_t> cells = cells_of_kind(false);
   draw_common(c, cells, 4, below(random, 8) ? 9 : 200, random);  // sometimes more than are packed at a time
   raglane_layer& l = c.layer;
@@ -68,7 +67,7 @@ Case<raglane_layer> draw(std::mt19937& random) {
   l.initial_h = below(random, 3) ? in(c, K * l.sequences * P, random) : nullptr;
   l.initial_c = has_c && below(random, 3) ? in(c, K * l.sequences * H, random) : nullptr;
   for (int64_t d = 0; d < K; d++) {
-    l.weights[d] = {in(c, gates * H * l.input_size, random), in(c, gates * H * P, random), nullptr, nullptr, nullptr};
+    l.weights[d].input = in(c, gates * H * l.input_size, random), l.weights[d].hidden = in(c, gates * H * P, random);
     if (below(random, 2)) l.weights[d].input_bias = in(c, gates * H, random);
     if (below(random, 2)) l.weights[d].hidden_bias = in(c, gates * H, random);
     if (l.projection_size) l.weights[d].projection = in(c, P * H, random);
@@ -103,11 +102,11 @@ Case<raglane_layer> draw(std::mt19937& random) {
   return c;
 }
 
-Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
-  Case<raglane_elementwise> c;
+Case draw_elementwise(std::mt19937& random) {
+  Case c;
   static const std::vector<int64_t> cells = cells_of_kind(true);
   draw_common(c, cells, 3, below(random, 3) ? 9 : 300, random);
-  raglane_elementwise& l = c.layer;
+  raglane_layer& l = c.layer;
   bool has_c = c.cell.has_c;
   if (c.cell.skips && below(random, 2)) l.input_size = l.hidden_size;
   bool skips = c.cell.skips && l.input_size == l.hidden_size, projects = c.cell.skips && !skips;
@@ -117,9 +116,9 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   l.initial_c = has_c && below(random, 3) ? in(c, states, random) : nullptr;
   bool biased = below(random, 2);
   for (int64_t d = 0; d < K; d++) {
-    l.weights[d] = {in(c, gates * H * D, random), nullptr, nullptr, nullptr};
-    if (recurrent) l.weights[d].recurrent = in(c, recurrent * H, random);
-    if (biased) l.weights[d].bias = in(c, biases * H, random);
+    l.weights[d].input = in(c, gates * H * D, random);
+    if (recurrent) l.weights[d].hidden = in(c, recurrent * H, random);
+    if (biased) l.weights[d].input_bias = in(c, biases * H, random);
     if (projects) l.weights[d].skip = in(c, H * D, random);
   }
   l.grad_output = below(random, 3) ? in(c, N * K * H, random) : nullptr;
@@ -132,24 +131,14 @@ Case<raglane_elementwise> draw_elementwise(std::mt19937& random) {
   l.grad_gates = l.gates && below(random, 2) ? l.gates : out(c, K * N * slots * H);
   l.grad_skip = skips ? out(c, K * N * H) : nullptr;
   l.grad_initial_h = out(c, states), l.grad_initial_c = has_c ? out(c, states) : nullptr;
-  l.grad_recurrent = recurrent ? out(c, K * recurrent * H) : nullptr;
-  l.grad_bias = biased ? out(c, K * biases * H) : nullptr;
   l.grad_values = below(random, 2) ? out(c, N * D) : nullptr;
   for (int64_t d = 0; d < K; d++) {
     if (below(random, 2)) l.grad_weights[d].input = out(c, gates * H * D);
+    if (recurrent && below(random, 2)) l.grad_weights[d].hidden = out(c, recurrent * H);
+    if (biased && below(random, 2)) l.grad_weights[d].input_bias = out(c, biases * H);
     if (projects && below(random, 2)) l.grad_weights[d].skip = out(c, H * D);
   }
   return c;
-}
-
-int32_t forward(const raglane_layer* l, char* m, int64_t n) { return raglane_forward(l, m, n); }
-int32_t backward(const raglane_layer* l, char* m, int64_t n) { return raglane_backward(l, m, n); }
-int32_t forward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_forward(l, m, n); }
-int32_t backward(const raglane_elementwise* l, char* m, int64_t n) { return raglane_elementwise_backward(l, m, n); }
-
-int32_t pack(const raglane_layer* l, void* to, int64_t* b, char* m, int64_t n) { return raglane_pack(l, to, b, m, n); }
-int32_t pack(const raglane_elementwise* l, void* to, int64_t* b, char* m, int64_t n) {
-  return raglane_elementwise_pack(l, to, b, m, n);
 }
 
 // Memory of its exact size, aligned as packed weights must be.
@@ -159,13 +148,13 @@ struct Packed {
 };
 
 // After each of a case's runs but the last, until it has happened, its weights are packed for the others, or are not.
-template <class Layer> void pack_some(Case<Layer>& c, Packed& packed, std::mt19937& random) {
+void pack_some(Case& c, Packed& packed, std::mt19937& random) {
   char message[256] = "";
   int64_t bytes = 0;
   if (below(random, 2)) return;
-  if (pack(&c.layer, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
+  if (raglane_pack(&c.layer, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
       posix_memalign(&packed.memory, 64, bytes) != 0 ||
-      pack(&c.layer, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
+      raglane_pack(&c.layer, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
     std::fprintf(stderr, "failed: %s\n", message);
     std::exit(1);
   }
@@ -173,12 +162,12 @@ template <class Layer> void pack_some(Case<Layer>& c, Packed& packed, std::mt199
 }
 
 // Run a case and compare its results with those of the first run.
-template <class Layer> void check(Case<Layer>& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
+void check(Case& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
   char message[256] = "";
   for (Bytes& bytes : c.results)
     if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());
-  if (forward(&c.layer, message, sizeof message) != RAGLANE_OK ||
-      (c.layer.dtype != RAGLANE_INT8 && backward(&c.layer, message, sizeof message) != RAGLANE_OK)) {
+  if (raglane_forward(&c.layer, message, sizeof message) != RAGLANE_OK ||
+      (c.layer.dtype != RAGLANE_INT8 && raglane_backward(&c.layer, message, sizeof message) != RAGLANE_OK)) {
     std::fprintf(stderr, "failed: %s\n", message);
     std::exit(1);
   }
@@ -258,7 +247,7 @@ void drive(int rounds, unsigned seed) {
   for (int round = 0; round < rounds; round++) {
     check_rows(random, round, seed);
     check_program(random, round, seed);
-    Case<raglane_layer> c = draw(random);
+    Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;
     for (int64_t flags : {RAGLANE_FOLD | RAGLANE_NO_TEAM, RAGLANE_PREPARE | RAGLANE_NO_TEAM,
@@ -267,7 +256,7 @@ void drive(int rounds, unsigned seed) {
       check(c, wanted, round, seed);
       if (!packed.memory) pack_some(c, packed, random);
     }
-    Case<raglane_elementwise> e = draw_elementwise(random);
+    Case e = draw_elementwise(random);
     wanted.clear();
     for (int64_t flags : {RAGLANE_NO_TEAM, RAGLANE_TEAM})
       for (int64_t threads : {1, 2, 3, 5}) {

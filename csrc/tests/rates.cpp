@@ -2,7 +2,7 @@
 // the same instruction set in registers alone, measured beside them. One thread; everything in a core's own caches.
 //
 //   rates [seconds per figure]
-#include "rates.h"
+#include "tests/rates.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,12 +11,16 @@
 #include <functional>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
+#include "targets/processor.h"
 
 namespace {
 
 using raglane::Rates;
 using raglane::Shape;
+
+#define RAGLANE_RATES(name, family, loops, ...) RAGLANE_IF(RAGLANE_BUILT_##name, RAGLANE_IF(loops, &raglane::name::rates)),
+const Rates* const sets[] = {RAGLANE_TARGETS(RAGLANE_RATES)};
 
 double seconds = 0.02;
 
@@ -71,30 +75,14 @@ void print(const char* set, const char* dtype, int64_t number, const Rates& rate
 int main(int count, char** words) {
   if (count > 1) seconds = std::atof(words[1]);
   if (!(seconds > 0)) return std::fprintf(stderr, "rates: seconds per figure: a number above 0\n"), 2;
-  struct Set {
-    int64_t isa;
-    const char* name;
-    const Rates* rates;
-    bool is_for_pairs;
-  };
-  const Set sets[] = {
-      {RAGLANE_PORTABLE, "portable", &raglane::portable::rates, false},
-#if defined(RAGLANE_X86)
-      {RAGLANE_AVX2, "avx2", &raglane::avx2::rates, false},
-      {RAGLANE_AVX512, "avx512", &raglane::avx512::rates, false},
-#endif
-#if defined(RAGLANE_PAIRS)
-      {RAGLANE_AVX512_BF16, "avx512bf16", &raglane::avx512bf16::rates, true},
-      {RAGLANE_AMX, "amx", &raglane::amx::rates, true},
-#endif
-  };
-  for (const Set& set : sets) {
-    if (!raglane_has_isa(set.isa)) continue;
-    if (!set.is_for_pairs) {
-      print(set.name, "float32", RAGLANE_FLOAT32, *set.rates);
-      print(set.name, "float64", RAGLANE_FLOAT64, *set.rates);
+  for (int64_t isa = 0; raglane::isa_name(isa); isa++) {
+    if (!raglane::processor_has(isa)) continue;
+    const char* name = raglane::isa_name(isa);
+    if (raglane::has_all_dtypes(isa)) {
+      print(name, "float32", RAGLANE_FLOAT32, *sets[isa]);
+      print(name, "float64", RAGLANE_FLOAT64, *sets[isa]);
     } else {
-      print(set.name, "bfloat16", RAGLANE_BFLOAT16, *set.rates);
+      print(name, "bfloat16", RAGLANE_BFLOAT16, *sets[isa]);
     }
   }
 }

@@ -3,6 +3,8 @@
 
 #include <stdint.h>
 
+#include "targets/targets.h"
+
 namespace raglane {
 
 // A product of `rows` rows with one panel of `vectors` vectors, `depth` numbers deep.
@@ -18,10 +20,9 @@ struct Rates {
   // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 where there is no memory.
   int64_t (*multiply)(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds);
 };
-namespace portable { extern const Rates rates; }
-namespace avx2 { extern const Rates rates; }
-namespace avx512 { extern const Rates rates; }
-namespace avx512bf16 { extern const Rates rates; }
-namespace amx { extern const Rates rates; }
+#define RAGLANE_DECLARE(name, ...) \
+  namespace name { extern const Rates rates; }
+RAGLANE_TARGETS(RAGLANE_DECLARE)
+#undef RAGLANE_DECLARE
 
 }  // namespace raglane

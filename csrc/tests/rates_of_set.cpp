@@ -1,7 +1,7 @@
 // The micro-kernels by themselves, for the instruction set that the build names; see rates.cpp.
-#include "../peak.h"
-#include "../scratch.h"
-#include "rates.h"
+#include "runtime/scratch.h"
+#include "targets/peak.h"
+#include "tests/rates.h"
 
 namespace raglane::RAGLANE_TARGET {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 template <class S> int64_t multiply_panels(const Shape& shape, int64_t panels, int64_t rounds) {
   using A = typename Arithmetic<S>::type;
   constexpr int width = Lanes<A>::width;
-#if RAGLANE_LEVEL == 5
+#if defined(RAGLANE_TILES)
   TileRegisters registers;
 #endif
   const int64_t depth = words<S>(shape.depth), panel = depth * shape.vectors * width;
@@ -33,7 +33,7 @@ template <class S> int64_t multiply_panels(const Shape& shape, int64_t panels, i
 
 int64_t multiply_dtype(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds) {
   switch (dtype) {
-#if RAGLANE_LEVEL <= 3
+#if !defined(RAGLANE_FAMILY)
     case RAGLANE_FLOAT32: return multiply_panels<float>(shape, panels, rounds);
     case RAGLANE_FLOAT64: return multiply_panels<double>(shape, panels, rounds);
 #endif

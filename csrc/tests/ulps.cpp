@@ -7,14 +7,14 @@
 #include <limits>
 #include <vector>
 
-#include "../raglane.h"
+#include "abi/raglane.h"
+#include "targets/processor.h"
 
 namespace {
 
 constexpr int64_t block = 1 << 14;
 constexpr int64_t blocks = (int64_t(1) << 32) / block;
 const char* const functions[] = {"exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf"};  // by raglane_function
-const char* const sets[] = {"portable", "avx2", "avx512"};   // by raglane_isa; those for bfloat16 have AVX-512's
 
 double truth(int function, double x) {
   switch (function) {
@@ -80,13 +80,13 @@ std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
 
 int main() {
   std::vector<int64_t> isas;
-  for (int64_t isa = RAGLANE_PORTABLE; isa <= RAGLANE_AVX512; isa++)
-    if (raglane_has_isa(isa)) isas.push_back(isa);
+  for (int64_t isa = 0; raglane::isa_name(isa); isa++)
+    if (raglane::processor_has(isa) && raglane::has_all_dtypes(isa)) isas.push_back(isa);
   bool fails = false;
   for (int function = RAGLANE_EXP; function <= RAGLANE_ERF; function++) {
     std::vector<double> worst = worst_of(function, isas);
     for (size_t s = 0; s < isas.size(); s++) {
-      std::printf("%s, %s: %.3f ulp at most\n", functions[function], sets[isas[s]], worst[s]);
+      std::printf("%s, %s: %.3f ulp at most\n", functions[function], raglane_isa_name(isas[s]), worst[s]);
       fails = fails || !(worst[s] <= 4);
     }
     std::fflush(stdout);

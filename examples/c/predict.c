@@ -23,17 +23,13 @@ typedef struct matrix {
   int64_t rows, columns;
 } matrix;
 
-typedef struct weights {
-  const float *input, *recurrent, *input_bias, *hidden_bias, *skip;
-} weights;
-
 typedef struct model {
   char pooling[32];
   int is_forecast, is_change, has_thresholds, per_element, directions;
   int64_t width, hidden, layers, cell;
   raglane_cell_facts facts;
   matrix embedding, head; /* the first without weights where elements are numbers */
-  weights* weights;       /* (layers, directions) */
+  raglane_weights* weights; /* (layers, directions) */
 } model;
 
 static void check(int32_t status, const char* message) {
@@ -51,10 +47,11 @@ static int64_t find_cell(const char* name, raglane_cell_facts* facts) {
 }
 
 static int64_t best_isa(void) {
-  for (int64_t isa = RAGLANE_AMX; isa > RAGLANE_PORTABLE; isa--) {
-    if (raglane_has_isa(isa)) return isa;
+  int64_t best = 0;
+  for (int64_t isa = 0; raglane_isa_name(isa); isa++) {
+    if (raglane_has_isa(isa)) best = isa;
   }
-  return RAGLANE_PORTABLE;
+  return best;
 }
 
 /* The place of an entry's text among those that this program knows, or an error. */
@@ -140,17 +137,17 @@ static void read_weights(const char* path, model* to) {
   if (to->embedding.rows) {
     to->embedding.weight = take_tensor(&all, "encoder.embedding.weight", to->embedding.rows, to->embedding.columns);
   }
-  to->weights = allocate(to->layers * to->directions, sizeof(weights));
+  to->weights = allocate(to->layers * to->directions, sizeof(raglane_weights));
   for (int64_t layer = 0; layer < to->layers; layer++, width = to->directions * size) {
     for (int k = 0; k < to->directions; k++) {
-      weights* of = to->weights + layer * to->directions + k;
+      raglane_weights* of = to->weights + layer * to->directions + k;
       of->input = take(&all, "weight_ih", layer, k, gates, width);
       of->input_bias = take(&all, "bias_ih", layer, k, facts.biases * size, 0);
       if (!facts.is_elementwise) {
-        of->recurrent = take(&all, "weight_hh", layer, k, gates, size);
+        of->hidden = take(&all, "weight_hh", layer, k, gates, size);
         of->hidden_bias = take(&all, "bias_hh", layer, k, gates, 0);
       } else {
-        of->recurrent = take(&all, "weight_hh", layer, k, facts.factors * size, 0);
+        of->hidden = take(&all, "weight_hh", layer, k, facts.factors * size, 0);
         of->skip = take(&all, "weight_skip", layer, k, facts.skips && width != size ? size : 0, width);
       }
     }
@@ -165,39 +162,22 @@ static void read_weights(const char* path, model* to) {
 static batch run_layer(const model* of, int64_t layer, batch in, float** final_h) {
   int64_t size = of->hidden;
   int directions = of->directions;
-  const weights* given = of->weights + layer * directions;
+  const raglane_weights* given = of->weights + layer * directions;
   batch out = in;
   out.width = directions * size;
   out.values = allocate(in.elements * out.width, sizeof(float));
   *final_h = allocate(directions * in.sequences * size, sizeof(float));
   float* final_c = of->facts.has_c ? allocate(directions * in.sequences * size, sizeof(float)) : NULL;
   char message[256];
-  if (of->facts.is_elementwise) {
-    raglane_elementwise call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
-    call.threads = 1, call.directions = directions;
-    call.sequences = in.sequences, call.elements = in.elements;
-    call.input_size = in.width, call.hidden_size = size;
-    call.offsets = in.offsets, call.values = in.values;
-    for (int k = 0; k < directions; k++) {
-      call.weights[k].input = given[k].input, call.weights[k].recurrent = given[k].recurrent;
-      call.weights[k].bias = given[k].input_bias, call.weights[k].skip = given[k].skip;
-    }
-    call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
-    check(raglane_elementwise_forward(&call, message, sizeof message), message);
-  } else {
-    raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
-    call.threads = 1, call.directions = directions;
-    call.sequences = in.sequences, call.elements = in.elements;
-    call.input_size = in.width, call.hidden_size = size;
-    call.gate_stride = of->facts.slots * ((size + 15) / 16 * 16);
-    call.offsets = in.offsets, call.values = in.values;
-    for (int k = 0; k < directions; k++) {
-      call.weights[k].input = given[k].input, call.weights[k].hidden = given[k].recurrent;
-      call.weights[k].input_bias = given[k].input_bias, call.weights[k].hidden_bias = given[k].hidden_bias;
-    }
-    call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
-    check(raglane_forward(&call, message, sizeof message), message);
-  }
+  raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
+  call.threads = 1, call.directions = directions;
+  call.sequences = in.sequences, call.elements = in.elements;
+  call.input_size = in.width, call.hidden_size = size;
+  call.gate_stride = of->facts.slots * ((size + 15) / 16 * 16);
+  call.offsets = in.offsets, call.values = in.values;
+  for (int k = 0; k < directions; k++) call.weights[k] = given[k];
+  call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
+  check(raglane_forward(&call, message, sizeof message), message);
   free(final_c);
   return out;
 }
@@ -216,13 +196,13 @@ static float* linear(const float* rows, int64_t count, matrix by) {
   for (int64_t row = 0; row <= count; row++) offsets[row] = row;
   float* out = allocate(count * size, sizeof(float));
   float* final_h = allocate(count * size, sizeof(float));
-  raglane_elementwise call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = cell, .dtype = RAGLANE_FLOAT32};
+  raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = cell, .dtype = RAGLANE_FLOAT32};
   call.threads = 1, call.directions = 1, call.sequences = count, call.elements = count;
   call.input_size = width, call.hidden_size = size, call.offsets = offsets, call.values = rows;
-  call.weights[0].input = both, call.weights[0].bias = biases;
+  call.weights[0].input = both, call.weights[0].input_bias = biases;
   call.output = out, call.final_h = final_h;
   char message[256];
-  check(raglane_elementwise_forward(&call, message, sizeof message), message);
+  check(raglane_forward(&call, message, sizeof message), message);
   free(both), free(biases), free(offsets), free(final_h);
   return out;
 }

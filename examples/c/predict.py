@@ -8,7 +8,7 @@ import sys
 import torch
 
 import raglane as rl
-from raglane.training.model import answering
+from raglane.training.inference import answering
 
 run = rl.load(sys.argv[1])
 lines = [[float(number) for number in line.split()] for line in sys.stdin]

@@ -44,7 +44,10 @@ SANITIZED = f"{STRICT} -g -fsanitize=address,undefined -fno-sanitize-recover=all
 def built(folder: Path, flags: str) -> Path:
     """The example, built by its own CMakeLists.txt against what an installation has."""
     prefix, build = folder / "native", folder / "build"
-    for source, place in {"csrc/raglane.h": "include", "csrc/cmake/raglaneConfig.cmake": "lib/cmake/raglane"}.items():
+    for source, place in {
+        "csrc/abi/raglane.h": "include",
+        "csrc/cmake/raglaneConfig.cmake": "lib/cmake/raglane",
+    }.items():
         (prefix / place).mkdir(parents=True, exist_ok=True)
         shutil.copy(EXAMPLE.parents[1] / source, prefix / place)
     found = [file for place in raglane.native.__path__ for file in Path(place, "lib").glob("libraglane_cpu.*")]

@@ -299,11 +299,13 @@ def test_too_little_memory_is_an_exception() -> None:
     layer = layer_of("lstm", offsets, tensors, len(weights), (17, 17), 1)
     *_, addresses, _storages = layer.admit(offsets, tensors)
     some = network.values.data_ptr()
-    numbers = *preamble(layer.number, layer.dtype), 1, 2, 5
-    huge = 1 << 22, 1 << 22, 0, 1 << 24, 0  # D, H, P and the row length of the gates
-    fields = struct.pack("=34q168x", *numbers, *huge, *addresses, 0, some, some, some, 0, 0)
+    whole = LIBRARY.structs["raglane_layer"].formats
+    fields = dict.fromkeys(whole, 0)
+    head = *preamble(layer.number, layer.dtype), 1, 2, 5
+    given = *head, 1 << 22, 1 << 22, 0, 1 << 24, 0, *addresses  # of these D, H and the row length of the gates
+    fields |= dict(zip(fields, given, strict=False)) | dict.fromkeys(("output", "final_h", "final_c"), some)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
-        call("raglane_forward", fields)
+        call("raglane_forward", struct.pack("=" + "".join(whole.values()), *fields.values()))
 
 
 def test_bad_arguments_are_exceptions() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 
 import pytest
 
 from raglane.native import missing_kernels
+from raglane.native.library import library
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -40,3 +42,15 @@ def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layer
     assert not found.stdout.rstrip().endswith("cpu")
     assert found.stderr.count("RuntimeWarning") == 1, found.stderr
     assert "PyTorch runs the layers, slower" in found.stderr
+
+
+def test_the_library_describes_the_structs_of_its_calls() -> None:
+    """Fields follow each other without gaps, to the size of the struct, and those of weights stand by themselves."""
+    structs = library().structs
+    for name, (size, formats) in structs.items():
+        assert struct.calcsize("=" + "".join(formats.values())) == size, name
+    layer = structs["raglane_layer"].formats
+    assert list(layer)[:3] == ["abi", "isa", "cell"]
+    assert list(layer)[-1] == "grad_weights[1].skip"
+    assert layer["weights[1].hidden"] == "q"
+    assert next(iter(structs["raglane_cell_facts"].formats.items())) == ("name", "24s")

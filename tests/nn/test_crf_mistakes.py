@@ -18,8 +18,8 @@ EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], 
 @pytest.mark.parametrize(
     ("emissions", "tags", "kind", "said"),
     [
-        (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions: got Tensor"),
-        (EMISSIONS, GOLD.values, ArgumentTypeError, "tags: got Tensor"),
+        (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions: got a Tensor"),
+        (EMISSIONS, GOLD.values, ArgumentTypeError, "tags: got a Tensor"),
         (GOLD + 0.5, GOLD, ShapeError, "each of the 3 tags"),
         (EMISSIONS.map(lambda values: values[:, :2]), GOLD, ShapeError, r"shape \(2,\)"),
         (EMISSIONS.map(lambda values: values.long()), GOLD, ArgumentTypeError, "floating-point"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from planner.made_up import costs, seen
-from raglane.kernels.cpu.lanes import lanes_of
+from raglane.kernels.cpu.matrix import lanes_of
 from raglane.planner.model import Profile, Way, features, fit
 from raglane.planner.probe import PROBES
 from raglane.schedules import SCHEDULES

@@ -18,7 +18,7 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps
 from raglane.cli import main
 from raglane.data.records import Feature, Records, Targets, offsets_of
 from raglane.runs.comparison import compare
-from raglane.training.identity import identity
+from raglane.training.job import identity
 
 __all__ = ["undrawn_pictures"]
 

@@ -54,6 +54,17 @@ def test_it_is_the_command(tmp_path: Path) -> None:
         assert mine == {name for name in tree(told) if not name.startswith((".", "evaluation", "confusion"))}
 
 
+def test_a_run_goes_on_with_its_own_parts(tmp_path: Path) -> None:
+    data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
+    parts: dict[str, Any] = {"validation": held, "test": held}
+    rl.fit(data, out=tmp_path / "run", **_QUICK, **parts)
+    run = rl.fit(data, out=tmp_path / "run", resume=True, epochs=3)
+    assert run.notes[-1] == f"validation: 4 sequences of {held}"
+    assert _same(run, rl.fit(data, **_QUICK | {"epochs": 3}, **parts))
+    with pytest.raises(ArgumentError, match="overwrite: got True, with resume=True"):
+        rl.fit(data, out=tmp_path / "run", resume=True, overwrite=True)
+
+
 def test_what_was_converted_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_steps(tmp_path / "steps.csv", 16)
     rl.data.convert(data, tmp_path / "steps")

@@ -168,7 +168,7 @@ def test_the_operators() -> None:
     weights: list[Any] = [*layer._weights()[0], *[None] * 5]
 
     def run(**changes: Any) -> Any:
-        parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h}
+        parts = {"cell": "lstm", "values": given.values, "offsets": given.offsets, "h": h, "c": h.clone()}
         parts |= {f"w{index}": weight for index, weight in enumerate(weights)}
         parts |= {"need_output": True, "save": True, "need_c": False, "checkpoint_every": 0} | changes
         return torch.ops.raglane.recurrence(*parts.values())

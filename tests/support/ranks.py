@@ -16,8 +16,7 @@ from torch import Tensor, distributed
 from attacks.forked import CONTEXT
 from raglane.data.dataset import SequenceDataset
 from raglane.data.records import Records, offsets_of
-from raglane.training.ranks import launch
-from raglane.training.ranks.group import Ranks
+from raglane.training.ranks import Ranks, launch
 from raglane.training.settings import Settings
 
 _Kinds = list[tuple[Settings, torch.dtype]]

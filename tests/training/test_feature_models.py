@@ -19,8 +19,7 @@ from raglane.data.records import offsets_of
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import RareTokens
-from raglane.training.embedding import Mixed
-from raglane.training.model import ModelConfig, SequenceModel
+from raglane.training.model import Mixed, ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 
 _QUICK: dict[str, Any] = {"hidden": 8, "threads": 1, "validation_fraction": 0}

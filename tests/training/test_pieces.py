@@ -28,13 +28,12 @@ from raglane.training.batches import (
     training_order,
 )
 from raglane.training.checkpoint import describe
-from raglane.training.embedding import Mixed
-from raglane.training.identity import fingerprint, identity
+from raglane.training.job import fingerprint, identity
 from raglane.training.machine import check_machine, threads_of
-from raglane.training.model import ModelConfig, SequenceModel, activity
+from raglane.training.model import Mixed, ModelConfig, SequenceModel, activity
 from raglane.training.options import RUN, Rule, check, flag_of, option, options
 from raglane.training.own_cell import is_own, label_of
-from raglane.training.ranks.group import ALONE, Ranks, lost, ranks_of
+from raglane.training.ranks import ALONE, Ranks, lost, ranks_of
 from raglane.training.settings import ModelSettings, Settings, left_to_plan
 from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, rate_of, warning
 from raglane.training.stored import build, checked, finite, parse_json, rule_of, to_json

@@ -137,7 +137,9 @@ def check_storage(name: str, given: Tensor) -> None:
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
     """Refuse what is not an instance of a class."""
     if not isinstance(given, kind):
-        raise ArgumentTypeError(message(name, quote(given), rule, fix))
+        # Not the numbers of a tensor, which may be many, or on a device.
+        got = f"a {type(given).__name__}" if isinstance(given, Tensor) else quote(given)
+        raise ArgumentTypeError(message(name, got, rule, fix))
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:

@@ -62,22 +62,19 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     hints = get_type_hints(function, include_extras=True)
     origins: str | None = None
-    for parameter in inspect.signature(function).parameters.values():
-        described, *some = getattr(hints[parameter.name], "__metadata__", (None,))
+    for name, parameter in inspect.signature(function).parameters.items():
+        described, *some = getattr(hints[name], "__metadata__", (None,))
         if is_dataclass(described):
-            names = some[0].split() if some else list(options(described))
-            made = [_parameter(described, name) for name in names]
-            parts[parameter.name] = names
-            parameters += made
-            words = {name: option.also for name, option in options(described).items()}
-        elif hints[parameter.name] == Origins:
-            origins = parameter.name
-            continue
+            parts[name] = some[0].split() if some else list(options(described))
+            parameters += [_parameter(described, part) for part in parts[name]]
+            types = get_type_hints(described)
+            for part in parts[name]:
+                known[part] = Key(flag_of(described, part), types[part], options(described)[part].also)
+        elif hints[name] == Origins:
+            origins = name
         else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            made, words = [parameter.replace(annotation=hints[parameter.name], kind=kind)], {}
-            parameters += made
-        known |= {option.name: Key.of(option.annotation, option.name, words.get(option.name)) for option in made}
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            known[name] = Key(name.replace("_", "-"), get_args(hints[name])[0])
     # The trace of an error is shown by the application, whatever the command.
     parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug))
     if CONFIG in known:
@@ -203,29 +200,24 @@ def _number_or(word: str, text: str | int) -> int | str:
 
 @dataclass(frozen=True)
 class Key:
-    """What an option is called in a file, and what it may be there."""
+    """An option in a file: the type of its value there, and a word that it takes besides."""
 
-    name: str
+    flag: str
     hint: Any
     word: str | None = None
 
-    @classmethod
-    def of(cls, annotation: Any, name: str, word: str | None) -> Key:
-        """The key of a parameter of a command."""
-        hint, details = get_args(annotation)[:2]
-        # Within Annotated, Typer keeps the first flag where a default would be.
-        said = (getattr(details, "default", None), *(getattr(details, "param_decls", None) or ()))
-        flag = next((flag for flag in said if str(flag).startswith("--")), name.replace("_", "-"))
-        # A path is a text in a file, and a number where the command line has a text for the sake of a word.
-        kind: Any = int if word is not None else str if hint in (Path, Path | None) else hint
-        return cls(flag.partition("/")[0].removeprefix("--"), kind, word)
+    @property
+    def name(self) -> str:
+        """The key in the file."""
+        return self.flag.removeprefix("--")
 
     def read(self, value: Any, file: Path) -> Any:
         """The value of this option in a file."""
         if self.word is not None and value == self.word:
             return value
         try:
-            found = checked(self.hint, value, "")
+            # A path is a text in a file.
+            found = checked(str if self.hint in (Path, Path | None) else self.hint, value, "")
         except ValueError as error:
             fix = "correct it, or leave it out"
             raise ArgumentError(message(f"{self.name} in {file}", quote(value), rule_of(error), fix)) from error

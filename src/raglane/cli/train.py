@@ -69,7 +69,7 @@ def train(
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
-    from raglane.training.ranks.elsewhere import followed
+    from raglane.training.run import followed
 
     if not is_first and followed() is not None:
         return

@@ -261,10 +261,10 @@ class Preprocessor:
         # A forecast has no labels to be read.
         held = Fragments([Memory(for_task(records, self.task if require_targets else "forecast"))])
         rows = np.arange(len(records))
-        found = Gathered(held, rows, lambda number: self.places_in(held.get(number), with_classes=require_targets))
-        return self.encode(found, with_targets=require_targets, ids=records.ids)
+        found = Gathered(held, rows, lambda number: self._places_in(held.get(number), with_classes=require_targets))
+        return self._tensors(found, with_targets=require_targets, ids=records.ids)
 
-    def encode(
+    def _tensors(
         self, found: Gathered, *, with_targets: bool, scale: bool = True, ids: Sequence[str | int] | None = None
     ) -> SequenceDataset:
         """A batch as tensors; without ``scale`` features stay as they are."""
@@ -291,7 +291,7 @@ class Preprocessor:
             width = self.input_size if found.layout is None else self.input_size - self.features_size
             return np.zeros((0, width), dtype=np.float32)
         channels = found.layout.channels
-        self.check_kind(channels, found.layout.is_tokens, found.source)
+        self._check_kind(channels, found.layout.is_tokens, found.source)
         if self.is_tokens:
             return found.values
         values = found.values
@@ -318,7 +318,7 @@ class Preprocessor:
             return torch.from_numpy(scaled.astype(np.float32))
         counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
         words: list[str] = list(chain.from_iterable(targets.values))
-        places, rows = self.class_places(words), np.repeat(np.arange(len(counts)), counts)
+        places, rows = self._class_places(words), np.repeat(np.arange(len(counts)), counts)
         self._refuse_unknown(found, places, rows, lambda *_: words[int((places < 0).argmax())])
         result = torch.zeros(len(counts), self.class_count)
         result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
@@ -359,13 +359,13 @@ class Preprocessor:
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
         return targets
 
-    def places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
+    def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
         """The place of each word of a fragment: of its tokens in the vocabulary, of its labels among the classes."""
-        tokens = None if fragment.words is None else self.token_places(fragment.words)
-        labels = self.class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
+        tokens = None if fragment.words is None else self._token_places(fragment.words)
+        labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
         return tokens, labels
 
-    def token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
         places = places_of(self.vocabulary or ())
         if self.task == "language":
@@ -373,21 +373,12 @@ class Preprocessor:
             places = {token: place for token, place in places.items() if token != END}
         return look_up(tokens, places, len(tokens), 0)
 
-    def class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
         return look_up(labels, places_of(self.labels or ()), len(labels), -1)
 
-    def check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
-        """Refuse data of another kind than that of the training part, or without one of its channels.
-
-        Args:
-            channels: of the data; () where it holds tokens.
-            is_tokens: whether it does.
-            source: where it is from, for the message.
-
-        Raises:
-            DataError: it is of another kind.
-        """
+    def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
+        """Refuse data of another kind than that of the training part, or without one of its channels."""
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
             fix = "pass data of the kind that the model was trained on"

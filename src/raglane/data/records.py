@@ -459,4 +459,6 @@ def for_task(records: Records, task: str) -> Records:
         targets = None
     labels = records.labels if (label, per) == ("class", "sequence") else None
     tags = records.tags if (label, per) == ("class", "element") else None
+    if labels is records.labels and tags is records.tags and targets is records.targets:
+        return records
     return replace(records, labels=labels, tags=tags, targets=targets)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.records import Columns, Feature, Records, Skipped, Targets
+from raglane.data.records import Columns, Feature, Records, Skipped
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -171,7 +171,13 @@ class Statistics:
         """Count what a file holds."""
         lengths = records.lengths
         labels: Iterable[str] = records.labels or () if records.tags is None else records.tags.tolist()
-        known = cls(
+        counts = {feature.name: FeatureCounts.of(feature) for feature in records.features}
+        targets, numbers = records.targets, {}
+        if targets is not None and targets.is_numbers:
+            numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
+        elif targets is not None:
+            labels = chain.from_iterable(targets.values)
+        return cls(
             len(records),
             len(records.values),
             int((lengths == 0).sum()),
@@ -179,24 +185,10 @@ class Statistics:
             {name: Channel.of(records.values[:, place]) for place, name in enumerate(records.channels)},
             Counter(records.values.tolist() if records.is_tokens else ()),
             Counter(labels),
+            numbers,
+            targets is not None and targets.per_element,
+            counts,
         )
-        return known.with_beside(records.targets, records.features)
-
-    def with_beside(self, targets: Targets | None, features: Sequence[Feature]) -> Statistics:
-        """The same with what is counted of numbers or sets to learn, and of features.
-
-        Args:
-            targets: of the same sequences.
-            features: likewise.
-        """
-        counts = {feature.name: FeatureCounts.of(feature) for feature in features}
-        found = replace(self, features=counts, per_element=targets is not None and targets.per_element)
-        if targets is None:
-            return found
-        if not targets.is_numbers:
-            return replace(found, labels=Counter(chain.from_iterable(targets.values)))
-        numbers = {name: Channel.of(targets.values[:, place]) for place, name in enumerate(targets.names)}
-        return replace(found, targets=numbers)
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
@@ -271,6 +263,14 @@ class Counted(ABC):
     @abstractmethod
     def with_preprocessor(self, preprocessor: Any, require_targets: bool = True) -> Any:
         """The same sequences, as a preprocessor turns them into tensors."""
+
+    @abstractmethod
+    def subset(self, index: Any) -> Any:
+        """Some of the sequences."""
+
+    def select(self, index: Any) -> Any:
+        """The same, as records call it."""
+        return self.subset(index)
 
     @property
     @abstractmethod

@@ -208,7 +208,7 @@ class Dataset(Sequences, Counted):
                 values, offsets = between_ends(values, offsets, with_last=self.forecast)
             return SequenceDataset(values, offsets, forecast=self.forecast)
         with_targets = self.forecast or self._learns_labels
-        return self.preprocessor.encode(found, with_targets=with_targets, scale=self._preprocessor is not None)
+        return self.preprocessor._tensors(found, with_targets=with_targets, scale=self._preprocessor is not None)
 
     def targets_of_all(self) -> Tensor | None:
         """The class of each sequence, of which only labels are read; or all targets, with all that is read for them."""
@@ -230,9 +230,9 @@ class Dataset(Sequences, Counted):
             if len(self._tables) > _TABLES:
                 self._tables.clear()
             fragment = self._fragments.get(number)
-            is_plain = fragment.words is None and (fragment.labels is None or not self._learns_labels)
-            with_classes = self._learns_labels
-            self._tables[number] = (
-                (None, None) if is_plain else self.preprocessor.places_in(fragment, with_classes=with_classes)
-            )
+            with_classes = self._learns_labels and fragment.labels is not None
+            self._tables[number] = None, None
+            # Without words nothing is learned of the data, so it is not counted.
+            if fragment.words is not None or with_classes:
+                self._tables[number] = self.preprocessor._places_in(fragment, with_classes=with_classes)
         return self._tables[number]

@@ -225,9 +225,9 @@ def build_operators(folder: str | Path) -> Path:
 
 def _command(compiler: str, kernels: str, built: Path) -> list[str]:
     home = Path(torch.__file__).parent
-    # An installation has the header beside the library, a working copy of the source has it in csrc.
+    # An installation has the header beside the library, a working copy of the source has it in csrc/abi.
     folders = [Path(folder, "include") for folder in raglane.native.__path__]
-    folders.append(Path(__file__).parents[3] / "csrc")
+    folders.append(Path(__file__).parents[3] / "csrc" / "abi")
     return [
         *(compiler, "-std=c++20", "-O2", "-shared", "-fPIC", _TARGET, str(Path(__file__).with_name("operators.cpp"))),
         *[f"-I{path}" for path in (home / "include", *folders)],

@@ -52,9 +52,10 @@ int64_t number_of(ScalarType dtype) {
 }
 
 int64_t best_isa() {
-  for (int64_t isa = RAGLANE_AMX; isa > RAGLANE_PORTABLE; isa--)
-    if (raglane_has_isa(isa)) return isa;
-  return RAGLANE_PORTABLE;
+  int64_t best = 0;
+  for (int64_t isa = 0; raglane_isa_name(isa); isa++)
+    if (raglane_has_isa(isa)) best = isa;
+  return best;
 }
 
 void require_ok(int32_t status, const char* message) {
@@ -62,9 +63,8 @@ void require_ok(int32_t status, const char* message) {
 }
 
 // What both kinds of layers have in common, filled in.
-template <class Call>
-Call call_of(int64_t cell, const Tensor& values, const Tensor& offsets, int64_t directions, int64_t hidden) {
-  Call call;
+raglane_layer call_of(int64_t cell, const Tensor& values, const Tensor& offsets, int64_t directions, int64_t hidden) {
+  raglane_layer call;
   std::memset(&call, 0, sizeof call);
   call.abi = RAGLANE_ABI;
   call.isa = best_isa();
@@ -98,6 +98,7 @@ struct Layer {
   }
 
   void fill(raglane_layer& call, int64_t state) const {
+    if (facts.is_elementwise) return fill_elementwise(call);
     const int64_t rows = facts.gates * call.hidden_size, input = call.input_size;
     call.projection_size = weights[4].has_value() ? state : 0;
     if (!call.projection_size && state != call.hidden_size) refuse("a projection is missing");
@@ -106,31 +107,30 @@ struct Layer {
     for (int64_t k = 0; k < call.directions; k++)
       call.weights[k] = {weight(k, 0, {rows, input}, false), weight(k, 1, {rows, state}, false),
                          weight(k, 2, {rows}, true), weight(k, 3, {rows}, true),
-                         weight(k, 4, {state, call.hidden_size}, !call.projection_size)};
+                         weight(k, 4, {state, call.hidden_size}, !call.projection_size), nullptr};
   }
 
-  void fill(raglane_elementwise& call, int64_t) const {
+  void fill_elementwise(raglane_layer& call) const {
     const int64_t hidden = call.hidden_size, input = call.input_size;
     const bool skips = facts.skips && input != hidden;
     for (int64_t k = 0; k < call.directions; k++) {
       call.weights[k] = {weight(k, 0, {facts.gates * hidden, input}, false),
                          weight(k, 1, {facts.factors * hidden}, !facts.factors),
-                         weight(k, 2, {facts.biases * hidden}, true), weight(k, 3, {hidden, input}, !skips)};
-      if (!facts.factors && call.weights[k].recurrent) refuse("a weight that the cell does not have");
+                         weight(k, 2, {facts.biases * hidden}, true), nullptr, nullptr,
+                         weight(k, 3, {hidden, input}, !skips)};
+      if (!facts.factors && call.weights[k].hidden) refuse("a weight that the cell does not have");
       if (!skips && call.weights[k].skip) refuse("a weight that the cell does not have");
     }
   }
 };
 
-template <class Call>
-std::tuple<Tensor, Tensor, Tensor> run(int32_t (*forward)(const Call*, char*, int64_t), const Layer& layer, int64_t cell,
-                                       const Tensor& values, const Tensor& offsets, const Tensor& h,
-                                       const std::optional<Tensor>& c) {
+std::tuple<Tensor, Tensor, Tensor> run(const Layer& layer, int64_t cell, const Tensor& values, const Tensor& offsets,
+                                       const Tensor& h, const std::optional<Tensor>& c) {
   const int64_t directions = h.sizes()[0], state = h.sizes()[2];
   const int64_t hidden = c.has_value() ? c->sizes()[2] : layer.facts.projects && layer.weights[4].has_value()
                                                              ? layer.weights[4]->sizes()[1]
                                                              : state;
-  Call call = call_of<Call>(cell, values, offsets, directions, hidden);
+  raglane_layer call = call_of(cell, values, offsets, directions, hidden);
   layer.fill(call, state);
   const Shape of_h = {directions, call.sequences, state}, of_c = {directions, call.sequences, hidden};
   call.initial_h = checked("h", h, of_h, layer.dtype);
@@ -144,7 +144,7 @@ std::tuple<Tensor, Tensor, Tensor> run(int32_t (*forward)(const Call*, char*, in
   call.output = output.data_ptr();
   call.final_h = final_h.data_ptr();
   char message[256] = "";
-  require_ok(forward(&call, message, sizeof message), message);
+  require_ok(raglane_forward(&call, message, sizeof message), message);
   return {output, final_h, final_c};
 }
 
@@ -167,8 +167,7 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   if (weights.size() > 4 && weights[4].has_value() && weights[4]->dim() != 2) refuse("a projection (P, H)");
   values = contiguous_of(values), offsets = contiguous_of(offsets), h = contiguous_of(h);
   const Layer parts{facts, values.scalar_type(), weights, each};
-  if (facts.is_elementwise) return run(raglane_elementwise_forward, parts, number, values, offsets, h, c);
-  return run(raglane_forward, parts, number, values, offsets, h, c);
+  return run(parts, number, values, offsets, h, c);
 }
 
 }  // namespace

@@ -15,8 +15,6 @@ from raglane.kernels.contract import Backend, Traits
 from raglane.kernels.cpu import backend as cpu
 from raglane.schedules import SCHEDULES
 
-__all__ = ["AUTO", "BACKENDS", "Choice", "check_names", "choose", "override", "pick", "using"]
-
 AUTO = "auto"
 
 BACKENDS: dict[str, Backend] = {

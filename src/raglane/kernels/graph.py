@@ -23,21 +23,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.tracing import constant_when_traced
-from raglane.kernels.contract import DirectionResult, Request, Result
-from raglane.kernels.layers import run_directions
-
-__all__ = [
-    "Loops",
-    "Scans",
-    "Step",
-    "StepEquations",
-    "Table",
-    "has_loops",
-    "loops_by",
-    "run_layer",
-    "run_steps",
-    "table_of",
-]
+from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
 @dataclass(frozen=True)
@@ -290,7 +276,7 @@ def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[Non
 def _run_direction(
     table: Table, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
     step = Step(layer.cell, weights, layer.need_states)
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
     sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]

@@ -21,13 +21,10 @@ from raglane._utils.tracing import are_transforms_active, index_arithmetic, is_e
 from raglane.cells.spec import CellSpec
 from raglane.kernels import graph
 from raglane.kernels.checks import check
-from raglane.kernels.contract import DirectionResult, Request, Result, Traits
-from raglane.kernels.layers import run_directions, run_layers
+from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
 from raglane.kernels.walk import Moment, Order, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.segments.indexing import take_rows
-
-__all__ = ["BACKEND", "ReferenceBackend", "run_direction"]
 
 
 class ReferenceBackend:
@@ -127,7 +124,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
 def _run_direction(
     ready: Walk, holds_state: bool, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """Walk the table once; see :class:`~raglane.kernels.layers.RunDirection`."""
+    """Walk the table once; see :class:`~raglane.kernels.contract.RunDirection`."""
     order = ready.orders[int(reverse)]
     prepared = _prepare(ready, order, layer.cell, weights, layer.values, layer.offsets)
     fresh = zip(*(_newcomers(ready, initial) for initial in state), strict=True)

@@ -17,14 +17,11 @@ from raglane._utils.tracing import has_tangent, is_exporting
 from raglane.cells.spec import Weights
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_stack
-from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits
-from raglane.kernels.layers import run_directions, run_layers
+from raglane.kernels.contract import Dense, DirectionResult, Packed, Request, Result, Traits, run_directions, run_layers
 from raglane.packing.convert import flatten_padded
 from raglane.packing.layouts import packed_layout
 from raglane.packing.rows import flat_to_padded
 from raglane.segments.indexing import place_rows, take_rows
-
-__all__ = ["BACKEND", "TorchBackend"]
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
@@ -148,7 +145,7 @@ def _run_padded(layer: Request) -> Result:
 def _run_padded_direction(
     layer: Request, weights: Weights, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
-    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.layers.RunDirection`.
+    """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.contract.RunDirection`.
 
     The reverse direction turns every sequence around first, so that it does not begin in the padding. The final h
     is the output at the last step. An LSTM's final c is in no output: there, a flag that is 1 on padding and whose

@@ -15,8 +15,6 @@ from torch import Tensor
 from raglane.schedules import Table
 from raglane.segments import offsets_from_lengths, positions, reverse_index, segment_ids
 
-__all__ = ["Moment", "Order", "Walk", "walk"]
-
 
 @dataclass(frozen=True, eq=False)
 class Order:

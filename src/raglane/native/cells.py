@@ -11,14 +11,9 @@ from raglane._utils.tracing import constant_when_traced
 from raglane.errors import MissingExtraError
 from raglane.native.library import library
 
-__all__ = ["CellFacts", "cell_facts", "has_cell"]
-
-# raglane_cell_facts: a name, then nine numbers.
-_unpack = struct.Struct("=24s9q").unpack
-
 
 class CellFacts(NamedTuple):
-    """What the kernels know of a cell besides its arithmetic, see ``raglane_cell_facts`` in ``csrc/raglane.h``.
+    """What the kernels know of a cell besides its arithmetic, see ``raglane_cell_facts`` in ``csrc/abi/raglane.h``.
 
     Attributes:
         number: the cell's in calls of the kernels.
@@ -56,9 +51,10 @@ def cell_facts() -> Mapping[str, CellFacts]:
         (3, 4, False)
     """
     kernels = library()
+    unpack = struct.Struct("=" + "".join(kernels.structs["raglane_cell_facts"].formats.values())).unpack
     found: dict[str, CellFacts] = {}
     while (fields := kernels.describe_cell(len(found))) is not None:
-        name, is_elementwise, gates, slots, saved, has_c, projects, skips, factors, biases = _unpack(fields)
+        name, is_elementwise, gates, slots, saved, has_c, projects, skips, factors, biases = unpack(fields)
         found[name.rstrip(b"\0").decode()] = CellFacts(
             len(found),
             bool(is_elementwise),

@@ -1,7 +1,7 @@
 """Memory for large tensors that nobody but the kernels sees: it stays for the next call.
 
 What a training step saves for its backward pass is about as large in the next step. An allocator hands large blocks
-back to the system at once, and the pages of new ones take time, so the kernels keep theirs (``csrc/blocks.h``).
+back to the system at once, and the pages of new ones take time, so the kernels keep theirs (``csrc/runtime/blocks.h``).
 
 NOTE (whose memory it is): a tensor's storage holds the array over its block, whoever holds the storage: autograd,
 another tensor, a hook. The block is given back when the array has gone, and no sooner.
@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from raglane.native import library
-
-__all__ = ["empty", "from_torch"]
 
 _uses_torch = False
 

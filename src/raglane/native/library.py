@@ -1,22 +1,24 @@
 """The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
 
 A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
-``csrc/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of layers
-are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
+``csrc/abi/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of
+layers are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,25 +27,22 @@ from raglane._utils import forks
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError, message
 
-ABI = 13
+ABI = 14
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """What the kernels compute in, by its number in ``raglane.h``."""
 
 # Weights of int8 and all else float32: a number too, but no dtype that a call's tensors may have.
 _NUMBERS = {**DTYPES, torch.int8: 3}
-_ISAS = {"amx": 4, "avx512bf16": 3, "avx512": 2, "avx2": 1, "portable": 0}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
-# The structs in the order of raglane_struct, as Python's struct module builds them.
+# The bytes of the structs whose formats are written out where they are packed.
 _SIZES = {
-    "layer": 55 * 8,
-    "elementwise": 44 * 8,
-    "rows": 15 * 8,
-    "cell_facts": 24 + 9 * 8,
-    "program": 13 * 8,
-    "outer": 15 * 8,
+    "raglane_program": 13 * 8,
+    "raglane_tensor": 5 * 8,
+    "raglane_outer": 15 * 8,
+    "raglane_rows": 15 * 8,
 }
 
 
@@ -58,27 +57,59 @@ def leave_lost_threads() -> None:
         torch.set_num_threads(1)
 
 
+class Struct(NamedTuple):
+    """A struct of ``csrc/abi/raglane.h``: its bytes, and the formats of its fields in the order of memory.
+
+    A format is ``q`` or ``24s``; fields of weights stand by themselves, as ``weights[1].hidden``.
+    """
+
+    size: int
+    formats: Mapping[str, str]
+
+    def packer(self, *names: str, begin: str = "", end: str = "") -> Callable[..., bytes]:
+        """Packs these fields, given in the order of memory; all others are zeros.
+
+        ``begin`` and ``end`` are the first field of a part of the struct, and the first one after it.
+        """
+        fields = list(self.formats)
+        part = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
+        if [name for name in part if name in names] != list(names):
+            rule = "fields of the struct, in the order of csrc/abi/raglane.h"
+            raise ArgumentError(message("names", ", ".join(names), rule, "reinstall raglane"))
+        formats = [
+            self.formats[name] if name in names else f"{struct.calcsize('=' + self.formats[name])}x" for name in part
+        ]
+        return struct.Struct("=" + "".join(formats)).pack
+
+
 @dataclass(frozen=True)
 class Library:
     """The loaded kernels.
 
     Attributes:
         handle: of the shared library.
-        isas: the instruction sets that this build and this processor have, best first.
+        structs: those that calls pass, by their names in ``csrc/abi/raglane.h``.
+        numbers: of the instruction sets that this build and this processor have, by their names, best first.
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
-        few_weights: where a direction has at most this many; see ``csrc/tuning.h``.
+        few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
         least_block: bytes that are worth a block; see :mod:`raglane.native.large`.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
     handle: ctypes.CDLL
-    isas: tuple[str, ...]
+    structs: Mapping[str, Struct]
+    numbers: Mapping[str, int]
     isa: str
     few_elements: int
     few_weights: int
     least_block: int
     flags: int = 0
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets that this build and this processor have, best first."""
+        return tuple(self.numbers)
 
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set."""
@@ -94,7 +125,7 @@ class Library:
 
     def describe_cell(self, number: int) -> bytes | None:
         """The fields of ``raglane_cell_facts`` of the cell of a number, or None where there is none."""
-        facts = ctypes.create_string_buffer(_SIZES["cell_facts"])
+        facts = ctypes.create_string_buffer(self.structs["raglane_cell_facts"].size)
         status = self.handle.raglane_describe_cell(number, facts, _messages.buffer, _MESSAGE)
         return facts.raw if status == 0 else None
 
@@ -105,7 +136,7 @@ class Library:
             raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
         result, words = torch.empty_like(values), _messages.buffer
         status = self.handle.raglane_apply(
-            _ISAS[self.isa],
+            self.numbers[self.isa],
             DTYPES[values.dtype],
             _FUNCTIONS[function],
             values.data_ptr(),
@@ -137,7 +168,7 @@ class Library:
         """
         operations, words = ctypes.c_int64(), _messages.buffer
         status = self.handle.raglane_multiply_registers(
-            _ISAS[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
+            self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
         )
         if status != 0:
             _raise(status, words)
@@ -180,20 +211,17 @@ def library() -> Library:
         raise MissingExtraError(
             f"the cpu kernels at {found} are of another version of raglane. Fix: reinstall raglane."
         )
-    handle.raglane_size_of.restype = ctypes.c_int64
-    for number, (name, size) in enumerate(_SIZES.items()):
-        if handle.raglane_size_of(number) != size:
+    structs = _structs(handle)
+    for name, size in _SIZES.items():
+        if structs[name].size != size:
             raise MissingExtraError(
-                f"the cpu kernels at {found} have a struct {name} of {handle.raglane_size_of(number)} bytes, where"
+                f"the cpu kernels at {found} have a struct {name} of {structs[name].size} bytes, where"
                 f" this version of raglane builds {size}. Fix: reinstall raglane."
             )
-    handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    layers = ("forward", "backward", "elementwise_forward", "elementwise_backward")
-    for name in (*layers, "flatten", "gather", "scatter", "run_program", "outer_products"):
+    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
-    for name in ("pack", "elementwise_pack"):
-        getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
+    handle.raglane_pack.argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
@@ -201,11 +229,32 @@ def library() -> Library:
     handle.raglane_take_block.argtypes, handle.raglane_take_block.restype = [integer, ctypes.POINTER(integer)], pointer
     handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
     handle.raglane_least_block.restype = integer
-    isas = tuple(name for name, number in _ISAS.items() if handle.raglane_has_isa(number))
+    numbers = _numbers(handle)
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
-    loaded = Library(handle, isas, isas[0], *sizes)
+    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes)
     wanted = os.environ.get("RAGLANE_ISA")
     return loaded if not wanted else loaded.with_isa(wanted)
+
+
+def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
+    """All structs, from the library's own lines of name, type and offset."""
+    handle.raglane_fields.restype = ctypes.c_char_p
+    found: dict[str, Struct] = {}
+    while text := handle.raglane_fields(len(found)):
+        (name, size), *fields = [line.split() for line in text.decode().splitlines()]
+        formats = {field: f"{kind[5:-1]}s" if kind.startswith("char") else "q" for field, kind, _ in fields}
+        found[name] = Struct(int(size), formats)
+    return found
+
+
+def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
+    """The numbers of the instruction sets that are here, best first."""
+    handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = [ctypes.c_int64], ctypes.c_char_p
+    handle.raglane_has_isa.argtypes = [ctypes.c_int64]
+    names: list[str] = []
+    while name := handle.raglane_isa_name(len(names)):
+        names.append(name.decode())
+    return {name: number for number, name in reversed([*enumerate(names)]) if handle.raglane_has_isa(number)}
 
 
 @constant_when_traced
@@ -269,4 +318,4 @@ def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
 def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, _ISAS[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
+    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()

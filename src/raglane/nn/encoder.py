@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_signature
+from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_kind, check_signature
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
@@ -155,7 +155,7 @@ class SequenceEncoder(nn.Module):
         """The settings that the inner modules do not show."""
         return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
-    def embed(self, batch: Any) -> Ragged:
+    def embed(self, batch: Ragged) -> Ragged:
         """The input of the recurrent layer: the embeddings of tokens, or the floats themselves.
 
         Args:
@@ -164,17 +164,14 @@ class SequenceEncoder(nn.Module):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as the call does.
         """
-        if not isinstance(batch, Ragged):
-            fix = "wrap it with rl.Ragged(sequences)"
-            raise ArgumentTypeError(message("batch", f"a {type(batch).__name__}", "a Ragged", fix))
+        check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if self.embedding is None:
             return batch
         if not isinstance(self.embedding, nn.Embedding):
             # Somebody's own, which knows what it reads.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
-            rule = "tokens, of int64 or int32"
-            fix = "leave embedding out for elements of floats"
+            rule, fix = "tokens, of int64 or int32", "leave embedding out for elements of floats"
             raise ArgumentTypeError(message("batch", f"values of {batch.dtype}", rule, fix))
         if batch.features:
             rule = "one token per element"

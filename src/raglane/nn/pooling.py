@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.checks import check_count, check_dtype, check_fits
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.checks import check_count, check_dtype, check_fits, check_kind
+from raglane.errors import ArgumentError, ShapeError, message, quote
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
 
@@ -28,9 +28,8 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 
 
 def _check_batch(batch: Any) -> None:
-    if not isinstance(batch, Ragged):
-        fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
-        raise ArgumentTypeError(message("batch", type(batch).__name__, "a Ragged says where its sequences end", fix))
+    fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
+    check_kind("batch", batch, Ragged, "a Ragged says where its sequences end", fix)
 
 
 class Pooling(nn.Module):

@@ -110,11 +110,10 @@ def _table(plan: Plan) -> str:
     notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
     notes += [plan.tail] if plan.tail else []
     notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
-    notes += (
-        [f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"]
-        if plan.busy
-        else []
-    )
+    if plan.busy:
+        notes.append(
+            f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"
+        )
     return "\n".join([head, "", *lines, "", *notes])
 
 
@@ -203,7 +202,6 @@ def plan(
 
 
 def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
-    """What the caller gave as a list of one item or more."""
     found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not found:
         raise ArgumentError(message(name, quote(given), rule, f"pass {example}, say, or leave it out"))
@@ -236,7 +234,6 @@ def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
 
 
 def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
-    """The ways of the backends that are asked for."""
     if wanted is None:
         return ways
     names = _listed("backends", wanted, "at least one name", '["cpu"]')
@@ -293,7 +290,6 @@ def _best(offered: Sequence[Row], most: float) -> Row:
 
 
 def _tell(share: float) -> None:
-    """Progress on a terminal, in a line that the next overwrites."""
     if sys.stderr.isatty():
         end = "\r" if share < 1 else "\r\033[K"
         sys.stderr.write(f"measuring this machine: {share:4.0%}{end}")

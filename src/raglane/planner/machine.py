@@ -65,7 +65,6 @@ def _processor() -> str:
 
 
 def _caches() -> str:
-    """The first processor's caches, as Linux tells them."""
     found = []
     for folder in sorted(_CPU.glob("cpu0/cache/index*")):
         try:

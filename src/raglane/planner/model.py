@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError, DispatchError, message
-from raglane.kernels.cpu.lanes import lanes_of
+from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, using
 from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.explain import explain

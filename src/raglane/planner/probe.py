@@ -141,7 +141,6 @@ class Yardstick:
 
 
 def _wait_of(device: torch.device) -> Callable[[], object]:
-    """What waits until the device has done what it was told."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 

@@ -183,14 +183,6 @@ class Run(NamedTuple):
     computed: int
 
 
-@dataclass(frozen=True)
-class Writing:
-    """What stands in the drawing."""
-
-    cell: Callable[[int, int], str]
-    run: Callable[[int], str] = lambda sequence: ""  # noqa: ARG005
-
-
 def runs_of(table: Table, lengths: Tensor) -> list[Run]:
     """The runs of a schedule: NOTE (rows) of :class:`~raglane.schedules.Table` says that there are some."""
     time = segment_ids(table.time_offsets, table.elements)
@@ -244,9 +236,18 @@ def fitting(text: str, inches: float) -> str:
 
 
 def draw_runs(
-    axes: Axes, runs: Sequence[Run], writing: Writing, top_of: Callable[[int], float] = float, hatch: str = "////"
+    axes: Axes,
+    runs: Sequence[Run],
+    cell: Callable[[int, int], str],
+    whole: Callable[[int], str] = lambda _: "",
+    *,
+    top_of: Callable[[int], float] = float,
+    hatch: str = "////",
 ) -> None:
-    """Draw runs into axes whose limits are set: times from left to right, rows from the top."""
+    """Draw runs into axes whose limits are set: times from left to right, rows from the top.
+
+    ``cell`` gives the text of an element, from its sequence and step; ``whole`` that of a run without cells.
+    """
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:
@@ -255,12 +256,12 @@ def draw_runs(
             for step in range(run.computed):
                 if step < run.real:
                     name = f"element {run.sequence} {step}"
-                    text = fitting(writing.cell(run.sequence, step), wide - 0.03) if high >= LINE - 0.02 else ""
+                    text = fitting(cell(run.sequence, step), wide - 0.03) if high >= LINE - 0.02 else ""
                     draw_bar(axes, run.start + step, top, 1, color, name, text)
                 else:
                     draw_bar(axes, run.start + step, top, 1, None, f"padding {run.sequence} {step}")
         elif run.real:
-            text = writing.run(run.sequence)
+            text = whole(run.sequence)
             text = text if high >= LINE and width_of(text) + 0.04 <= run.real * wide else ""
             draw_bar(axes, run.start, top, run.real, color, f"elements {run.sequence}", text)
         if run.computed > run.real:
@@ -283,17 +284,13 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
     bar.set_label(f"_{name}")
     axes.add_artist(bar)
     if text:
-        axes.text(
-            left + width / 2,
-            top + 0.5,
-            text,
-            ha="center",
-            va="center_baseline",
-            fontsize=SMALL,
-            color=ink_on(color or now.padding),
-            parse_math=False,
-            zorder=4,
-        )
+        write_on(axes, left + width / 2, top + 0.5, text, color or now.padding)
+
+
+def write_on(axes: Axes, x: float, y: float, text: str, color: Any) -> None:
+    """A text in the middle of a place of this colour."""
+    middle: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
+    axes.text(x, y, text, fontsize=SMALL, color=ink_on(color), parse_math=False, zorder=4, **middle)
 
 
 def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str) -> None:

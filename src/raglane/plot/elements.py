@@ -19,11 +19,11 @@ from raglane.plot.cells import (
     Sample,
     fitting,
     grid_size,
-    ink_on,
     mark_rows,
     mark_steps,
     pitch,
     room_for_names,
+    write_on,
 )
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
@@ -254,17 +254,7 @@ def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> N
         text = fitting(text, wide - 0.03) if texts is not None or width_of(text) <= wide - 0.03 else ""
         color = colormaps[_COLORS](float(norm(number))) if np.isfinite(number) else VERMILION
         if text:
-            axes.text(
-                column + 0.5,
-                row + 0.5,
-                text,
-                ha="center",
-                va="center_baseline",
-                fontsize=SMALL,
-                color=ink_on(color),
-                parse_math=False,
-                zorder=4,
-            )
+            write_on(axes, column + 0.5, row + 0.5, text, color)
 
 
 def _draw_scale(axes: Any, norm: Any) -> None:

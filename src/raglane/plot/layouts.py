@@ -13,7 +13,6 @@ from raglane.plot.cells import (
     CELL,
     Run,
     Sample,
-    Writing,
     color_of,
     draw_bar,
     draw_runs,
@@ -75,7 +74,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     picture = grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
     one = picture.axes[0]
     table = SCHEDULES["padded"].table(sample.lengths)
-    draw_runs(one, runs_of(table, sample.lengths), Writing(sample.text))
+    draw_runs(one, runs_of(table, sample.lengths), sample.text)
     mark_rows(one, sample.names())
     mark_steps(one, sample.steps)
     one.annotate(
@@ -137,7 +136,7 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     left = ["data"] if has_strip else []
     picture = grid(axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2)
     one = picture.axes[0]
-    draw_runs(one, runs, Writing(sample.text))
+    draw_runs(one, runs, sample.text)
     mark_rows(one, ordered)
     if has_strip:
         order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
@@ -240,7 +239,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
             names = [str(row) for row in range(rows[name] if runs else 0)]
         else:
             hatch = "---" if SCHEDULES[name].holds_state else "////"
-            draw_runs(one, runs, Writing(lambda sequence, _: numbers[sequence], numbers.__getitem__), hatch=hatch)
+            draw_runs(one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch)
         mark_rows(one, names if side else [])
         mark_steps(one, table.steps)
         label(one, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
@@ -305,7 +304,7 @@ def _draw_lanes(
     top_of: Callable[[int], float] = float,
 ) -> None:
     """The runs of lanes, and the idle ends of the lanes."""
-    draw_runs(axes, runs, Writing(lambda sequence, _: numbers[sequence], numbers.__getitem__), top_of)
+    draw_runs(axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of)
     ends = [0] * rows
     for run in runs:
         ends[run.row] = max(ends[run.row], run.start + run.computed)

@@ -166,8 +166,6 @@ class CompiledStep:
 
 
 class _Backward:
-    """How a backward program is made."""
-
     def __init__(self, compiled: CompiledStep, wanted: Wanted) -> None:
         self.compiled, self.wanted = compiled, wanted
         self.graph = compiled.trace.result.graph.copy()
@@ -272,7 +270,6 @@ class _Backward:
         return Fetch(-1, node, int(columns[0]) - self.graph.starts[node], len(columns))
 
     def _written(self, columns: Columns) -> Fetch | None:
-        """Where they are among the outputs."""
         for index, known in enumerate(self.outputs):
             start = np.flatnonzero(known == columns[0])
             if len(start) and np.array_equal(known[start[0] : start[0] + len(columns)], columns):

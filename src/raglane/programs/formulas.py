@@ -14,10 +14,7 @@ Number = Columns | float
 
 
 def _plain(name: str) -> Callable[..., Columns]:
-    def formula(g: Graph, *operands: Number) -> Columns:
-        return g.each(name, *operands)
-
-    return formula
+    return lambda g, *operands: g.each(name, *operands)
 
 
 def _add(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
@@ -73,9 +70,7 @@ def _pow(g: Graph, a: Number, exponent: Number) -> Columns:
     if exponent == 1:
         return g.each("copy", a)
     square = g.each("mul", a, a)
-    return {2: lambda: square, 3: lambda: g.each("mul", square, a), 4: lambda: g.each("mul", square, square)}[
-        int(exponent)
-    ]()
+    return square if exponent == 2 else g.each("mul", square, a if exponent == 3 else square)
 
 
 def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None) -> Columns:

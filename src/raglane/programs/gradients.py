@@ -164,10 +164,8 @@ class Reverse:
             self._give(a, graph.add(Node("norm_backward", operands, len(a), node.segments)))
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # One number at a time: of a graph, the gradient, the results, the operands and which of them want one, the pairs of an
 # operand's place and its gradient
-# ---------------------------------------------------------------------------------------------------------------
 
 _Pairs = list[tuple[int, Columns]]
 _Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]

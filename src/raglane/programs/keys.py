@@ -31,18 +31,15 @@ _TORCH = frozenset((torch.dtype, torch.device, torch.layout, torch.memory_format
 # Where functions compute from their arguments alone: modules, and what in torch is written in C or in Python.
 _PURE = frozenset("builtins math cmath itertools typing".split())
 _COMPUTING = frozenset([f"torch._C.{name}" for name in ("_nn", "_linalg", "_special", "_fft")])
-_FUNCTIONS = (
-    "torch.functional",
-    "torch.nn.functional",
-    "torch.nn.modules.",
-    "torch.nn.utils.parametri",
-    "raglane.cells.",
-)
+_FUNCTIONS = ("torch.functional", "torch.nn.functional", "torch.nn.modules.", "torch.nn.utils.parametri")
 _MODULES = frozenset("torch torch.nn torch.functional torch.nn.functional torch.linalg torch.special torch.fft".split())
 _BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float int isinstance issubclass iter len list map max"
     " min next pow range reversed round slice sorted str sum super tuple zip Ellipsis NotImplemented __debug__".split()
 )
+# Classes that a function may read: instances that it makes of them are constants, or are seen by a trace.
+_MAKEABLE: tuple[type, ...] = (int, float, str, tuple, list, dict, BaseException)
+_MAKEABLE += (nn.Module, Tensor, torch.Size, torch.dtype, torch.device)
 # What Python calls where an instance or a class is made: a step that makes one has no key.
 _MAKING = frozenset("__init__ __new__ __init_subclass__ __class_getitem__ __set_name__ __post_init__".split())
 _MOST = 2000  # reached by one step; more is somebody's whole program
@@ -69,7 +66,8 @@ def _versions() -> tuple[Any, ...]:
     files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
     if any(file.stat().st_mtime > _IMPORTED for file in files):
         raise Unkept("Raglane's own source was changed since it was imported")
-    sources = hashlib.sha256(repr([(file.name, file.read_bytes()) for file in files]).encode()).hexdigest()
+    content = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
+    sources = hashlib.sha256(content).hexdigest()
     return sources, torch.__version__, torch.version.git_version, np.__version__, sys.version
 
 
@@ -129,7 +127,6 @@ class _Walk:
                         self.found.append((number, name, self._around(part)))
 
     def _number(self, part: Any) -> tuple[int, bool]:
-        """The number of an object, and whether it is new."""
         known = self._numbers.get(id(part))
         if known is not None:
             return known, False
@@ -170,7 +167,7 @@ class _Walk:
             return "function", number
         home = str(part.__globals__.get("__name__"))
         if home.startswith(("torch.", "raglane.cells.")) or home == "torch":
-            if not home.startswith(_FUNCTIONS):
+            if not home.startswith((*_FUNCTIONS, "raglane.cells.")):
                 raise Unkept(f"it calls {home}.{part.__qualname__}, which may read what no key knows")
             code: Any = home, part.__qualname__, part.__code__.co_firstlineno
         else:
@@ -185,7 +182,6 @@ class _Walk:
         return "function", number
 
     def _code(self, code: types.CodeType, space: dict[str, Any]) -> Any:
-        """The instructions of a function, with what its names stand for."""
         self._names.update(code.co_names)
         read = []
         for name in sorted(_names_around(code)):
@@ -217,17 +213,6 @@ def _names_around(code: types.CodeType) -> set[str]:
         elif name in code.co_names and name.startswith("__"):
             raise Unkept(f"it reads {name}, which may give what no key knows")
     return found
-
-
-_MAKEABLE = (
-    nn.Module,
-    Tensor,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    BaseException,
-    *map(type, (0, 0.0, "", (), [], {})),
-)
 
 
 def _is_known(part: type) -> bool:

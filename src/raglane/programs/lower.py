@@ -6,7 +6,7 @@ Elsewhere its pieces are brought together: what is computed for it is written th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -222,7 +222,6 @@ class Lowering:
         return block
 
     def _joined(self, indexes: list[int], columns: Columns) -> int:
-        """All that some nodes give, one after the other."""
         block, start = self._local(len(columns)), 0
         self._together[columns.tobytes()] = block
         for index in indexes:
@@ -360,23 +359,17 @@ def allocate(program: Program) -> Program:
         ended = {place.block for place in (*instruction.operands, *instruction.results) if last[place.block] == index}
         free += [home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"]
 
-    def moved(place: Operand) -> Operand:
-        return place if place.block < 0 else replace(place, block=home[place.block])
+    def moved(places: Iterable[Operand]) -> tuple[Operand, ...]:
+        return tuple([place if place.block < 0 else replace(place, block=home[place.block]) for place in places])
 
-    return replace(
-        program,
-        blocks=tuple(blocks),
-        instructions=tuple(
-            replace(
-                instruction,
-                results=tuple(moved(place) for place in instruction.results),
-                operands=tuple(moved(place) for place in instruction.operands),
-            )
-            for instruction in program.instructions
-        ),
-        outputs=tuple((moved(place), width) for place, width in program.outputs),
-        next_states=tuple(moved(place) for place in program.next_states),
-    )
+    instructions = [
+        replace(instruction, results=moved(instruction.results), operands=moved(instruction.operands))
+        for instruction in program.instructions
+    ]
+    outputs = moved(place for place, _ in program.outputs)
+    widths = [width for _, width in program.outputs]
+    written = tuple(zip(outputs, widths, strict=True))
+    return Program(tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states))
 
 
 def _replaced(program: Program, instruction: Instruction, last: dict[int, int], index: int) -> int | None:

@@ -104,7 +104,6 @@ def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Moved
 
 
 def _sum(call: Call, found: Sequence[Moved | None]) -> Moved | None:
-    """Two tensors of the same shape, added."""
     if call.function is not torch.ops.aten.add.Tensor or call.kwargs or len(call.args) != 2:
         return None
     parts = [found[part.index] if type(part) is Known else None for part in call.args]

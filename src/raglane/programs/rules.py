@@ -48,15 +48,13 @@ def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
 
 def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Columns by index, of which the numbers are known."""
-    plain = [
-        [None if item is None else tracer.constant(item) for item in part]
-        if isinstance(part, list | tuple)
-        else tracer.constant(part)
-        if isinstance(part, Tensor)
-        else part
-        for part in args
-    ]
-    return tracer.wrap(function(tracer.marks(source), *plain, **kwargs), source.dtype)
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, list | tuple):
+            return [plain(item) for item in part]
+        return tracer.constant(part) if isinstance(part, Tensor) else part
+
+    return tracer.wrap(function(tracer.marks(source), *map(plain, args), **kwargs), source.dtype)
 
 
 def _pad(tracer: Tracer, function: Any, source: Any, amounts: list[int], value: float = 0) -> Tensor:
@@ -93,7 +91,6 @@ def _convert(tracer: Tracer, function: Any, source: Any, **kwargs: Any) -> Tenso
 
 
 def _common(tracer: Tracer, parts: Any) -> torch.dtype:
-    """The dtype of numbers that meet."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     dtype = tensors[0].dtype
     for part in tensors[1:]:
@@ -132,9 +129,7 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
     return rule
 
 
-# ---------------------------------------------------------------------------------------------------------------
 # A row at a time
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def _dims(dim: Any, count: int) -> list[int]:

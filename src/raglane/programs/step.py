@@ -134,7 +134,6 @@ def _traced(step: Step, prepares: bool) -> Trace:
 
 
 def _prepared_width(step: Step) -> int:
-    """How many columns a cell prepares."""
     dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
     try:
         rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")

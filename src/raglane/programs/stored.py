@@ -87,9 +87,13 @@ def read(text: str, key: str, step: Step) -> Trace:
         with torch.inference_mode(False), torch.no_grad(), plainly():
             content = json.loads(body, object_hook=_untagged)
             _check(content["key"] == key and type(content["prepares"]) is bool)
-            calls = [_call_read(*call) for call in content["calls"]]
+            calls = [
+                Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
+                for name, overload, args, kwargs, count in content["calls"]
+            ]
             moved = content["moved"] and [Moved(*map(_tuples, part)) for part in content["moved"]]
-            _check_sizes(calls, [step.converted(part.detach()) for part in step.leaves])
+            if calls:
+                _check_sizes(calls, [step.converted(part.detach()) for part in step.leaves])
             vectors, weights = content["known"]
             ops = ParameterOps(calls, vectors, weights, moved)
             return Trace(_Reader(content).result(step), ops, False, content["prepares"])
@@ -171,19 +175,13 @@ class _Reader:
 
 def _call_written(call: Call) -> list[Any]:
     """An operation with its overload, arguments and number of results; a constant has no name."""
-    if call.function is None:
-        return ["", "", call.args, call.kwargs, call.count]
-    name, _, overload = str(call.function).removeprefix("aten.").partition(".")
-    _function(name, overload)
+    name, _, overload = str(call.function or "").removeprefix("aten.").partition(".")
+    if name:
+        _function(name, overload)
     return [name, overload, call.args, call.kwargs, call.count]
 
 
-def _call_read(name: str, overload: str, args: Any, kwargs: Any, count: Any) -> Call:
-    return Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
-
-
 def _function(name: str, overload: str) -> Any:
-    """An operation of torch by its name."""
     if name not in _OPERATIONS:
         raise Unkept(f"it computes {name} from its parameters")
     function = getattr(getattr(torch.ops.aten, name), overload)

@@ -271,8 +271,8 @@ class Tracer:
         return self._known[self._weight_known[weight]].stand_in
 
     def vector_known(self, start: int) -> Tensor:
-        """The known tensor that a vector is, by the vector's first column."""
-        return self._known[next(known for known, first in self._vectors.items() if first == start)].stand_in
+        """The known tensor that a vector is, by its first column."""
+        return next(self._known[known].stand_in for known, first in self._vectors.items() if first == start)
 
     def index(self, tensor: Tensor) -> int:
         """Which of the known tensors one is."""
@@ -305,8 +305,6 @@ class Tracer:
 
 
 class _Follow(TorchDispatchMode):
-    """Hands all operations of torch to a tracer."""
-
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tracer = tracer
@@ -348,6 +346,5 @@ def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
 
 
 def _generators() -> tuple[Any, Any, Any]:
-    """Where the generators of random numbers of torch, NumPy and Python stand."""
     state: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), (state[0], state[1].tobytes(), *state[2:]), random.getstate()

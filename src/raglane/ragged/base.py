@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.checks import check_tensor, check_value
+from raglane._utils.checks import check_device, check_tensor, check_value
 from raglane.errors import ShapeError, message
 
 
@@ -63,9 +63,7 @@ class FlatBatch:
         if values.shape[0] != self._values.shape[0]:
             rule = f"one row per element, {self._values.shape[0]}"
             raise ShapeError(message("values", f"shape {tuple(values.shape)}", rule, "compute them from .values"))
-        if values.device != self._offsets.device:
-            rule, fix = f"on the device of the batch, {self._offsets.device}", "move them with .to()"
-            raise ShapeError(message("values", f"a tensor on {values.device}", rule, fix))
+        check_device("values", values, self._offsets.device)
         return self._like(values)
 
     def __len__(self) -> int:

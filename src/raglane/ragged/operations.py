@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.checks import check_flag, check_tensor, check_whole, read_index
+from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged.base import FlatBatch
 from raglane.segments.indexing import place_rows, take_rows
@@ -184,9 +184,7 @@ class SequenceOperations(FlatBatch):
         """
         count = self.offsets.shape[0] - 1
         check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
-        if per_sequence.device != self.values.device:
-            got = f"a tensor on {per_sequence.device}"
-            raise ShapeError(message("per_sequence", got, f"that of the values, {self.values.device}", "move it"))
+        check_device("per_sequence", per_sequence, self.values.device)
         if per_sequence.shape[0] != count:
             rule, fix = f"one row per sequence, and the batch has {count}", "pass a tensor (B, *features)"
             raise ShapeError(message("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix))
@@ -205,9 +203,7 @@ class SequenceOperations(FlatBatch):
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).truncate(2).values.tolist()
             [1, 2, 5]
         """
-        length = check_whole("length", length)
-        if length < 0:
-            raise ArgumentError(message("length", str(length), "at least 0", "pass how many elements to keep"))
+        length = check_whole("length", length, 0, "pass how many elements to keep")
         lengths = self.host_lengths.clamp(max=length)
         return self._slices(self.offsets[:-1], lengths)
 

@@ -1,4 +1,4 @@
-"""Figures and tables of results: what a person looks at, from plain numbers.
+"""Results, from plain numbers: :mod:`~raglane.report.figures` draws, :mod:`~raglane.report.page` writes pages.
 
-:mod:`~raglane.report.figures` draws, :mod:`~raglane.report.tables` writes text. Nothing is imported here.
+Nothing is imported here. Tables are those of :mod:`raglane._utils.table`.
 """

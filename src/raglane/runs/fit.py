@@ -26,7 +26,7 @@ from raglane.training.checkpoint import load_model, read_model
 from raglane.training.job import TrainingResult
 from raglane.training.options import options as described
 from raglane.training.own_cell import name_cell
-from raglane.training.ranks.elsewhere import followed
+from raglane.training.run import followed
 from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
 

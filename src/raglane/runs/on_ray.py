@@ -76,7 +76,7 @@ def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None
 
 
 def _blocks(data: str) -> Iterator[Block]:
-    """What the files are divided into: whole row groups, in the order of the names of the files."""
+    """The blocks of the files: whole row groups, in the order of the names of the files."""
     parquet = require("pyarrow.parquet", "data")
     arrow = require("pyarrow", "data")
     paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))

@@ -1,10 +1,14 @@
-"""What is shown of long work: a bar on a terminal; of a run that trains, a line per epoch elsewhere."""
+"""Progress of long work on a terminal; the epochs of a run in lines, in a bar, and in a logger of another package."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +16,8 @@ from raglane.errors import ArgumentError, MissingExtraError, message, quote, req
 from raglane.training.folder import LOGS
 
 if TYPE_CHECKING:
-    from raglane.training.settings import Settings
-
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from raglane.data.jobs import Progress
+    from raglane.training.settings import Settings
     from raglane.training.state import Totals, TrainingState
 
 

@@ -14,7 +14,7 @@ import torch
 from raglane._utils.files import as_path, check_place, write_folder
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote, quote_all
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, count_of, message, quote, quote_all
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
@@ -110,8 +110,9 @@ class Run:
         preprocess = self.preprocess
         inputs = f"{preprocess.input_size:,} tokens"
         if not preprocess.is_tokens:
-            inputs = _count(len(preprocess.channels), "channel")
-        outputs = f" to {_count(len(self.labels), 'class', 'classes')}" if self.labels else ""
+            inputs = count_of(len(preprocess.channels), "channel")
+        classes = len(self.labels)
+        outputs = f" to {classes:,} class{'es' * (classes > 1)}" if classes else ""
         place = "in memory" if self.folder is None else str(self.folder)
         return f"Run({self.task}, {describe(self.model)}; {inputs}{outputs}; {place})"
 
@@ -269,7 +270,7 @@ class Run:
             return records
         # Channels without names are those of training, in their order: as many as there were.
         if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
-            got = f"{_count(len(records.channels), 'channel')} without names"
+            got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"the model was trained on {len(self.channels)}: {quote_all(self.channels)}"
             raise DataError(message("data", got, rule, "give sequences (steps, channels) with these channels"))
         return replace(records, channels=self.channels) if len(records.channels) == len(self.channels) else records
@@ -347,7 +348,3 @@ class Run:
 def _from_files(files: dict[str, bytes], notes: tuple[str, ...], code: NamedCode | None = None) -> Run:
     take_code(code)
     return Run(read_model(files, _PICKLE), notes=notes)
-
-
-def _count(count: int, one: str, several: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else several or one + 's'}"

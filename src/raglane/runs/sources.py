@@ -1,4 +1,4 @@
-"""Where data comes from: a file with its columns, or the embedded default."""
+"""Sources of data: a file with its columns, what a program holds, or the embedded default."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Source:
 
     @property
     def is_default(self) -> bool:
-        """Whether these are the sequences that come with the package."""
+        """True for the sequences that come with the package."""
         return self.path is None and self.held is None
 
     @property
@@ -252,7 +252,7 @@ class Source:
         return min(found, key=lambda pair: len(pair[0].skipped))
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
-        """What a reader is asked for."""
+        """The request to a reader."""
         from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
@@ -292,7 +292,7 @@ class Source:
 
 
 class Sources(NamedTuple):
-    """Where the parts of the data come from; without a validation part one is held out."""
+    """The sources of the parts of the data; without a validation part one is held out."""
 
     training: Source
     validation: Source | None = None
@@ -308,7 +308,7 @@ def check_default(source: Source, settings: ModelSettings) -> None:
 
 @dataclass(frozen=True)
 class SavedSource:
-    """Where the data of a run comes from, as run.json has it; paths are absolute, None is the embedded default."""
+    """The sources of a run, as run.json has them; paths are absolute, None is the embedded default."""
 
     path: str | None
     format: str | None
@@ -318,7 +318,7 @@ class SavedSource:
 
     @classmethod
     def of(cls, source: Source, validation: Source | None, test: Source | None) -> SavedSource:
-        """What a run keeps of its data; of what a program holds nothing is kept."""
+        """The sources as a run keeps them; nothing is kept of what a program holds."""
 
         def text(part: Source | None) -> str | None:
             return None if part is None or part.path is None else str(part.path.absolute())

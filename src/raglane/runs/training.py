@@ -66,7 +66,8 @@ def train_run(
     with ExitStack() as stack:
         if resume:
             if overwrite:
-                raise ArgumentError(message("overwrite", "True, with resume", "one of the two", "leave one out"))
+                got = f"True, with {argument('resume', True)}"
+                raise ArgumentError(message("overwrite", got, "one of the two", "leave one out"))
             out = to_resume(out)
             if stack.enter_context(claimed(out, resume=True)):
                 say(IS_BACK)

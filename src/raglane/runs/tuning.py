@@ -34,7 +34,7 @@ from raglane.errors import (
 from raglane.runs.card import Parts
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
 from raglane.training.folder import LAST, check_folder, find
-from raglane.training.identity import identity
+from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
 from raglane.training.settings import FORWARDS, Settings

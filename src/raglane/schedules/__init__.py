@@ -1,4 +1,4 @@
-"""The schedules: a file for each (padded and masked share one), and one line each in :data:`SCHEDULES`.
+"""The schedules: one line each in :data:`SCHEDULES`.
 
 A schedule is the order in which the elements of a batch are computed. All give the same outputs, final states and
 gradients; they differ in cost alone.
@@ -7,10 +7,8 @@ gradients; they differ in cost alone.
 from __future__ import annotations
 
 from raglane.schedules.base import Count, Schedule, Table
-from raglane.schedules.each import Each
 from raglane.schedules.lanes import DEFAULT_LANES, Lanes
-from raglane.schedules.packed import Packed
-from raglane.schedules.padded import Masked, Padded
+from raglane.schedules.simple import Each, Masked, Packed, Padded
 
 __all__ = ["DEFAULT_LANES", "SCHEDULES", "Count", "Schedule", "Table"]
 
@@ -24,4 +22,4 @@ SCHEDULES: dict[str, Schedule] = {
         Lanes(),
     )
 }
-"""Every schedule by its name, simplest first. A new one is one file beside this one, and one line here."""
+"""Every schedule by its name, simplest first. A new one is a class in a file beside this one, and one line here."""

@@ -29,7 +29,7 @@ _OWN = ("task", "seed")
 
 
 def _targets(y: Any, records: Records, *, numbers: bool) -> npt.NDArray[Any]:
-    """What is to be learned: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` finite numbers."""
+    """The targets: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` finite numbers."""
     if y is None:
         rule = "an estimator that is supervised requires y to be passed, but the target y is None"
         raise ArgumentError(message("y", "None", rule, "pass one entry per sequence"))
@@ -55,7 +55,7 @@ def _signature() -> inspect.Signature:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """What the two share: parameters, the reading of X, the training, and pickling."""
+    """Parameters, the reading of X, training and pickling of both estimators."""
 
     _task: str
 

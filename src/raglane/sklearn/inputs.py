@@ -1,4 +1,4 @@
-"""What estimators take as X: arrays, lists, texts, and the panels of sktime and aeon."""
+"""Inputs X of estimators: arrays, lists, texts, and the panels of sktime and aeon."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _words(channels: int | None) -> str:
 
 
 def _is_list(X: Any) -> bool:  # noqa: N803
-    """Whether these are sequences one after the other: lists or arrays, or texts."""
+    """True for sequences one after the other: lists or arrays, or texts."""
     is_column = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OU"
     if not (isinstance(X, (list, tuple)) or is_column or hasattr(X, "to_list")) or len(X) == 0:
         return False

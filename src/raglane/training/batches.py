@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -42,7 +43,7 @@ class Batch:
 
 
 def make_batch(samples: Sequence[Any]) -> Batch:
-    """What ``rl.collate`` makes of samples, as a model and its task want it."""
+    """A batch of samples, collated by ``rl.collate``."""
     batch = collate(samples)
     targets = batch.get("target")
     return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
@@ -102,7 +103,7 @@ def training_batches(
 
 
 class Remaining(Sampler[list[int]]):
-    """What is left of an epoch, with its number of batches: a trainer asks for that when it has begun."""
+    """The batches that are left of an epoch; their number is that at the start."""
 
     def __init__(self, order: Batches) -> None:
         self._order = order
@@ -153,6 +154,22 @@ def _ignore_stops(worker: int) -> None:  # noqa: ARG001
     """Leave Ctrl-C and SIGTERM, which can reach every process of a group, to the training process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def is_of_worker(error: Exception) -> bool:
+    """True for the error of a worker that has gone: PyTorch's, or that of the pipe to it."""
+    return "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
+
+
+def hear_no_more_of_workers() -> None:
+    """Without PyTorch's handler, which raises for a worker that has gone again and again, within a checkpoint, too.
+
+    It only tells earlier what PyTorch sees when it waits for a batch, and so is not set again.
+    """
+    for _ in range(2):
+        # It may be about to raise; and only the main thread has handlers.
+        with suppress(RuntimeError, ValueError, AttributeError):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @dataclass
@@ -219,7 +236,7 @@ def _once(counts: Mapping[str, int], words: Sequence[str]) -> Tensor:
 
 
 def _counted(training: Dataset) -> Iterator[tuple[Mapping[str, int], Sequence[str]]]:
-    """How often the words of each vocabulary come, in the order of the columns of inputs."""
+    """The counts of the words of each vocabulary, in the order of the columns of inputs."""
     known, preprocessor = training.statistics, training.preprocessor
     for encoder in preprocessor.features:
         if encoder.vocabulary is not None:

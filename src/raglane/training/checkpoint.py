@@ -200,7 +200,7 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def model_folder(path: Path) -> Path:
-    """Where a saved model stands."""
+    """The folder of a saved model."""
     # Not by the methods of Path, which fail at a name that is too long.
     if not os.path.isdir(path):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""How good a model is on each sequence: which are hard, and whether it fails on the long ones."""
+"""Scores of single sequences: the hardest ones, and the mean per range of lengths."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.inference import predict
-from raglane.training.model import answering
+from raglane.training.inference import answering, predict
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import targets_of, values_of
 
@@ -84,7 +83,7 @@ class Each:
         """The sequences with the largest losses, the largest first."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
-        chosen = _some(self.records, self.rows[order])
+        chosen = self.records.select(self.rows[order])
         told, true = [""] * len(chosen), [""] * len(chosen)
         names: Any = self.rows[order].tolist() if isinstance(chosen, Records) and not chosen.ids else chosen.ids
         if isinstance(chosen, Records) and saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
@@ -107,7 +106,7 @@ class Each:
 def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.device, seed: int = 0) -> Each:
     """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance."""
     rows = drawn(records, seed)
-    dataset = saved.preprocessor.apply(_some(records, rows))
+    dataset = saved.preprocessor.apply(records.select(rows))
     task = make_task(saved.preprocessor, saved.model.config)
     model = saved.model.to(device)
     sums: list[Tensor] = []
@@ -130,10 +129,6 @@ def drawn(records: Records | Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
     if len(rows) > _MOST:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST, replace=False))
     return rows
-
-
-def _some(records: Records | Dataset, rows: npt.NDArray[np.int64]) -> Records | Dataset:
-    return records.subset(rows) if isinstance(records, Dataset) else records.select(rows)
 
 
 def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch, Tensor]]:

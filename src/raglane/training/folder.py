@@ -102,7 +102,7 @@ def tidy(folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path:
-    """Where a file or a folder of a run stands, also of one that waits to be replaced, or whose process was killed."""
+    """The place of a file or folder of a run, also of one that waits to be replaced, or whose process was killed."""
     waiting = folder / _REPLACED / name
     if waiting.exists() and not _has_checkpoint(folder):
         return waiting

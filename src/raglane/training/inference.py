@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -16,9 +18,11 @@ from raglane.data.order import Limit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
+from raglane.native.cells import has_cell
+from raglane.nn.linear import RowByRow
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import answering
+from raglane.training.model import SequenceModel
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
@@ -84,7 +88,7 @@ class Predictions:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """How good a model is on data that has targets.
+    """The quality of a model on data that has targets.
 
     Args:
         task: the name of the task.
@@ -256,6 +260,18 @@ def evaluate(
             measured = replace(measured, table=task.ahead(model, batches, horizon))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
     return Evaluation(saved.task, len(dataset), count, numbers, measured)
+
+
+@contextmanager
+def answering(model: SequenceModel) -> Iterator[None]:
+    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
+
+    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
+    gradients are recorded.
+    """
+    has_kernel = has_cell(model.encoder.recurrent.cell.name)
+    with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
+        yield
 
 
 def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:

@@ -16,7 +16,7 @@ from raglane.data.order import Batches
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, RareTokens
 from raglane.training.model import SequenceModel
-from raglane.training.ranks.group import Ranks
+from raglane.training.ranks import Ranks
 from raglane.training.settings import Settings
 from raglane.training.tasks import Score, Task
 
@@ -88,7 +88,7 @@ class Learner(nn.Module):
 
 
 def _each_state(act: Callable[[Tensor], Tensor], states: Any) -> Any:
-    """What becomes of each state of a layer, which has one or several; None of none."""
+    """Apply a function to each state of a layer, which has one or several; None gives None."""
     if states is None:
         return None
     return tuple(map(act, states)) if isinstance(states, tuple) else act(states)

@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError, argument, message
 from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.ranks.group import ranks_of
+from raglane.training.ranks import ranks_of
 from raglane.training.settings import Settings
 from raglane.training.tasks import fit
 
@@ -45,7 +45,7 @@ def check_machine(settings: Settings) -> torch.device:
 
 
 def threads_of(settings: Settings) -> int | None:
-    """How many threads of the CPU a rank has; None where PyTorch chooses, which the only process leaves to it."""
+    """The threads of the CPU of a rank; None where PyTorch chooses, as for the only process."""
     if settings.threads is not None or settings.ranks == 1:
         return settings.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

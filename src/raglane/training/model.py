@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,55 @@ from raglane._utils.checks import check_count
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError, message, quote
-from raglane.native.cells import has_cell
 from raglane.nn import SequenceEncoder, carry
-from raglane.nn.linear import RowByRow, RowLinear, row_linear
+from raglane.nn.linear import RowLinear, row_linear
 from raglane.ragged import Ragged
-from raglane.training.embedding import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import TASKS
+
+
+class Mixed(nn.Module):
+    """Numbers as they are, and beside them an embedding for each column of categories."""
+
+    def __init__(self, numbers: int, tables: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.tables = nn.ModuleList(nn.Embedding(count, size) for count, size in tables)
+
+    def forward(self, elements: Tensor) -> Tensor:
+        """From ``(N, columns)`` float32 to ``(N, width)``."""
+        places = elements[:, self.numbers :].long()
+        embedded = [table(places[:, column]) for column, table in enumerate(self.tables)]
+        return torch.cat([elements[:, : self.numbers], *embedded], dim=1)
+
+
+class _DroppedEmbedding(nn.Embedding):
+    """An embedding that drops tokens of the vocabulary, each everywhere in a batch (Gal and Ghahramani, 2016)."""
+
+    def __init__(self, whole: nn.Embedding, share: float) -> None:
+        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
+        self.share = share
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The embeddings of tokens, in training with those that are dropped as zeros."""
+        embedded = super().forward(input)
+        if not self.training:
+            return embedded
+        kept = torch.rand(self.num_embeddings, device=embedded.device) >= self.share
+        return embedded * (kept / (1 - self.share))[input].unsqueeze(-1)
+
+
+def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Embedding:
+    """An embedding, or each of several, that drops some of its tokens in training."""
+    if isinstance(embedding, Mixed):
+        # A list of modules does not say of what kind they are.
+        tables: Any = embedding.tables
+        embedding.tables = nn.ModuleList(_DroppedEmbedding(table, share) for table in tables)
+        return embedding
+    return _DroppedEmbedding(embedding, share)
+
 
 # The places of the two special tokens of the vocabulary.
 UNKNOWN_TOKEN, END_TOKEN = 0, 1
@@ -65,15 +104,6 @@ class ModelConfig(ModelSettings):
             object.__setattr__(self, "per_element", self.task in ALWAYS_PER_ELEMENT)
         self._refuse_pooling(bool(self.per_element))
 
-    def to_config(self) -> dict[str, Any]:
-        """The configuration as a dictionary that JSON can hold.
-
-        Example:
-            >>> ModelConfig("tag", "rnn", input_size=3, output_size=2).to_config()["layer"]
-            'rnn'
-        """
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelConfig:
         """The configuration that :meth:`to_config` wrote.
@@ -105,19 +135,11 @@ class ModelConfig(ModelSettings):
             DataError: the data is not of the kind that the task needs.
             ArgumentError: a setting breaks its rule.
         """
-        chosen = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
-        sizes = {
-            "input_size": preprocessor.input_size,
-            "output_size": TASKS[settings.task].output_size(preprocessor),
-            "embedding": chosen["embedding"] if preprocessor.is_tokens or preprocessor.categories else None,
-            "per_element": preprocessor.per_element,
-            "gap_column": _gap_column(settings, preprocessor),
-            "categories": list(preprocessor.categories),
-        }
+        chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         if settings.layer == "grud" and (preprocessor.is_tokens or preprocessor.features):
             rule = "the cell grud reads features of elements, and no tokens, categories or features of whole sequences"
             raise ArgumentError(message("layer", quote(settings.layer), rule, "choose another cell, or other columns"))
-        return cls(**chosen | sizes)
+        return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
     @property
     def embeddings(self) -> list[tuple[int, int]]:
@@ -126,7 +148,7 @@ class ModelConfig(ModelSettings):
 
     @property
     def has_plain_tokens(self) -> bool:
-        """Whether elements are tokens, with nothing beside them."""
+        """True where elements are tokens and nothing else."""
         return self.embedding is not None and not self.categories
 
     @property
@@ -208,27 +230,25 @@ class ModelConfig(ModelSettings):
             ValueError: the two are not of one run.
         """
         # An embedding is for tokens only, but of any size.
-        embedding = (self.embedding or 1) if preprocessor.is_tokens or preprocessor.categories else None
-        fitting = {
-            "task": preprocessor.task,
-            "embedding": embedding,
-            "input_size": preprocessor.input_size,
-            "output_size": TASKS[self.task].output_size(preprocessor),
-            "per_element": preprocessor.per_element,
-            "gap_column": _gap_column(self, preprocessor),
-            "categories": list(preprocessor.categories),
-        }
-        for name, value in fitting.items():
+        sizes = _sizes(self, preprocessor, self.embedding or 1)
+        for name, value in {"task": preprocessor.task, **sizes}.items():
             if getattr(self, name) != value:
                 raise ValueError(f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}")
 
 
-def _gap_column(settings: ModelSettings, preprocessor: Preprocessor) -> int | None:
-    """The channel that holds the times, for the cell that reads them."""
+def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int | None) -> dict[str, Any]:
+    """The fields of a :class:`ModelConfig` that follow from the data."""
     channels = preprocessor.channels
     # A cell cannot read times alone.
-    is_there = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
-    return channels.index(TIME_GAP) if is_there else None
+    reads_times = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
+    return {
+        "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
+        "input_size": preprocessor.input_size,
+        "output_size": TASKS[settings.task].output_size(preprocessor),
+        "per_element": preprocessor.per_element,
+        "gap_column": channels.index(TIME_GAP) if reads_times else None,
+        "categories": list(preprocessor.categories),
+    }
 
 
 class SequenceModel(nn.Module):
@@ -325,7 +345,7 @@ class SequenceModel(nn.Module):
 
     @property
     def is_binary(self) -> bool:
-        """Whether a forecast is the logit of a 1, rather than a change of what was there before."""
+        """True where a forecast is the logit of a 1, and no change of the element before."""
         return self.config.task == "forecast" and self.config.loss_name == "bce"
 
     def forecast(self, inputs: Ragged, horizon: int = 1, kept: int = 0) -> Tensor:
@@ -383,20 +403,8 @@ class SequenceModel(nn.Module):
         return tokens
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
-        """What the head's answer says of the next element; NaN after NaN."""
+        """The next element by the head's answer; NaN after NaN."""
         return answer.sigmoid() + 0 * before if self.is_binary else before + answer
-
-
-@contextmanager
-def answering(model: SequenceModel) -> Iterator[None]:
-    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
-
-    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
-    gradients are recorded.
-    """
-    has_kernel = has_cell(model.encoder.recurrent.cell.name)
-    with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
-        yield
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:

@@ -20,7 +20,7 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold of a value."""
+    """A condition on a value, in words, with the fix."""
 
     # Not called with None.
     holds: Callable[[Any], bool]
@@ -30,7 +30,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says beside its name, type and default."""
+    """The properties of an option beside its name, type and default."""
 
     help: str
     panel: str

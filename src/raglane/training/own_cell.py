@@ -49,12 +49,12 @@ _FORM = re.compile(r"(?P<path>[^\0]+\.py):(?P<name>[^\W\d]\w*)(?:@(?P<digest>[0-
 
 
 def is_own(layer: str) -> bool:
-    """Whether a choice of a cell names a class in a file."""
+    """True for a cell that is a class in a file."""
     return _FORM.fullmatch(layer) is not None
 
 
 def label_of(layer: str) -> str:
-    """What a cell is called in names of folders and in tables: its class, or its name."""
+    """The name of a cell in folders and tables: that of its class, or its own."""
     return _parts(layer).name if is_own(layer) else layer
 
 

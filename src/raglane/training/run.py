@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,24 @@ from raglane._utils.files import as_path
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, argument, message, require
+from raglane.errors import DataError, LostRankError, argument, current_flags, flags, message, require
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
-from raglane.training.identity import fingerprint, identity
-from raglane.training.job import Job, RunDescription, TrainingResult, load_description, refuse_diverged
+from raglane.training.job import (
+    Job,
+    RunDescription,
+    TrainingResult,
+    fingerprint,
+    identity,
+    load_description,
+    refuse_diverged,
+)
 from raglane.training.machine import check_machine
 from raglane.training.own_cell import check_named, check_place
-from raglane.training.ranks.elsewhere import lead
-from raglane.training.ranks.group import ranks_of
+from raglane.training.ranks import Ranks, lost, ranks_of
 from raglane.training.settings import Settings
+from raglane.training.state import Watcher
 from raglane.training.tasks import settle
-from raglane.training.trainer import Trainer, Watcher
+from raglane.training.trainer import Trainer
 
 __all__ = ["RunDescription", "TrainingResult", "left_out", "load_description", "train"]
 
@@ -152,3 +161,44 @@ def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
 def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
     return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
+
+
+def lead(job: Job, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
+    """Do a training with ranks that wait for it."""
+    ranks.join()
+    try:
+        ranks.from_first((job, current_flags()))
+        result = Trainer(job, ranks, watcher).run()
+        ranks.from_first(result)
+        return result
+    except (RuntimeError, LostRankError) as error:
+        if not isinstance(error, LostRankError) and not ranks.is_lost(error):
+            raise
+        raise lost("a rank that has gone", job.folder) from error
+    finally:
+        ranks.leave()
+
+
+def followed() -> TrainingResult | None:
+    """Do this rank's part of a training that the first one leads; None where this process leads, or is alone."""
+    ranks = ranks_of() if os.environ.get("RANK", "0") != "0" else None
+    if ranks is None:
+        return None
+    ranks.join()
+    try:
+        job, names = ranks.from_first(None)
+        with flags(names):
+            Trainer(job, ranks).run()
+        result: TrainingResult = ranks.from_first(None)
+    except LostRankError:
+        raise SystemExit(2) from None
+    except RuntimeError as error:
+        if ranks.is_lost(error):
+            raise SystemExit(2) from None
+        raise
+    finally:
+        with suppress(RuntimeError):
+            ranks.leave()
+    if result.stopped_by is not None:
+        raise SystemExit(128 + signal.Signals(result.stopped_by))
+    return result

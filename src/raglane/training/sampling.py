@@ -12,7 +12,8 @@ from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, answering
+from raglane.training.inference import answering
+from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN
 
 
 def sample(

@@ -183,6 +183,15 @@ class ModelSettings:
             f"pass {argument('loss', 'quantile')} too, or leave it out",
         )
 
+    def to_config(self) -> dict[str, Any]:
+        """The settings as a dictionary that JSON can hold.
+
+        Example:
+            >>> Settings(seed=3).to_config()["seed"]
+            3
+        """
+        return dataclasses.asdict(self)
+
     @property
     def loss_name(self) -> str:
         """The loss that was chosen, or else the task's own."""
@@ -383,15 +392,6 @@ class Settings(ModelSettings):
             "class_weights", is_weighted and not (of_classes or self.task == "multilabel"), rule, "leave it out"
         )
         self._refuse("label_smoothing", self.label_smoothing > 0 and not of_classes, rule, "leave it out")
-
-    def to_config(self) -> dict[str, Any]:
-        """The settings as a dictionary that JSON can hold.
-
-        Example:
-            >>> Settings(seed=3).to_config()["seed"]
-            3
-        """
-        return dataclasses.asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -97,6 +97,19 @@ class TrainingState:
     start_loss: float | None = None
 
 
+class Watcher(Protocol):
+    """A progress bar or a log, which follows a run."""
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
+        """The loop starts, or goes on, at ``state``; an epoch has ``batches`` batches."""
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """A batch of an epoch (both from 1) is done; reading a mean from ``totals`` waits for the device."""
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
+        """An epoch is complete, with this row of the history."""
+
+
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
     """The files that, beside those of the model, continue a run: no pickle among them."""
     states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
@@ -120,12 +133,9 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
 
 def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tensor, ...]]:
     """Read what :func:`state_files` wrote."""
-    config = read_json(folder / NUMBERS)
-    check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
+    state, config = _read_state(folder)
     tensors = read_tensors(folder / TENSORS)
     with reading(folder / NUMBERS):
-        state = build(TrainingState, config["state"], "state")
-        _check_state(state)
         optimizer = {
             "param_groups": config["optimizer"]["param_groups"],
             "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
@@ -136,14 +146,20 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
 
 def load_progress(folder: Path) -> TrainingState:
     """Read where a run stands, without what it would need to go on."""
+    state, _ = _read_state(folder)
+    with reading(folder / NUMBERS):
+        if not state.history:
+            raise ValueError("no epoch that is complete")
+    return state
+
+
+def _read_state(folder: Path) -> tuple[TrainingState, dict[str, Any]]:
     config = read_json(folder / NUMBERS)
     check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
     with reading(folder / NUMBERS):
         state = build(TrainingState, config["state"], "state")
         _check_state(state)
-        if not state.history:
-            raise ValueError("no epoch that is complete")
-    return state
+    return state, config
 
 
 def _check_state(state: TrainingState) -> None:
@@ -183,7 +199,7 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
 
 
 def _fits(value: Any, weight: Tensor) -> bool:
-    """Whether what an optimizer keeps of a weight can be its own: a number, or one for each of the weight's."""
+    """True where an entry of an optimizer fits its weight: a number, or one for each of the weight's."""
     if not isinstance(value, Tensor):
         return isinstance(value, int | float | None)
     # An infinity can be an optimizer's own, where the square of a gradient was too large: it stops that weight.
@@ -230,7 +246,7 @@ def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
 
 
 def _plateaus(state: TrainingState) -> int:
-    """How often the loss that decides which epoch is best has stood still."""
+    """The number of times that the watched loss has stood still."""
     lowest, waited, halvings = math.inf, 0, 0
     for row in state.history:
         loss = row.get("validation_loss", row["train_loss"])
@@ -286,7 +302,7 @@ def warning(state: TrainingState) -> str | None:
 
 
 def _base(state: TrainingState, row: Mapping[str, float]) -> float:
-    """What losses are compared with: that of the first epoch or, should it have run away itself, before the first step.
+    """The base of comparison: the loss of the first epoch or, if it ran away itself, that before the first step.
 
     There 1 is the least, since it is of one batch alone: about the loss of a model that knows nothing, of classes as
     well as of numbers that are scaled.

@@ -1,4 +1,4 @@
-"""What stands in the files of a run, checked on the way back in: they may be damaged, or edited by hand."""
+"""JSON and bytes in the files of a run, checked when they are read: they may be damaged, or edited by hand."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _number(text: str) -> float:
 
 
 def read_bytes(path: Path, factor: int) -> bytes:
-    """What a file holds, unless there is no memory for what is to be made of it."""
+    """The content of a file, unless there is no memory for what is made of it."""
     try:
         check_file(path)
         needed, most = factor * path.stat().st_size, available_memory()
@@ -125,7 +125,7 @@ def checked(hint: Any, value: Any, name: str) -> Any:
 
 
 def rule_of(error: ValueError) -> str:
-    """What a value should have been, for those who did not write it into a file of a run."""
+    """The rule in the error of a value that did not come from a file of a run."""
     _, _, rule = str(error).rpartition(", which is not ")
     return rule if rule != str(error) else "a number that 64 bits can hold"
 

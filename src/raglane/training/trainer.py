@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +25,8 @@ from raglane.training.batches import (
     ChunkedBatches,
     RareTokens,
     Remaining,
+    hear_no_more_of_workers,
+    is_of_worker,
     loader,
     shares_of,
     training_batches,
@@ -37,10 +38,11 @@ from raglane.training.job import Job, TrainingResult
 from raglane.training.learner import Learner, make_optimizer, shared
 from raglane.training.machine import check_size
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.ranks.group import ALONE, Ranks, Stop, Stops, lost_worker
+from raglane.training.ranks import ALONE, Ranks, Stop, Stops, lost_worker
 from raglane.training.state import (
     Totals,
     TrainingState,
+    Watcher,
     check_losses,
     check_optimizer,
     curves_csv,
@@ -63,19 +65,6 @@ class Interrupted(Exception):  # noqa: N818
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
         self.signal = signal
-
-
-class Watcher(Protocol):
-    """A progress bar or a log, which follows a run."""
-
-    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts, or goes on, at ``state``; an epoch has ``batches`` batches."""
-
-    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch of an epoch (both from 1) is done; reading a mean from ``totals`` waits for the device."""
-
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete, with this row of the history."""
 
 
 class _Counted(Protocol):
@@ -173,7 +162,7 @@ class Trainer:
             write_folder(last.parent / BEST, self._model_files())
 
     def _is_complete(self) -> bool:
-        """Whether nothing is left to train; what came after the last epoch may still have been cut off."""
+        """True where no epoch is left to train; the files after the last one may still be missing."""
         state, patience = self.state, self.settings.patience
         is_patient = patience is None or state.waited < patience or state.batch > 0
         return state.epoch >= self.settings.epochs or not is_patient
@@ -237,8 +226,8 @@ class Trainer:
 
     def _explained(self, error: Exception) -> Exception | None:
         """The error for what PyTorch or the pipe to a worker raised, after what was done is saved; None for others."""
-        if self.settings.workers and _is_of_worker(error):
-            _hear_no_more_of_workers()
+        if self.settings.workers and is_of_worker(error):
+            hear_no_more_of_workers()
             if self.ranks.count == 1:
                 self._save_stepped()
             return lost_worker(self.folder)
@@ -430,19 +419,3 @@ class Trainer:
         write_folder(self.folder / LAST, files)
         drop_replaced(self.folder)
         self._saved = time.monotonic()
-
-
-def _is_of_worker(error: Exception) -> bool:
-    """Whether an error says that a worker has gone: PyTorch's word for it, or that of the pipe to it."""
-    return "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
-
-
-def _hear_no_more_of_workers() -> None:
-    """Without PyTorch's handler, which raises for a worker that has gone again and again, within a checkpoint, too.
-
-    It only tells earlier what PyTorch sees when it waits for a batch, and so is not set again.
-    """
-    for _ in range(2):
-        # It may be about to raise; and only the main thread has handlers.
-        with suppress(RuntimeError, ValueError, AttributeError):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -11,10 +11,9 @@ from torch.autograd import forward_ad
 from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.kernels import reference
 from raglane.kernels.checks import check
-from raglane.kernels.contract import Request, Result, Traits
+from raglane.kernels.contract import Request, Result, Traits, run_layers
 from raglane.kernels.cpu.gradients import is_last_use, reference_gradients
 from raglane.kernels.cpu.layer import Admitted, Given, Layer, Saved, Tensors, kind_of, layer_of
-from raglane.kernels.layers import run_layers
 from raglane.native.cells import has_cell
 from raglane.native.library import leave_lost_threads, missing_kernels
 

@@ -7,7 +7,7 @@ are torch's, where an instruction multiplies it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,17 +23,15 @@ from raglane.native.cells import cell_facts
 class ElementwiseLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
-    forward_function = "raglane_elementwise_forward"
-    backward_function = "raglane_elementwise_backward"
-    pack_function = "raglane_elementwise_pack"
-    pointers, backwards = 18, 15
+    weight_fields = "input", "hidden", "input_bias", "skip"
+    written = "grad_gates", "grad_skip", "grad_initial_h", "grad_initial_c", "grad_values"
 
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
             rule = "the kernels of element-wise cells save what backward needs"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
         facts = cell_facts()[spec.cell]
-        super().__init__(spec, facts.number, (spec.input_size, spec.sizes[0]))
+        super().__init__(spec, facts.number, input_size=spec.input_size, hidden_size=spec.sizes[0])
         # What skips the cell has a product of its own, where D is not H.
         self.skips = facts.skips
         saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
@@ -64,41 +62,37 @@ class ElementwiseLayer(Layer):
         gates = saved.gates if keeps else large.empty(values, count, values.shape[0], width)
         skipped = large.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
-        # One direction alone may have a bias: the kernels give the sums of both or of none.
-        recurrent, bias = [
-            next((values.new_empty(count, part.shape[0]) for part in parts if part is not None), None)
-            for parts in ([part.recurrent for part in weights], [part.bias for part in weights])
-        ]
         makes_all = self._makes_all(tensors)
         grad_values = torch.empty_like(values) if makes_all and wanted[0] else None
         begin = len(tensors) - self.weights
-        products = [
-            torch.empty_like(part) if makes_all and part is not None and wanted[begin + self.each * d + place] else None
-            for d, own in enumerate(weights)
-            for place, part in ((0, own.input), (3, own.skip))
+        # The sums for factors and biases are the time loop's.
+        made = [
+            torch.empty_like(part) if part is not None and want and (makes_all or place % self.each in (1, 2)) else None
+            for place, (part, want) in enumerate(zip(tensors[begin:], wanted[begin:], strict=True))
         ]
-        written = [gates, skipped, *initial, *[None] * (2 - len(initial)), recurrent, bias, grad_values, *products]
+        written = [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *made]
         self._walk(offsets, values, fields, written)
         if keeps:
             spend(saved.gates)
-        if not makes_all:
-            return self._by_products(values, weights, _Walked(gates, skipped, recurrent, bias), initial, wanted)
-        found: list[Tensor | None] = []
-        for d, part in enumerate(weights):
-            of_bias = None if part.bias is None else _of_direction(bias, d)
-            found += [products[2 * d], _of_direction(recurrent, d), of_bias, products[2 * d + 1]]
-        return grad_values, *initial, *found
+        if makes_all:
+            return grad_values, *initial, *made
+        return self._by_products(values, weights, gates, skipped, made, initial, wanted)
 
     def _by_products(
         self,
         values: Tensor,
         weights: list[ElementwiseWeights],
-        walked: _Walked,
+        gates: Tensor,
+        skipped: Tensor | None,
+        made: list[Tensor | None],
         initial: Grads,
         wanted: tuple[bool, ...],
     ) -> Grads:
-        """The gradients of values and weights by torch's products, beside those that the kernels have made."""
-        gates, skipped, recurrent, bias = walked
+        """The gradients of values and weights by torch's products, and those that the kernels have made.
+
+        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped`` is, of an SRU without ``skip``,
+        what reaches the values past all products, ``(K, N, H)``.
+        """
         rows, states = weights[0].input.shape[0], len(initial)
         grad_values: Tensor | None = None
         found: list[Tensor | None] = []
@@ -111,8 +105,7 @@ class ElementwiseLayer(Layer):
                     grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
             found += [
                 outer(of_input, values) if wants[0] else None,
-                _of_direction(recurrent, d),
-                None if part.bias is None else _of_direction(bias, d),
+                *made[4 * d + 1 : 4 * d + 3],
                 outer(of_skip, values) if wants[3] and of_skip is not None else None,
             ]
         if grad_values is not None and skipped is not None:
@@ -122,24 +115,6 @@ class ElementwiseLayer(Layer):
 
 
 KINDS[ElementwiseWeights] = ElementwiseLayer
-
-
-class _Walked(NamedTuple):
-    """Gradients that the backward time loop gives; None for what is not there.
-
-    Those of the input products, ``(K, N, S * H)``; of an SRU without ``skip`` what reaches the values past all
-    products, ``(K, N, H)``; of the recurrent factors, ``(K, V * H)``; and of the biases, ``(K, rows)``.
-    """
-
-    gates: Tensor
-    skipped: Tensor | None
-    recurrent: Tensor | None
-    bias: Tensor | None
-
-
-def _of_direction(sums: Tensor | None, direction: int) -> Tensor | None:
-    """One direction's row, in memory that it does not share with another's: an operator must not return that."""
-    return None if sums is None else sums[direction] if sums.shape[0] == 1 else sums[direction].clone()
 
 
 def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:

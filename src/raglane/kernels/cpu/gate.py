@@ -39,7 +39,7 @@ class Gate:
     Offsets are ``(B + 1,)`` int64; the tensors are those of :data:`raglane.kernels.cpu.layer.Tensors`.
     """
 
-    __slots__ = ("_padding", "_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
+    __slots__ = ("_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
 
     def __init__(self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype) -> None:
         spec = CELLS[cell]
@@ -52,7 +52,6 @@ class Gate:
         self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
         # Of each weight the shape, None where there must be none; its bytes; and whether it may be left out.
         self._weights = tuple(weights) * directions
-        self._padding = [0] * (2 - directions) * len(weights)
         # The last kinds of tensors that were met, each with how many there were.
         self._templates: tuple[tuple[int, Alike], ...] = ()
 
@@ -105,7 +104,6 @@ class Gate:
                 parts.append(part)
                 storages.append(storage)
                 addresses.append(storage.data_ptr() + at)
-            addresses += self._padding
             for expected, alike in self._templates:
                 if expected == len(parts) and alike(*parts):
                     return offsets, tensors, addresses, storages
@@ -129,7 +127,8 @@ class Gate:
         if not all(map(place, parts, shapes, dtypes)):
             return False
         alike = guard(parts, templates)
-        if alike is not None:
+        # A template never fits tensors of which two are the same.
+        if alike is not None and alike(*parts):
             self._templates = ((len(parts), alike), *self._templates[: _TEMPLATES - 1])
         return True
 

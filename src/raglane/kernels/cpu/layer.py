@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -28,7 +27,9 @@ Grads = tuple[Tensor | None, ...]
 Admitted = tuple[Tensor, Tensors, list[int], list[UntypedStorage]]
 """Offsets and tensors as :class:`~raglane.kernels.cpu.gate.Gate` gives them, just before a call of C."""
 
-_counts = struct.Struct("=2q").pack
+_HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
+# What backward reads besides what forward does.
+_READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
 
 
 class LayerSpec(NamedTuple):
@@ -89,12 +90,9 @@ class Layer(ABC):
     It is shared by threads: nothing in it changes but what is packed once per instruction set.
     """
 
-    forward_function: ClassVar[str]
-    backward_function: ClassVar[str]
-    pack_function: ClassVar[str]
-    # How many pointers of the struct forward has, and how many after them are for backward.
-    pointers: ClassVar[int]
-    backwards: ClassVar[int]
+    # The fields of C's struct that hold the weights of a direction, and what backward writes besides their gradients.
+    weight_fields: ClassVar[tuple[str, ...]]
+    written: ClassVar[tuple[str, ...]]
     # Whether backward can compute again what it needs.
     checkpoints: ClassVar[bool] = False
     # The widths of what is saved of an element, and the dimensions of ``c`` before the elements.
@@ -102,17 +100,25 @@ class Layer(ABC):
     c_width: int
     c_rows: tuple[int, ...] = ()
 
-    def __init__(self, spec: LayerSpec, number: int, constants: tuple[int, ...]) -> None:
+    def __init__(self, spec: LayerSpec, number: int, **sizes: int) -> None:
         self.cell, self.input_size, self.sizes, self.directions, self.dtype, self.checkpoint_every = spec
         self.gate = Gate(self.cell, self.input_size, self.sizes, self.directions, self.dtype)
         self.each = len(CELLS[self.cell].weights_type._fields)
         self.weights = self.directions * self.each
         self.number = number
-        # The fields of the struct before and after the numbers of sequences and elements.
+        fields = library.library().structs["raglane_layer"]
+        self._pack_head = fields.packer(*_HEAD, end="sequences")
+        self._pack_counts = fields.packer("sequences", "elements", begin="sequences", end="input_size")
+        self._sizes = fields.packer(*sizes, begin="input_size", end="offsets")(*sizes.values())
         self._heads: dict[tuple[str, int, int, torch.dtype], bytes] = {}
-        self._sizes = struct.pack(f"={len(constants)}q", *constants)
-        self._pack_forward = struct.Struct(f"={self.pointers}q{8 * self.backwards}x").pack
-        self._pack_backward = struct.Struct(f"={self.pointers + self.backwards}q").pack
+        weights, gradients = [
+            [f"{kind}[{direction}].{name}" for direction in range(self.directions) for name in self.weight_fields]
+            for kind in ("weights", "grad_weights")
+        ]
+        given = "offsets", "values", "initial_h", "initial_c", *weights
+        results = "packed", "output", "final_h", "final_c", "gates", "c_states"
+        self._pack_forward = fields.packer(*given, *results, begin="offsets")
+        self._pack_backward = fields.packer(*given, *_READ, *self.written, *gradients, begin="offsets")
 
     def initial(self, tensors: Tensors) -> Tensors:
         """The initial states among a layer's tensors."""
@@ -167,7 +173,7 @@ class Layer(ABC):
         pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
         head = self._head(sequences, elements, self.dtype if packed is None else self._weights_dtype(packed.dtype))
         try:
-            library.call(self.forward_function, head + pointers)
+            library.call("raglane_forward", head + pointers)
         except ArgumentError:
             check_offsets(offsets, elements, values.device)  # in the words of all backends
             raise
@@ -179,9 +185,8 @@ class Layer(ABC):
         key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
         head = self._heads.get(key)
         if head is None:
-            fields = (*library.preamble(self.number, dtype), self.directions)
-            head = self._heads[key] = struct.pack(f"={len(fields)}q", *fields)
-        return head + _counts(sequences, elements) + self._sizes
+            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype), self.directions)
+        return head + self._pack_counts(sequences, elements) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """The dtype for C of weights that are packed as int8, or as what the tensors are."""
@@ -200,7 +205,7 @@ class Layer(ABC):
         _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
         fields = self._head(0, 0, self._weights_dtype(dtype)) + self._pack_forward(*addresses, *(0,) * 6)
-        return library.packed(self.pack_function, fields, dtype)
+        return library.packed("raglane_pack", fields, dtype)
 
     def backward(
         self,
@@ -223,9 +228,7 @@ class Layer(ABC):
         shapes = (output, gates, c_states, output, c_states, *states)
         own, places, _more_storages = admit(_NAMES, parts, shapes, values)
         saved = Saved(own[0], own[1], own[2], saved.is_shared)  # type: ignore[arg-type]
-        places += [0] * (7 - len(places))
-        # Packed weights, the final h and the final c are forward's.
-        fields = [*addresses, 0, places[0], 0, 0, *places[1:]]
+        fields = addresses + places + [0] * (len(_READ) - len(places))
         return self._backward(offsets, tensors, saved, fields, wanted, overwrite=overwrite)
 
     @abstractmethod
@@ -239,16 +242,14 @@ class Layer(ABC):
         *,
         overwrite: bool,
     ) -> Grads:
-        """The gradients from tensors that were admitted; ``fields`` are the struct's pointers that C reads."""
+        """The gradients from tensors that were admitted; ``fields`` are the pointers that C reads."""
 
     def _walk(self, offsets: Tensor, values: Tensor, fields: list[int], written: list[Tensor | None]) -> None:
-        """Call C's backward, which writes to the tensors ``written``."""
-        addresses = fields + [0 if part is None else part.data_ptr() for part in written]
-        addresses += [0] * (self.pointers + self.backwards - len(addresses))
-        pointers = self._pack_backward(*addresses)
+        """Call C's backward, which writes to the tensors ``written`` and then to the weights' gradients among them."""
+        pointers = self._pack_backward(*fields, *[0 if part is None else part.data_ptr() for part in written])
         head = self._head(offsets.shape[0] - 1, values.shape[0], self.dtype)
         try:
-            library.call(self.backward_function, head + pointers)
+            library.call("raglane_backward", head + pointers)
         except ArgumentError:
             check_offsets(offsets, values.shape[0], values.device)
             raise

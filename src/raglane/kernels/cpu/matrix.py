@@ -21,10 +21,11 @@ from raglane.native.cells import cell_facts
 class MatrixLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
-    forward_function = "raglane_forward"
-    backward_function = "raglane_backward"
-    pack_function = "raglane_pack"
-    pointers, backwards = 20, 21
+    weight_fields = "input", "hidden", "input_bias", "hidden_bias", "projection"
+    written = (
+        *("grad_gates", "previous_h", "grad_h", "unprojected"),
+        *("grad_initial_h", "grad_initial_c", "grad_values"),
+    )
     checkpoints = True
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -32,8 +33,15 @@ class MatrixLayer(Layer):
         self.slots, self.hidden_size = facts.slots, spec.sizes[-1]
         self.stride = _gate_stride(facts.slots, self.hidden_size)
         projection = 0 if spec.sizes[0] == self.hidden_size else spec.sizes[0]
-        constants = (spec.input_size, self.hidden_size, projection, self.stride, spec.checkpoint_every)
-        super().__init__(spec, facts.number, constants)
+        super().__init__(
+            spec,
+            facts.number,
+            input_size=spec.input_size,
+            hidden_size=self.hidden_size,
+            projection_size=projection,
+            gate_stride=self.stride,
+            checkpoint_every=spec.checkpoint_every,
+        )
         self.saves = facts.saved > 0 and not self.checkpoint_every
         self.gates_width, self.c_rows = self.stride if self.saves else 0, (self.directions,)
         self.c_width = self.sizes[1] if len(self.sizes) > 1 else 0
@@ -92,7 +100,8 @@ class MatrixLayer(Layer):
         unprojected = large.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
-        written = [gates, previous, projected, unprojected, *initial, *[None] * (2 - len(initial)), *within]
+        made = within or [None] * (1 + self.weights)
+        written = [gates, previous, projected, unprojected, *initial, *[None] * (2 - len(initial)), *made]
         self._walk(offsets, values, fields, written)
         if reuse_gates:
             spend(saved.gates)
@@ -169,3 +178,28 @@ def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tens
     """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
     gates = gates[:, : weight.shape[0]]
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
+
+
+# As ``lane_capacity`` in csrc/scan/lanes.h has it, with the constants of csrc/runtime/tuning.h, for caches that hold
+# the most lanes.
+_SURPLUS, _MOST, _EVEN = 1.15, 48, 6
+
+
+def lanes_of(lengths: Tensor, threads: int) -> int:
+    """The lanes of all threads together, at least 1; an estimate for those who predict times.
+
+    Args:
+        lengths: ``(B,)`` int64 on the CPU.
+        threads: that run the call.
+
+    Example:
+        >>> import torch
+        >>> lanes_of(torch.full((100,), 10), 2), lanes_of(torch.tensor([100, 1, 1]), 2)
+        (96, 4)
+    """
+    count, total = int(lengths.count_nonzero()), int(lengths.sum())
+    if count == 0:
+        return 1
+    needed = int(_SURPLUS * total / (threads * int(lengths.max()))) + 1
+    share = -(-count // threads)
+    return threads * min(share, _MOST, -(-needed // _EVEN) * _EVEN)

@@ -17,32 +17,25 @@ from raglane.native.memory import address
 from raglane.programs.program import Block, Instruction, Operand, Program, Weight
 
 
-def times(rows: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-    """``start + rows @ weight.T``, group by group."""
+def times(rows: Tensor, weight: Tensor) -> Tensor:
+    """``rows @ weight.T``, group by group."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
         raise ShapeError(
             message("weight", got, "(groups, width, depth), none of them 0", "pass a tensor of that shape")
         )
     groups, width, depth = weight.shape
-    program = _program(groups, width, depth, start is not None)
     offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
-    outputs, _ = run(
-        program, offsets=offsets, elements=[rows], vectors=[] if start is None else [start], weights=[weight]
-    )
+    outputs, _ = run(_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])
     return outputs[0]
 
 
 @lru_cache(maxsize=256)
-def _program(groups: int, width: int, depth: int, starts: bool) -> Program:
+def _program(groups: int, width: int, depth: int) -> Program:
     columns = groups * width
-    blocks = [Block("element", groups * depth), Block("local", columns)]
-    start = Operand(-1)
-    if starts:
-        blocks.append(Block("vector", columns))
-        start = Operand(2)
-    made = Instruction("product", (Operand(1),), (start, Operand(0)), columns, weight=0)
-    return Program(tuple(blocks), (Weight(groups, width, depth),), (made,), ((Operand(1), columns),), ())
+    blocks = Block("element", groups * depth), Block("local", columns)
+    made = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
+    return Program(blocks, (Weight(groups, width, depth),), (made,), ((Operand(1), columns),), ())
 
 
 # raglane_outer: fifteen numbers.
@@ -65,22 +58,9 @@ def outer_products(
     to = None if right is None else torch.empty(shape, dtype=left.dtype, device="cpu")
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None
     abi, isa, dtype, flags, threads = program_preamble(left.dtype)
-    fields = _pack(
-        abi,
-        isa,
-        dtype,
-        flags & 1,
-        threads,
-        count,
-        *shape,
-        left.stride(0),
-        0 if right is None else right.stride(0),
-        left.data_ptr(),
-        address(right),
-        address(to),
-        address(total),
-    )
-    call("raglane_outer_products", fields)
+    strides = left.stride(0), 0 if right is None else right.stride(0)
+    addresses = [address(part) for part in (left, right, to, total)]
+    call("raglane_outer_products", _pack(abi, isa, dtype, flags & 1, threads, count, *shape, *strides, *addresses))
     return to, total
 
 

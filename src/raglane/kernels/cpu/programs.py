@@ -76,17 +76,8 @@ def run(
     for made in chain(outputs, finals):
         _add(fields, made)
     offsets = plain("offsets", offsets)
-    argument = _pack(
-        *program_preamble(dtype),
-        batch,
-        count,
-        ascending,
-        offsets.data_ptr(),
-        encoded.code.buffer_info()[0],
-        len(encoded.code),
-        fields.buffer_info()[0],
-        len(fields) // 5,
-    )
+    where = offsets.data_ptr(), *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5
+    argument = _pack(*program_preamble(dtype), batch, count, ascending, *where)
     try:
         call("raglane_run_program", argument)
     except ArgumentError:
@@ -113,14 +104,8 @@ def encode(program: Program) -> Encoded:
     """A program as C reads it; made once for each object."""
     if not isinstance(program, Program):
         raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
-    numbers = [
-        len(program.blocks),
-        len(program.weights),
-        len(program.instructions),
-        len(program.outputs),
-        len(program.next_states),
-        sum(len(instruction.columns) for instruction in program.instructions),
-    ]
+    parts = program.blocks, program.weights, program.instructions, program.outputs, program.next_states
+    numbers = [*map(len, parts), sum(len(instruction.columns) for instruction in program.instructions)]
     try:
         for block in program.blocks:
             numbers += KINDS.index(block.kind), block.width, block.index
@@ -170,7 +155,6 @@ def _place(place: Operand) -> tuple[int, ...]:
 
 
 def _as_integer(number: float) -> int:
-    """The integer of a double's bits."""
     real, integer = _bits
     bits: int = integer.unpack(real.pack(number))[0]
     return bits
@@ -217,6 +201,5 @@ def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:
 
 
 def _add(fields: array[int], part: Tensor) -> None:
-    """The fields of ``raglane_tensor``."""
     strides = part.stride() if part.dim() == 3 else (part.stride(0), 0, 0) if part.dim() == 2 else (0, 0, 0)
     fields.extend((part.data_ptr(), DTYPES[part.dtype], *strides))

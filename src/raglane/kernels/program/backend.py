@@ -14,8 +14,7 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.kernels import reference
 from raglane.kernels.checks import check
-from raglane.kernels.contract import Request, Result, Traits
-from raglane.kernels.layers import run_directions, run_layers
+from raglane.kernels.contract import Request, Result, Traits, run_directions, run_layers
 from raglane.kernels.program.steps import ready, run_direction, step_of
 from raglane.native.library import leave_lost_threads, missing_kernels
 from raglane.programs.compiled import CompiledStep
@@ -120,7 +119,6 @@ def _elsewhere(traits: Traits) -> str | None:
 
 
 def _run(request: Request, schedule: str) -> Result:
-    """See :meth:`ProgramBackend.run`."""
     request = check(request, numbers=False)
     if torch.is_autocast_enabled("cpu"):
         if request.cell.follows_autocast:

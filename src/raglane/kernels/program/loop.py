@@ -158,9 +158,7 @@ class _Loop(torch.autograd.Function):
         tensors, saved = kept[:count], kept[count:]
         if torch.is_grad_enabled() or are_transformed(grads):
             return None, *_reference_gradients(call, tensors, grads, ctx.needs_input_grad[1:])
-        by_node = dict(zip(ctx.nodes, saved, strict=True))
-        back = _Backward(call, tensors, by_node, ctx.known, ctx.wanted, ctx.needs_input_grad[1:])
-        return None, *back.run(list(grads))
+        return None, *_Backward(ctx, tensors, dict(zip(ctx.nodes, saved, strict=True))).run(list(grads))
 
 
 def _recorded(call: StepCall, wanted: Wanted, states: tuple[Any, ...]) -> list[bool]:
@@ -187,18 +185,13 @@ def _wanted(call: StepCall, wishes: tuple[bool, ...], made: ParameterValues) -> 
 class _Backward:
     """The gradients of one run: those of the loop, and the products and sums after it."""
 
-    def __init__(
-        self,
-        call: StepCall,
-        tensors: tuple[Tensor, ...],
-        saved: dict[int, Tensor],
-        known: ParameterValues,
-        wanted: Wanted,
-        wishes: tuple[bool, ...],
-    ) -> None:
-        self.call, self.compiled, self.wishes, self.wanted = call, call.compiled, wishes, wanted
-        self.elements, self.states, _ = call.parts(tensors)
-        self.known, self.saved = known, saved
+    def __init__(self, ctx: Any, tensors: tuple[Tensor, ...], saved: dict[int, Tensor]) -> None:
+        self.call: StepCall = ctx.call
+        self.compiled, self.wishes = self.call.compiled, ctx.needs_input_grad[1:]
+        self.wanted: Wanted = ctx.wanted
+        self.known: ParameterValues = ctx.known
+        self.elements, self.states, _ = self.call.parts(tensors)
+        self.saved = saved
         self.given = saved | dict(zip(self.compiled.elements, self.elements, strict=True))
         self.count = self.elements[0].shape[0]
 
@@ -242,7 +235,6 @@ class _Backward:
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
 
     def _take(self, fetch: Fetch) -> Tensor:
-        """Columns ``(N, width)`` that the loop left, or was given."""
         whole = self.given[fetch.node] if fetch.output < 0 else self.outputs[fetch.output]
         return whole[:, fetch.start : fetch.start + fetch.width]
 

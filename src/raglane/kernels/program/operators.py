@@ -44,7 +44,6 @@ def _run(*given: Any) -> list[Tensor]:
 def _equations(
     cell: str, present: list[bool], values: Tensor, states: list[Tensor], weights: list[Tensor]
 ) -> tuple[CellSpec, Any]:
-    """The cell that a name stands for, and its weights."""
     if cell in CELLS:
         rest = iter(weights)
         return CELLS[cell], CELLS[cell].weights_type(*[next(rest) if is_there else None for is_there in present])
@@ -116,7 +115,7 @@ program.register_autograd(_op_backward, setup_context=_setup_context)
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
     name, given = weights if isinstance(weights, Named) else (layer.cell.name, list(weights))
     present, there = [part is not None for part in given], [part for part in given if part is not None]
     wishes = reverse, layer.need_output, layer.need_states

@@ -116,7 +116,7 @@ def warn(cell: CellSpec, reason: str) -> None:
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """See :class:`~raglane.kernels.layers.RunDirection`."""
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
     cell, values = layer.cell, layer.values
     reason = ""
     try:
@@ -275,7 +275,6 @@ class _Case:
 
 
 def _drawn(step: Step, compiled: CompiledStep, rows: int, noise: float, generator: torch.Generator) -> _Case:
-    """Random numbers to compare on."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=step.dtype).requires_grad_()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_device, check_dtype
+from raglane._utils.checks import check_count, check_device, check_dtype, check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.kernels.graph import has_loops
 from raglane.nn.crf import loops, recursions
@@ -15,6 +15,8 @@ from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
 
 __all__ = ["CRF"]
+
+_WRAP_IT = "wrap a list of sequences with rl.Ragged"
 
 
 class CRF(torch.nn.Module):
@@ -179,7 +181,7 @@ class CRF(torch.nn.Module):
 
     def _scores(self, emissions: Ragged) -> recursions.Scores:
         """The scores, checked and in the dtype of the computation."""
-        _check_ragged("emissions", emissions)
+        check_kind("emissions", emissions, Ragged, "a Ragged batch", _WRAP_IT)
         values = emissions.values
         if not values.is_floating_point():
             fix = "call .to(torch.float32)"
@@ -194,7 +196,7 @@ class CRF(torch.nn.Module):
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:
         """The tags, ``(N,)`` int64, checked."""
-        _check_ragged("tags", tags)
+        check_kind("tags", tags, Ragged, "a Ragged batch", _WRAP_IT)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
             raise ArgumentTypeError(message("tags", str(path.dtype), "an integer dtype", "call .to(torch.int64)"))
@@ -216,9 +218,3 @@ class CRF(torch.nn.Module):
 def _chains() -> Any:
     """The module of the recursions: operators, or for a graph with loops of its own, those."""
     return loops if has_loops() else recursions
-
-
-def _check_ragged(name: str, batch: Any) -> None:
-    if not isinstance(batch, Ragged):
-        fix = "wrap a list of sequences with rl.Ragged"
-        raise ArgumentTypeError(message(name, type(batch).__name__, "a Ragged batch", fix))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.checks import check_device
+from raglane._utils.checks import check_device, check_kind
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
 from raglane.ragged import Ragged
 
@@ -117,9 +117,8 @@ def check_reduction(reduction: Any) -> None:
 
 def check_predictions(name: str, batch: Any) -> None:
     """Refuse predictions that are not a Ragged, or not of a floating-point dtype."""
-    if not isinstance(batch, Ragged):
-        fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
-        raise ArgumentTypeError(message(name, type(batch).__name__, "a Ragged of predictions, one per element", fix))
+    fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
+    check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
         raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
+from raglane.nn.recurrent.freeze import Kept, kept_of
 from raglane.nn.recurrent.inputs import Inputs, flatten_marks, read
-from raglane.nn.recurrent.kept import Kept, kept_of
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_marks, split
-from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
+from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
 from raglane.ragged import Ragged
 
 # What stands for the offsets of a request whose values lie in another layout than the flat one.
@@ -65,10 +64,6 @@ class Plan:
     is_jit_traced: bool
 
 
-# Not on the layers themselves, so that no copy, no pickle and nobody who looks through their attributes finds it.
-_plans: WeakKeyDictionary[torch.nn.Module, Plan] = WeakKeyDictionary()
-
-
 def plan_of(
     layer: Stack, weights: tuple[Any, ...], data: Tensor, need_states: bool = False, is_dense: bool = False
 ) -> Plan:
@@ -88,10 +83,10 @@ def plan_of(
         torch._C._are_functorch_transforms_active(),
         torch._C._get_tracing_state() is None,
     )
-    plan = _plans.get(layer)
+    plan = plans.get(layer)
     # 7.0 is equal to 7, and no size: the first settings are input_size, hidden_size and num_layers.
     if plan is None or plan.facts != facts or not type(settings[0]) is type(settings[1]) is type(settings[2]) is int:
-        plan = _plans[layer] = _make_plan(layer, facts, weights, data, need_states, is_dense)
+        plan = plans[layer] = _make_plan(layer, facts, weights, data, need_states, is_dense)
     return plan
 
 
@@ -147,11 +142,6 @@ def _warn(layer: Stack, traits: Traits) -> None:
         program.warn(traits.cell, reason)
 
 
-def forget_plan(layer: Stack) -> None:
-    """Make the layer's plan anew at its next call."""
-    _plans.pop(layer, None)
-
-
 # ---- a call ---------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +171,7 @@ def run(
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
     except Exception as error:
         failed = error
-    _check_arguments(layer, plan, inputs, weights, hx)
+    check_arguments(layer, plan, inputs, weights, hx)
     raise failed
 
 
@@ -235,7 +225,7 @@ def prepare(
     whole, _ = inputs.flat or inputs.flattened()
     batch = whole if pieces is None else pieces.batch
     if pieces is not None or not plan.checks_late:
-        _check_arguments(layer, plan, inputs, weights, hx)
+        check_arguments(layer, plan, inputs, weights, hx)
     values, offsets = batch._values, batch._offsets
     state: tuple[Tensor, ...] = ()
     if hx is not None:
@@ -347,7 +337,7 @@ def _own_state(layer: Stack, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
     return (own,) if len(plan.state_sizes) == 1 else tuple(own)
 
 
-def _check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
+def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
     """Raise where the input or ``hx`` does not fit the layer."""
     batch, _ = inputs.flattened()
     values = batch.values

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
-from raglane.nn.recurrent.call import plan_of, prepare
+from raglane.nn.recurrent.call import check_arguments, plan_of, prepare
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import State, one_or_tuple
@@ -53,6 +53,7 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
     inputs = read(input, None, layer.batch_first)
     weights = layer._weights()
     plan = plan_of(layer, weights, inputs.data)
+    check_arguments(layer, plan, inputs, weights, hx)
     fresh = prepare(layer, plan, inputs, weights, None).initial()
     if hx is None:
         _check_all_begin(input, begins)

@@ -13,7 +13,7 @@ from raglane import errors
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
-from raglane.nn.recurrent.kept import kept_of
+from raglane.nn.recurrent.freeze import kept_of
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 

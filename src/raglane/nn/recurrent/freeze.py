@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import cache
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raglane._utils.checks import check_model
 from raglane.errors import ArgumentError, DispatchError, message, quote
@@ -14,15 +19,11 @@ from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.dispatch import pick
 from raglane.native.cells import cell_facts
-from raglane.nn.recurrent.call import forget_plan
-from raglane.nn.recurrent.kept import Kept, keep
-from raglane.nn.recurrent.layer import RecurrentLayer
-
-__all__ = ["freeze"]
+from raglane.nn.recurrent.stack import Stack, plans
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-# So many products of int8 have a sum of 32 bits; csrc/raglane.h has the same.
+# So many products of int8 have a sum of 32 bits; csrc/abi/raglane.h has the same.
 _MOST_OF_INT8 = 65536
 
 
@@ -78,7 +79,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     if dtype is not None and dtype is not torch.int8:
         rule = "torch.int8, or None for that of the weights"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
-    layers = {name: part for name, part in model.named_modules() if isinstance(part, RecurrentLayer)}
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
         raise ArgumentError(
             message("model", "a model in training mode", "int8 weights are for inference", "call model.eval() first")
@@ -98,7 +99,7 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     return model
 
 
-def _freeze(layer: RecurrentLayer, dtype: torch.dtype | None) -> str | None:
+def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
     """Freeze one layer, or say why it cannot be."""
     weights = layer._weights()
     like = layer._like(weights)
@@ -118,12 +119,14 @@ def _freeze(layer: RecurrentLayer, dtype: torch.dtype | None) -> str | None:
         return "its weights were made in torch.inference_mode(), where PyTorch does not record their changes"
     if dtype is not None and (reason := _why_not_int8(layer, like)):
         return reason
-    keep(layer, Kept(parts, [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]))
-    forget_plan(layer)
+    packed = [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]
+    _hear_of_steps()
+    _kept[layer] = Kept(parts, packed)
+    plans.pop(layer, None)
     return None
 
 
-def _why_not_int8(layer: RecurrentLayer, like: Tensor) -> str | None:
+def _why_not_int8(layer: Stack, like: Tensor) -> str | None:
     """Why a layer's weights cannot be int8, or None if they can."""
     if cell_facts()[layer.cell.name].is_elementwise:
         return f"the kernels of its cell, {layer.cell.name}, have no int8 weights; those of RNN, LSTM and GRU have"
@@ -140,7 +143,7 @@ def _parts(weights: tuple[Any, ...]) -> list[Tensor]:
     return [part for own in weights for part in own if part is not None]
 
 
-def _packed(layer: RecurrentLayer, weights: tuple[Any, ...], depth: int, dtype: torch.dtype | None) -> Tensor:
+def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dtype | None) -> Tensor:
     """What the kernels read of one layer of a stack."""
     directions = 2 if layer.bidirectional else 1
     own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
@@ -148,3 +151,76 @@ def _packed(layer: RecurrentLayer, weights: tuple[Any, ...], depth: int, dtype: 
     offsets, tensors = torch.zeros(1, dtype=torch.int64, device="cpu"), (own[0].new_empty(0, width), *own)
     kind = layer_of(layer.cell.name, offsets, tensors, len(own), layer.state_sizes, directions, depth)
     return kind.packed(own, depth, dtype)
+
+
+# ---- what was packed, while the weights are what they were ----------------------------------------------------------
+
+
+class Kept:
+    """The weights of all layers and directions as they were, and what :meth:`Layer.packed` made of each layer's."""
+
+    __slots__ = ("_known", "_packed", "ended", "of_int8")
+
+    def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
+        self.of_int8 = packed[0].dtype is torch.int8
+        # An alias of each holds its memory: no other numbers come to lie at the same address. The same memory may be
+        # read in another order, or with the other sign.
+        self._known = [
+            (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
+        ]
+        self._packed = tuple(packed)
+        self.ended = False
+
+    def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
+        """What was packed of exactly these weights, or nothing; a change of one of them ends it for good."""
+        # Another thread may end it meanwhile.
+        place, all_known, packed = 0, self._known, self._packed
+        for own in weights:
+            for part in own:
+                if part is None:
+                    continue
+                if place == len(all_known):
+                    return ()
+                known, version, address, strides, is_neg, _ = all_known[place]
+                if part is not known:
+                    return ()  # for this call alone, as torch.func.functional_call does it
+                if (
+                    part._version != version
+                    or part.data_ptr() != address
+                    or part.stride() != strides
+                    or part.is_neg() is not is_neg
+                ):
+                    self._end()
+                    return ()
+                place += 1
+        return packed if place == len(all_known) else ()
+
+    def changed(self, weights: AbstractSet[int]) -> None:
+        """End it, if it was packed of any of these weights."""
+        if any(id(known) in weights for known, *_ in self._known):
+            self._end()
+
+    def _end(self) -> None:
+        self.ended, self._packed, self._known = True, (), []
+
+
+# Not on the layers themselves: a copy of a layer has weights of its own, and a pickle none of this.
+_kept: WeakKeyDictionary[torch.nn.Module, Kept] = WeakKeyDictionary()
+
+
+def kept_of(layer: torch.nn.Module) -> Kept | None:
+    """What was packed of a layer's weights, if anything was."""
+    return _kept.get(layer)
+
+
+@cache
+def _hear_of_steps() -> None:
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """PyTorch keeps no record of what a fused optimizer writes."""
+    if any(group.get("fused") for group in optimizer.param_groups):
+        weights = {id(part) for group in optimizer.param_groups for part in group["params"]}
+        for kept in list(_kept.values()):
+            kept.changed(weights)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, TypedDict
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -164,3 +165,7 @@ class Stack(torch.nn.Module):
 def one_or_tuple(parts: tuple[Any, ...]) -> Any:
     """The state of a cell with one state is that tensor, as with torch's GRU and RNN."""
     return parts if len(parts) > 1 else parts[0]
+
+
+plans: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
+"""The plans of the layers' calls; not on the layers, so that no copy and no pickle has one."""

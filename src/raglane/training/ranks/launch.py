@@ -24,13 +24,14 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
+from torch import distributed
 
 from raglane.errors import LostRankError, RaglaneError, current_flags, flags
 from raglane.training.job import Job, TrainingResult
 from raglane.training.machine import threads_of
-from raglane.training.ranks.group import Ranks, Stops, lost, lost_worker
-from raglane.training.state import Totals, TrainingState
-from raglane.training.trainer import Trainer, Watcher
+from raglane.training.ranks import Ranks, Stops, lost, lost_worker
+from raglane.training.state import Totals, TrainingState, Watcher
+from raglane.training.trainer import Trainer
 
 # Seconds between two reports of batches.
 _REPORT = 0.1
@@ -41,7 +42,7 @@ _LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is among the others."""
+    """The place of a rank among the others."""
 
     rank: int
     count: int
@@ -72,7 +73,7 @@ class _Rank:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has told of an error of its own, so that nothing more can come of the others."""
+        """True where it has an error of its own, so that nothing more can come of the others."""
         return isinstance(self.told, (RaglaneError, OSError)) and not isinstance(self.told, LostRankError)
 
     def tell(self, *words: Any) -> None:
@@ -102,7 +103,7 @@ def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
 
 
 def _network() -> dict[str, str]:
-    """Where ranks of one machine reach each other: without a network, too, or a name for the machine."""
+    """The network interface of ranks of one machine; it needs no network, and no name for the machine."""
     import socket
 
     names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
@@ -112,8 +113,6 @@ def _network() -> dict[str, str]:
 
 def launch(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     """Do a training in as many processes as its settings say."""
-    from torch import distributed
-
     settings = job.settings
     # Not a choice of the run, which may go on with other ranks elsewhere.
     shared = pickle.dumps((job, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
@@ -179,7 +178,7 @@ class _Watch:
                     raise self._error()
 
     def _hear(self) -> None:
-        """What ranks have to say, or how they ended."""
+        """Receive the messages of ranks, and how they ended."""
         pipes = {rank.pipe: rank for rank in self._ranks if rank.code is None}
         for pipe in wait(list(pipes), _LOOK):
             rank = pipes[pipe]  # type: ignore[index]
@@ -232,7 +231,7 @@ class _Watch:
 
 
 def _words_for(code: int | None) -> str:
-    """How a process ended."""
+    """The end of a process in words."""
     if code is not None and code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -294,8 +293,6 @@ def run_rank(pipe: Connection) -> None:
 
 def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: SimpleQueue[str]) -> Any:
     """The result, or the error."""
-    from torch import distributed
-
     saves = False
 
     def is_keeper() -> bool:

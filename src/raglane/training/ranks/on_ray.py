@@ -18,10 +18,10 @@ from typing import Any
 from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, quote, require
 from raglane.training.folder import LAST, repair
 from raglane.training.job import Job, TrainingResult
-from raglane.training.ranks.group import Ranks, lost
-from raglane.training.state import Totals, TrainingState, load_state
+from raglane.training.ranks import Ranks, lost
+from raglane.training.state import Totals, TrainingState, Watcher, load_state
 from raglane.training.tasks import TASKS
-from raglane.training.trainer import Trainer, Watcher
+from raglane.training.trainer import Trainer
 
 # How often workers are started again, and seconds between two looks at how far they are.
 _ATTEMPTS, _LOOK = 4, 0.2
@@ -77,7 +77,7 @@ def _look(folder: str) -> tuple[str, bool]:
 
 
 class _Messages:
-    """What workers tell: kept by an actor of its own, until the process that waits for them asks."""
+    """The messages of workers, kept by an actor of its own until the waiting process takes them."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Any, ...]] = []
@@ -96,7 +96,7 @@ class _Messages:
         return self.error
 
     def take(self) -> list[tuple[Any, ...]]:
-        """What was told since this was asked last."""
+        """The messages since the last call."""
         kept, self._kept = self._kept, []
         return kept
 
@@ -134,7 +134,7 @@ class _Reporter:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """What each worker does."""
+    """The part of a worker."""
     import ray
     from ray import train
 

@@ -1,4 +1,4 @@
-"""What a model is trained for: one file per task, and one line in ``TASKS``.
+"""The tasks that a model is trained for: one file per task, and one line in ``TASKS``.
 
 A task knows how many numbers the head gives, the loss, the metrics, the baseline and what predictions look like. What
 it wants of the data stands in :data:`raglane.data.records.TASKS`.
@@ -43,14 +43,14 @@ def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, s
 
 
 def _is_binary(training: Records | Dataset) -> bool:
-    """Whether all features are 0 or 1, and not all steps are the same."""
+    """True where all features are 0 or 1, and not all steps are the same."""
     channels = statistics_of(training).channels.values()
     are_binary = all(channel.is_binary and not channel.missing for channel in channels)
     return are_binary and any(channel.high > channel.low for channel in channels)
 
 
 def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
-    """What a task learns of the training part: binary channels are left as they are, others are scaled."""
+    """Fit the preprocessing of a task to the training part: binary channels are left as they are, others are scaled."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
     fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:

@@ -1,4 +1,4 @@
-"""What all tasks share: what a task is asked, and the sums that a batch answers with."""
+"""The interface of a task, and the sums that it computes of a batch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Score:
 
     @property
     def mean_loss(self) -> Tensor:
-        """What the optimizer makes smaller; 0 for a batch of empty sequences."""
+        """The mean loss, which the optimizer makes smaller; 0 for a batch of empty sequences."""
         return self.loss / self.count.clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a task measures of a model beside its loss.
+    """The measurements of a model beside its loss.
 
     Args:
         numbers: the metrics by name, the first one the most telling; baselines among them.
@@ -60,13 +60,13 @@ class Measured:
 
 
 class Meter(Protocol):
-    """What adds up the answers of a model, batch by batch."""
+    """Adds up the answers of a model, batch by batch."""
 
     def add(self, output: Tensor, batch: Batch) -> None:
         """Count a batch in: the model's answers ``(B or N, K)``, and what they should be, on one device."""
 
     def measured(self) -> Measured:
-        """What has been added up."""
+        """The measurements of all batches so far."""
 
 
 class Task(ABC):
@@ -103,7 +103,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """How many numbers the head gives."""
+        """The number of outputs of the head."""
 
     @abstractmethod
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
@@ -142,11 +142,11 @@ class Task(ABC):
 
     @property
     def is_per_element(self) -> bool:
-        """Whether predictions are one per element."""
+        """True where each element has a prediction."""
         return bool(self.preprocessor.per_element)
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:  # noqa: ARG002
-        """What :meth:`columns` takes, of one batch.
+        """The answers to one batch, as :meth:`columns` takes them.
 
         Args:
             model: of :class:`~raglane.training.model.SequenceModel`.

@@ -72,7 +72,7 @@ class Classify(Task):
 
 
 class _Confusion:
-    """How often each class was predicted for each."""
+    """Counts of each predicted class for each true class."""
 
     def __init__(self, labels: tuple[str, ...], top: int) -> None:
         self.labels, self.top = labels, min(top, len(labels))
@@ -95,7 +95,7 @@ class _Confusion:
 
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """How often each class was predicted for each."""
+    """Counts of each predicted class for each true class."""
     counts = torch.bincount(targets * classes + predictions, minlength=classes * classes)
     return counts.view(classes, classes)
 

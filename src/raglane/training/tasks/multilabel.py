@@ -79,7 +79,7 @@ class MultiLabel(Task):
 
 
 class _Sets:
-    """How often each label was there, was told, and both."""
+    """Counts of each label among the targets, among the predictions, and in both."""
 
     def __init__(self, labels: tuple[str, ...], thresholds: Tensor) -> None:
         self.labels, self.thresholds = labels, thresholds

@@ -44,7 +44,7 @@ class Regress(Task):
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """How many numbers there are to learn."""
+        """The number of targets."""
         return len(preprocessor.target_names)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002

@@ -1,0 +1,55 @@
+// How a function of the C interface fails: an exception inside, a status and a message outside.
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+#include <new>
+
+#include "abi/raglane.h"
+
+namespace raglane {
+
+// An error on its way to the caller's message; guarded() lets none out.
+struct Failure {
+  int32_t status;
+  char text[256];
+};
+
+[[noreturn]] [[gnu::format(printf, 1, 2)]] inline void fail(const char* format, ...) {
+  Failure failure{RAGLANE_BAD_ARGUMENT, {}};
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(failure.text, sizeof failure.text, format, arguments);
+  va_end(arguments);
+  throw failure;
+}
+
+inline void at_least(const char* name, int64_t value, int64_t least) {
+  if (value < least) fail("%s: got %lld; the rule: at least %lld", name, (long long)value, (long long)least);
+}
+
+inline void present(const char* name, const void* pointer) {
+  if (!pointer) fail("%s: got a null pointer; the rule: it is needed here", name);
+}
+
+inline int32_t report(int32_t status, const char* text, char* message, int64_t size) {
+  if (message && size > 0) std::snprintf(message, size, "%s", text);
+  return status;
+}
+
+// The status of body(), which may throw.
+template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) {
+  try {
+    int32_t status = body();
+    if (status == RAGLANE_OUT_OF_MEMORY) throw std::bad_alloc();
+    return status;
+  } catch (const Failure& failure) {
+    return report(failure.status, failure.text, message, size);
+  } catch (const std::bad_alloc&) {
+    return report(RAGLANE_OUT_OF_MEMORY, "not enough memory for the kernel's scratch", message, size);
+  } catch (...) {
+    return report(RAGLANE_BAD_ARGUMENT, "an unknown failure", message, size);
+  }
+}
+
+}  // namespace raglane

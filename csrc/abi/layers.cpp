@@ -1,0 +1,316 @@
+// The C interface: arguments are checked, sequences put in order, and the instruction set's kernels called.
+#include "abi/raglane.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "abi/checks.h"
+#include "abi/round_plan.h"
+#include "cells/table.h"
+#include "runtime/blocks.h"
+#include "runtime/threads.h"
+#include "targets/processor.h"
+
+namespace {
+
+namespace tuning = raglane::tuning;
+using raglane::Call;
+using raglane::ElementwiseCall;
+using raglane::Group;
+using raglane::Kernels;
+using raglane::PackTo;
+using raglane::PackedHeader;
+using raglane::RoundPlan;
+using raglane::at_least;
+using raglane::batch_of;
+using raglane::byte_kernels_of;
+using raglane::cache_bytes;
+using raglane::cell_count;
+using raglane::cell_table;
+using raglane::checked_offsets;
+using raglane::fail;
+using raglane::guarded;
+using raglane::kernels_of;
+using raglane::most_threads;
+using raglane::order_of;
+using raglane::present;
+using raglane::processor_has;
+using raglane::useful_threads;
+
+// The facts of a call's cell, whose number is checked first of all.
+const raglane_cell_facts& facts_of(const raglane_layer& l) { return cell_table[l.cell]; }
+
+void check_sizes(const raglane_layer& l) {
+  if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
+  if (l.cell < 0 || l.cell >= cell_count)
+    fail("cell: got %lld; the rule: from 0 to %lld", (long long)l.cell, (long long)cell_count - 1);
+  const raglane_cell_facts& cell = facts_of(l);
+  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_INT8) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
+  if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
+  at_least("threads", l.threads, 1);
+  at_least("sequences", l.sequences, 0);
+  at_least("elements", l.elements, 0);
+  at_least("input_size", l.input_size, 1);
+  at_least("hidden_size", l.hidden_size, 1);
+  // Within these no product below overflows, and beyond them no machine has the memory.
+  const int64_t most = int64_t(1) << 40;
+  const int64_t largest = 1 << 24;
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > largest ||
+      l.hidden_size > largest || l.projection_size > largest || l.gate_stride > (1 << 28))
+    fail("sizes: got more than this kernel was written for");
+  at_least("projection_size", l.projection_size, 0);
+  at_least("checkpoint_every", l.checkpoint_every, 0);
+  if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
+  if (cell.is_elementwise) {
+    if (l.checkpoint_every > 0) fail("checkpoint_every: got one; the rule: %s has none", cell.name);
+    if (l.dtype == RAGLANE_INT8)
+      fail("dtype: got int8; the rule: cells whose weights meet the state as a matrix have it");
+    return;
+  }
+  at_least("gate_stride", l.gate_stride,
+           cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
+  // So many products of bytes have a sum of 32 bits.
+  const int64_t terms = 1 << 16;
+  if (l.dtype == RAGLANE_INT8 && (l.input_size > terms || l.hidden_size > terms || l.projection_size > terms))
+    fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)terms);
+}
+
+// The output takes up the input as it is.
+bool skips_all(const raglane_layer& l) { return facts_of(l).skips && !l.weights[0].skip; }
+
+void check_weights(const raglane_layer& l, bool backward) {
+  const raglane_cell_facts& cell = facts_of(l);
+  if (skips_all(l) && l.input_size != l.hidden_size)
+    fail("weights.skip: got none; the rule: %s has it where D is not H", cell.name);
+  for (int64_t d = 0; d < l.directions; d++) {
+    const raglane_weights& w = l.weights[d];
+    const raglane_weight_gradients& g = l.grad_weights[d];
+    if (!backward || (l.elements > 0 && (l.checkpoint_every > 0 || l.grad_values))) present("weights.input", w.input);
+    if (!cell.is_elementwise || cell.factors) present("weights.hidden", w.hidden);
+    if (l.projection_size) present("weights.projection", w.projection);
+    if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
+    if (w.skip && !cell.skips) fail("weights.skip: got one; the rule: %s has none", cell.name);
+    if (!backward || l.elements == 0) continue;
+    if (g.input || g.skip) present("values", l.values);
+    if (g.projection && !l.projection_size)
+      fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
+    if (g.skip && !w.skip) fail("grad_weights.skip: got one; the rule: a layer with such weights alone has it");
+  }
+}
+
+void check_pointers(const raglane_layer& l, bool backward) {
+  const raglane_cell_facts& cell = facts_of(l);
+  if (l.dtype == RAGLANE_INT8 && (backward || l.gates))
+    fail("dtype: got int8 where gradients are wanted; the rule: weights of int8 are for inference");
+  check_weights(l, backward);
+  if (l.sequences > 0 && !backward) {
+    present("final_h", l.final_h);
+    if (cell.has_c) present("final_c", l.final_c);
+  }
+  if (l.elements == 0) return;
+  if (!backward || skips_all(l)) present("values", l.values);
+  if (!backward && cell.has_c && l.gates && !l.c_states)
+    fail("c_states: got none beside gates; the rule: backward needs both");
+  if (!backward) return;
+  if (cell.has_c) present("c_states", l.c_states);
+  if (!cell.is_elementwise || !cell.has_c) present("output", l.output);
+  const bool again = l.checkpoint_every > 0;  // the gates, which have no memory of the caller's then
+  if (again) {
+    present("values", l.values);
+  } else {
+    if (cell.saved) present("gates", l.gates);
+    present("grad_gates", l.grad_gates);
+    if (!cell.is_elementwise) present("previous_h", l.previous_h);
+    if (l.projection_size) present("grad_h", l.grad_h), present("unprojected", l.unprojected);
+    if (skips_all(l)) present("grad_skip", l.grad_skip);
+  }
+}
+
+// Neighbouring sequences as groups of about as many elements each, the largest first. A sequence is never divided.
+std::vector<Group> groups_of(const raglane_layer& l) {
+  std::vector<Group> groups;
+  int64_t least = std::max(tuning::group_elements, (l.elements + tuning::most_groups - 1) / tuning::most_groups);
+  for (int64_t b = 0, begin = 0; b < l.sequences; b++) {
+    if (b + 1 < l.sequences && l.offsets[b + 1] - l.offsets[begin] < least) continue;
+    groups.push_back({begin, b + 1, (int64_t)groups.size()});
+    begin = b + 1;
+  }
+  std::stable_sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
+    return l.offsets[a.end] - l.offsets[a.begin] > l.offsets[b.end] - l.offsets[b.begin];
+  });
+  return groups;
+}
+
+// Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that are
+// not wanted. Returns the memory that they are in.
+std::vector<unsigned char> complete(raglane_layer& l, bool backward) {
+  int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_BFLOAT16 ? 2 : 4);
+  int64_t h = rows * (l.projection_size ? l.projection_size : l.hidden_size), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
+  bool reads = !l.initial_h || (c > 0 && !l.initial_c);
+  bool writes = backward && (!l.grad_initial_h || (c > 0 && !l.grad_initial_c));
+  std::vector<unsigned char> memory((reads ? std::max(h, c) : 0) + (writes ? h + c : 0));
+  unsigned char* room = memory.data() + (reads ? std::max(h, c) : 0);
+  if (!l.initial_h) l.initial_h = memory.data();
+  if (!l.initial_c) l.initial_c = memory.data();
+  if (!l.grad_initial_h) l.grad_initial_h = room;
+  if (!l.grad_initial_c) l.grad_initial_c = room + h;
+  return memory;
+}
+
+PackedHeader header_of(const raglane_layer& l) {
+  int64_t rest = l.weights[0].skip ? 1 : l.projection_size;
+  return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest};
+}
+
+void check_aligned(const char* name, const void* pointer) {
+  if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
+}
+
+void check_packed(const raglane_layer& l, bool backward) {
+  if (!l.packed || backward) return;
+  check_aligned("packed", l.packed);
+  PackedHeader wanted = header_of(l);
+  if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)
+    fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
+}
+
+int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
+  std::vector<int64_t> order = order_of(l.offsets, l.sequences);
+  double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.elements;
+  if (l.flags == 0) l.threads = useful_threads(l.threads, work * l.directions);
+  auto kernel = backward ? kernels.backward : kernels.forward;
+  if (l.dtype == RAGLANE_INT8) kernel = byte_kernels_of(l.isa).forward;
+  Call call{batch_of(l.offsets, l.elements, order), &l};
+  if (!backward || !l.checkpoint_every || l.elements == 0) return kernel(call);
+  RoundPlan rounds(l.offsets, l.sequences, order, l.checkpoint_every);
+  call.rounds = &rounds.plan;
+  return kernel(call);
+}
+
+int32_t run_elementwise(raglane_layer& l, const Kernels& kernels, bool backward) {
+  std::vector<Group> groups = groups_of(l);
+  int64_t largest = groups.empty() ? 0 : l.offsets[groups[0].end] - l.offsets[groups[0].begin];
+  bool multiplies = !backward || l.grad_values || l.grad_weights[0].input;
+  double number = 2.0 * (multiplies ? l.input_size : 0) + tuning::row_operations;
+  if (l.flags == 0)
+    l.threads = useful_threads(l.threads, number * tuning::counted_gates * l.hidden_size * l.elements * l.directions);
+  return (backward ? kernels.elementwise_backward : kernels.elementwise_forward)(
+      ElementwiseCall{&l, groups.data(), (int64_t)groups.size(), largest, cache_bytes()});
+}
+
+// Check a call, and run a copy of it.
+int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("layer", layer);
+    raglane_layer mine = *layer;
+    check_sizes(mine);
+    check_pointers(mine, backward);
+    check_packed(mine, backward);
+    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
+    mine.offsets = offsets.data();
+    std::vector<unsigned char> memory = complete(mine, backward);
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    return facts_of(mine).is_elementwise ? run_elementwise(mine, kernels, backward) : run_matrix(mine, kernels, backward);
+  });
+}
+
+int32_t pack_into(const raglane_layer& l, PackTo packing) {
+  const Kernels& kernels = kernels_of(l.isa, l.dtype);
+  if (facts_of(l).is_elementwise) return kernels.elementwise_pack(ElementwiseCall{&l, nullptr, 0, 0, 0, packing});
+  return (l.dtype == RAGLANE_INT8 ? byte_kernels_of(l.isa).pack : kernels.pack)(Call{{}, &l, packing});
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("layer", layer);
+    present("bytes", bytes);
+    check_aligned("to", to);
+    raglane_layer mine = *layer;
+    check_sizes(mine);
+    // Weights alone count here.
+    mine.sequences = mine.elements = 0;
+    mine.packed = nullptr;
+    check_pointers(mine, false);
+    int64_t needed = 0;
+    int32_t status = pack_into(mine, {nullptr, &needed});
+    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
+    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
+    PackedHeader header = header_of(mine);
+    std::memcpy(to, &header, sizeof header);
+    return pack_into(mine, {to, &needed});
+  });
+}
+
+int32_t raglane_forward(const raglane_layer* layer, char* message, int64_t size) {
+  return run(layer, false, message, size);
+}
+
+int32_t raglane_backward(const raglane_layer* layer, char* message, int64_t size) {
+  return run(layer, true, message, size);
+}
+
+int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("facts", facts);
+    if (cell < 0 || cell >= cell_count)
+      fail("cell: got %lld; the rule: from 0 to %lld", (long long)cell, (long long)cell_count - 1);
+    *facts = cell_table[cell];
+    return RAGLANE_OK;
+  });
+}
+
+int64_t raglane_few_elements(void) { return tuning::few_elements; }
+
+int64_t raglane_few_weights(void) { return tuning::few_weights; }
+
+void* raglane_take_block(int64_t bytes, int64_t* size) {
+  const raglane::Block block = bytes > 0 ? raglane::take_block((size_t)bytes) : raglane::Block();
+  *size = (int64_t)block.size;
+  return block.data;
+}
+
+void raglane_give_block(void* block, int64_t size) {
+  if (block && size > 0) raglane::give_block({block, (size_t)size});
+}
+
+int64_t raglane_least_block(void) { return tuning::least_block; }
+
+const char* raglane_isa_name(int64_t isa) { return raglane::isa_name(isa); }
+
+int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
+
+int32_t raglane_abi(void) { return RAGLANE_ABI; }
+
+int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds, int64_t* operations,
+                                   char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    at_least("threads", threads, 1);
+    at_least("rounds", rounds, 0);
+    present("operations", operations);
+    if (threads > most_threads) fail("threads: got %lld; the rule: at most %lld", (long long)threads, (long long)most_threads);
+    const Kernels& kernels = kernels_of(isa, dtype);
+    std::vector<int64_t> done((size_t)threads);
+    raglane::on_threads((int)threads, [&](int thread, int) { done[thread] = kernels.multiply_registers(dtype, rounds); });
+    if (done[0] < 0) fail("dtype: got %lld; no such dtype", (long long)dtype);
+    *operations = std::accumulate(done.begin(), done.end(), int64_t{0});
+    return RAGLANE_OK;
+  });
+}
+
+int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,
+                      char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    at_least("count", count, 0);
+    if (count > 0) present("in", in), present("out", out);
+    int32_t status = kernels_of(isa, dtype).apply(dtype, function, in, out, count);
+    if (status != RAGLANE_OK) fail("dtype, function: got %lld, %lld; no such pair", (long long)dtype, (long long)function);
+    return status;
+  });
+}
+}

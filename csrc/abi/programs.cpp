@@ -1,0 +1,375 @@
+// The C interface of programs: a call is decoded and checked, and the instruction set's kernel called.
+#include <cstring>
+
+#include "abi/checks.h"
+#include "program/code.h"
+#include "targets/processor.h"
+
+namespace {
+
+using namespace raglane;
+
+// Within these no product or sum below overflows, and no program that somebody needs is beyond them.
+constexpr int64_t most_parts = 1 << 14, most_width = 1 << 20, most_columns = 1 << 22, most_rows = int64_t(1) << 40;
+
+// The integers of a program, one by one.
+class Reader {
+ public:
+  Reader(const int64_t* code, int64_t size) : next_(code), left_(size) {}
+  int64_t number(const char* name, int64_t least, int64_t most) {
+    if (left_ < 1) fail("code: got an end where %s belongs; the rule: as many integers as it counts", name);
+    int64_t value = *next_++;
+    left_--;
+    if (value < least || value > most)
+      fail("%s: got %lld; the rule: from %lld to %lld", name, (long long)value, (long long)least, (long long)most);
+    return value;
+  }
+  double real(const char* name) {
+    int64_t bits = number(name, INT64_MIN, INT64_MAX);
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  int64_t left() const { return left_; }
+
+ private:
+  const int64_t* next_;
+  int64_t left_;
+};
+
+// A program in memory of its own: what is checked is what will be read.
+class Decoded {
+ public:
+  Code code{};
+
+  Decoded(const int64_t* integers, int64_t size) : integers_(integers, integers + size) {
+    Reader reader(integers_.data(), size);
+    read_counts(reader);
+    for (CodeBlock& block : blocks_) read_block(reader, block);
+    for (CodeWeight& weight : weights_) {
+      weight.groups = reader.number("groups of a weight", 1, most_width);
+      weight.rows = reader.number("rows of a weight", 1, most_width / weight.groups);
+      weight.depth = reader.number("depth of a weight", 1, most_width / weight.groups);
+    }
+    int64_t gathered = 0;
+    for (CodeInstruction& instruction : instructions_) gathered += read_instruction(reader, instruction);
+    for (CodeOutput& output : outputs_) read_output(reader, output);
+    check_columns(reader, gathered);
+    count_tensors();
+    follow();
+  }
+
+  int64_t tensors() const { return code.first_tensor[RAGLANE_LOCAL + 2] + code.states; }
+  // Floating-point operations of a step's products, and numbers that its other instructions write.
+  double work() const {
+    double operations = 0;
+    for (const CodeInstruction& i : instructions_) {
+      bool multiplies = i.operation == RAGLANE_OF_PRODUCT;
+      operations += (double)i.width * (multiplies ? 2.0 * weights_[i.weight].depth : tuning::instruction_operations);
+    }
+    return operations;
+  }
+  // An element has to do with others, or with the sequence that it is of.
+  bool has_memory() const {
+    for (const CodeBlock& block : blocks_)
+      if (block.kind == RAGLANE_STATE || block.kind == RAGLANE_SEQUENCE) return true;
+    return false;
+  }
+
+ private:
+  std::vector<int64_t> integers_;
+  std::vector<CodeBlock> blocks_;
+  std::vector<CodeWeight> weights_;
+  std::vector<CodeInstruction> instructions_;
+  std::vector<CodeOutput> outputs_;
+  int64_t columns_ = 0;
+  // Of each column of the locals, one after another: the phase that wrote it last, 0 where none has.
+  std::vector<int64_t> first_column_;
+  std::vector<int32_t> written_;
+
+  void read_counts(Reader& reader) {
+    code.blocks = reader.number("blocks", 0, most_parts), code.weights = reader.number("weights", 0, most_parts);
+    code.instructions = reader.number("instructions", 0, most_parts);
+    code.outputs = reader.number("outputs", 0, most_parts), code.states = reader.number("states", 0, most_parts);
+    columns_ = reader.number("columns", 0, most_columns);
+    int64_t needed = 3 * (code.blocks + code.weights) + 26 * code.instructions + 5 * code.outputs + 4 * code.states;
+    if (reader.left() != needed + columns_)
+      fail("code: got %lld integers after the counts; the rule: %lld, from the counts", (long long)reader.left(),
+           (long long)(needed + columns_));
+    blocks_.resize(code.blocks), weights_.resize(code.weights), instructions_.resize(code.instructions);
+    outputs_.resize(code.outputs + code.states);
+    code.block = blocks_.data(), code.weight = weights_.data();
+    code.instruction = instructions_.data(), code.output = outputs_.data();
+  }
+
+  void read_block(Reader& reader, CodeBlock& block) {
+    block.kind = reader.number("kind of a block", RAGLANE_ELEMENT, RAGLANE_LOCAL);
+    block.width = reader.number("width of a block", 1, most_width);
+    block.index = reader.number("index of a block", 0, most_parts);
+    block.carried = false;
+  }
+
+  Place read_place(Reader& reader) {
+    Place place;
+    place.block = reader.number("block of a place", INT64_MIN, INT64_MAX);
+    place.start = reader.number("start of a place", INT64_MIN, INT64_MAX);
+    place.spread = reader.number("spread of a place", INT64_MIN, INT64_MAX);
+    place.number = reader.real("number of a place");
+    return place;
+  }
+
+  // Returns how many columns it gathers.
+  int64_t read_instruction(Reader& reader, CodeInstruction& i) {
+    i.operation = reader.number("operation", 0, RAGLANE_OPERATIONS - 1);
+    i.width = reader.number("width of an instruction", 1, most_width);
+    i.segments = reader.number("segments", 1, most_width);
+    i.epsilon = reader.real("epsilon");
+    i.weight = reader.number("weight of an instruction", -1, code.weights - 1);
+    int64_t gathered = reader.number("columns of an instruction", 0, columns_);
+    for (Place& place : i.results) place = read_place(reader);
+    for (Place& place : i.operands) place = read_place(reader);
+    if (gathered != (i.operation == RAGLANE_OF_GATHER ? i.width : 0))
+      fail("columns of an instruction: got %lld; the rule: its width for gather, else 0", (long long)gathered);
+    if (i.operation == RAGLANE_OF_PRODUCT) {
+      if (i.weight < 0) fail("weight of an instruction: got -1; the rule: a product has one");
+      const CodeWeight& weight = weights_[i.weight];
+      if (i.width != weight.groups * weight.rows)
+        fail("width of an instruction: got %lld; the rule: groups * rows of its weight, %lld", (long long)i.width,
+             (long long)(weight.groups * weight.rows));
+    }
+    if (i.width % i.segments != 0)
+      fail("segments: got %lld; the rule: they divide the width, %lld", (long long)i.segments, (long long)i.width);
+    i.columns = integers_.data() + integers_.size() - columns_;  // check_columns() moves it on
+    return gathered;
+  }
+
+  void read_output(Reader& reader, CodeOutput& output) {
+    bool is_state = &output - outputs_.data() >= code.outputs;
+    output.place = read_place(reader);
+    output.width = is_state ? 1 : reader.number("width of an output", 1, most_width);
+  }
+
+  void check_columns(Reader& reader, int64_t gathered) {
+    if (gathered != columns_) fail("columns: got %lld; the rule: those of all gathers", (long long)columns_);
+    const int64_t* next = integers_.data() + integers_.size() - columns_;
+    for (CodeInstruction& i : instructions_)
+      if (i.operation == RAGLANE_OF_GATHER) i.columns = next, next += i.width;
+    for (int64_t i = 0; i < columns_; i++) reader.number("column", 0, most_width);
+  }
+
+  // The indices of each kind are 0, 1, 2 ..., and where its tensors begin.
+  void count_tensors() {
+    int64_t begin = 0;
+    for (int64_t kind = 0; kind < RAGLANE_LOCAL; kind++) {
+      std::vector<bool> seen;
+      for (const CodeBlock& block : blocks_) seen.resize(seen.size() + (block.kind == kind));
+      for (const CodeBlock& block : blocks_) {
+        if (block.kind != kind) continue;
+        if (block.index >= (int64_t)seen.size() || seen[block.index])
+          fail("index of a block: got %lld; the rule: 0, 1, 2 ... within its kind", (long long)block.index);
+        seen[block.index] = true;
+      }
+      code.first_tensor[kind] = begin, begin += (int64_t)seen.size();
+    }
+    int64_t states = code.first_tensor[RAGLANE_VECTOR] - code.first_tensor[RAGLANE_STATE];
+    if (states != code.states)
+      fail("states: got %lld next ones; the rule: one for each state, %lld", (long long)code.states, (long long)states);
+    for (const CodeBlock& block : blocks_)
+      if (block.kind == RAGLANE_STATE) outputs_[code.outputs + block.index].width = block.width;
+    code.first_tensor[RAGLANE_LOCAL] = begin;
+    code.first_tensor[RAGLANE_LOCAL + 1] = begin + code.weights;
+    code.first_tensor[RAGLANE_LOCAL + 2] = begin + code.weights + code.outputs;
+  }
+
+  // Go through a step: every place is within its block, every column is written before it is read, and nothing is
+  // overwritten while it is read. What a phase reads of another's is carried.
+  void follow() {
+    int64_t columns = 0;
+    for (const CodeBlock& block : blocks_) {
+      first_column_.push_back(columns);
+      if (block.kind == RAGLANE_LOCAL) columns += block.width;
+    }
+    if (columns > most_columns) fail("blocks: got locals of %lld columns; the rule: at most %lld", (long long)columns,
+                                     (long long)most_columns);
+    written_.resize(columns);
+    int32_t phase = 1;
+    for (const CodeInstruction& i : instructions_) {
+      bool multiplies = i.operation == RAGLANE_OF_PRODUCT;
+      phase += multiplies;
+      OperationFacts facts = facts_of_operation(i.operation);
+      for (int operand = 0; operand < facts.operands; operand++) read(i, operand, phase);
+      for (int result = 0; result < facts.results; result++) {
+        write(i, result, phase);
+        if (multiplies) blocks_[i.results[result].block].carried = true;
+      }
+      if (facts.results == 2 && overlap(i.results[0], i.width, i.results[1], i.segments))
+        fail("results: got two that overlap; the rule: each has columns of its own");
+      phase += multiplies;
+    }
+    for (const CodeOutput& output : outputs_) read(output.place, output.width, phase);
+  }
+
+  void read(const CodeInstruction& i, int operand, int32_t phase) {
+    const Place& place = i.operands[operand];
+    if (i.operation == RAGLANE_OF_GATHER) {
+      if (place.block < 0 || place.spread) fail("operand: got a number or a spread one; the rule: gather reads columns");
+      for (int64_t j = 0; j < i.width; j++) {
+        Place column = place;
+        if (place.start < 0 || place.start > most_width) fail("start of a place: got %lld", (long long)place.start);
+        column.start += i.columns[j];
+        read(column, 1, phase);
+      }
+    } else {
+      read(place, columns_read(i, operand, weights_.data()), phase);
+    }
+  }
+
+  void read(const Place& place, int64_t width, int32_t phase) {
+    if (place.block == -1) return;
+    check_place(place, place.spread ? 1 : width);
+    CodeBlock& block = blocks_[place.block];
+    if (block.kind != RAGLANE_LOCAL) return;
+    const int32_t* column = written_.data() + first_column_[place.block] + place.start;
+    for (int64_t i = 0; i < (place.spread ? 1 : width); i++) {
+      if (column[i] == 0)
+        fail("operand: got column %lld of block %lld, a local; the rule: written before it is read",
+             (long long)(place.start + i), (long long)place.block);
+      block.carried |= column[i] != phase;
+    }
+  }
+
+  void write(const CodeInstruction& i, int result, int32_t phase) {
+    const Place& place = i.results[result];
+    int64_t width = columns_written(i, result);
+    OperationFacts facts = facts_of_operation(i.operation);
+    if (place.block < 0 || place.spread) fail("result: got a number or a spread one; the rule: columns of a local");
+    check_place(place, width);
+    if (blocks_[place.block].kind != RAGLANE_LOCAL)
+      fail("result: got block %lld; the rule: a local", (long long)place.block);
+    for (int operand = 0; operand < facts.operands; operand++) {
+      const Place& from = i.operands[operand];
+      int64_t read = from.spread ? 1 : columns_read(i, operand, weights_.data());
+      bool overlaps = i.operation != RAGLANE_OF_GATHER && overlap(place, width, from, read);
+      for (int64_t c = 0; i.operation == RAGLANE_OF_GATHER && c < width; c++)
+        overlaps |= from.block == place.block && from.start + i.columns[c] >= place.start &&
+                    from.start + i.columns[c] < place.start + width;
+      if (overlaps) {
+        bool same = facts.each && from.start == place.start && read == width;
+        if (!same) fail("result: got columns of an operand; the rule: the same place, of an operation on one number");
+      }
+    }
+    int32_t* column = written_.data() + first_column_[place.block] + place.start;
+    for (int64_t c = 0; c < width; c++) column[c] = phase;
+  }
+
+  static bool overlap(const Place& a, int64_t a_width, const Place& b, int64_t b_width) {
+    return a.block == b.block && a.start < b.start + b_width && b.start < a.start + a_width;
+  }
+
+  void check_place(const Place& place, int64_t width) {
+    if (place.block < 0 || place.block >= code.blocks)
+      fail("block of a place: got %lld; the rule: below %lld, or -1 for a number", (long long)place.block,
+           (long long)code.blocks);
+    int64_t most = blocks_[place.block].width - width;
+    if (place.start < 0 || place.start > most)
+      fail("start of a place: got %lld; the rule: %lld columns within the block's %lld", (long long)place.start,
+           (long long)width, (long long)blocks_[place.block].width);
+  }
+};
+
+void check_call(const raglane_program& p) {
+  if (p.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)p.abi, RAGLANE_ABI);
+  if (p.dtype != RAGLANE_FLOAT32 && p.dtype != RAGLANE_FLOAT64)
+    fail("dtype: got %lld; the rule: float32 or float64", (long long)p.dtype);
+  if (p.ascending != 0 && p.ascending != 1) fail("ascending: got %lld; the rule: 0 or 1", (long long)p.ascending);
+  at_least("threads", p.threads, 1);
+  at_least("sequences", p.sequences, 0);
+  at_least("elements", p.elements, 0);
+  at_least("code_size", p.code_size, 0);
+  at_least("tensor_count", p.tensor_count, 0);
+  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.code_size > (1 << 24))
+    fail("sizes: got more than this kernel was written for");
+  present("code", p.code);
+}
+
+// The tensors of a call, checked as far as numbers tell.
+std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded) {
+  const Code& code = decoded.code;
+  if (p.tensor_count != decoded.tensors())
+    fail("tensor_count: got %lld; the rule: %lld, from the program", (long long)p.tensor_count,
+         (long long)decoded.tensors());
+  if (p.tensor_count > 0) present("tensors", p.tensors);
+  std::vector<raglane_tensor> tensors(p.tensors, p.tensors + p.tensor_count);
+  const int64_t *first = code.first_tensor, weights = first[RAGLANE_LOCAL], outputs = first[RAGLANE_LOCAL + 1];
+  for (int64_t i = 0; i < p.tensor_count; i++) {
+    const raglane_tensor& tensor = tensors[i];
+    bool of_elements = i < first[RAGLANE_SEQUENCE] || (i >= outputs && i < outputs + code.outputs);
+    bool of_sequences = !of_elements && (i < first[RAGLANE_VECTOR] || i >= outputs);
+    if (of_elements ? p.elements > 0 : !of_sequences || p.sequences > 0) present("data of a tensor", tensor.data);
+    if (tensor.dtype != p.dtype &&
+        !(of_elements && p.dtype == RAGLANE_FLOAT32 && tensor.dtype == RAGLANE_BFLOAT16))
+      fail("dtype of a tensor: got %lld; the rule: the call's, or bfloat16 for elements and outputs of float32",
+           (long long)tensor.dtype);
+    int64_t least = i >= outputs ? code.output[i - outputs].width : 0;
+    for (int s = 0; s < (i >= weights && i < outputs ? 3 : 1); s++)
+      if (tensor.strides[s] < least || tensor.strides[s] > most_rows)
+        fail("strides of a tensor: got %lld; the rule: at least %lld", (long long)tensor.strides[s], (long long)least);
+  }
+  return tensors;
+}
+
+// Elements that have nothing to do with each other, in pieces that are as many as there are lanes.
+std::vector<int64_t> pieces(const raglane_program& p) {
+  int64_t lanes = p.threads * tuning::most_lanes, each = std::max((p.elements + lanes - 1) / lanes, int64_t(1));
+  std::vector<int64_t> offsets;
+  for (int64_t at = 0; at < p.elements; at += each) offsets.push_back(at);
+  offsets.push_back(p.elements);
+  return offsets;
+}
+
+}  // namespace
+
+extern "C" int32_t raglane_run_program(const raglane_program* program, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("program", program);
+    raglane_program mine = *program;
+    check_call(mine);
+    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
+    Decoded decoded(mine.code, mine.code_size);
+    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded);
+    mine.tensors = tensors.data();
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, decoded.work() * mine.elements);
+    if (!decoded.has_memory()) {
+      offsets = pieces(mine);
+      mine.sequences = (int64_t)offsets.size() - 1;
+    }
+    mine.offsets = offsets.data();
+    std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
+    ProgramCall call{batch_of(mine.offsets, mine.elements, order), &mine, &decoded.code};
+    return kernels.program(call);
+  });
+}
+
+extern "C" int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("outer", outer);
+    raglane_outer mine = *outer;
+    if (mine.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)mine.abi, RAGLANE_ABI);
+    if (mine.dtype < RAGLANE_FLOAT32 || mine.dtype > RAGLANE_BFLOAT16)
+      fail("dtype: got %lld; no such dtype", (long long)mine.dtype);
+    at_least("threads", mine.threads, 1);
+    at_least("elements", mine.elements, 0);
+    for (int64_t count : {mine.groups, mine.left_columns, mine.right_columns}) at_least("groups and columns", count, 1);
+    for (int64_t stride : {mine.left_stride, mine.right_stride}) at_least("stride", stride, 0);
+    if (mine.threads > 4096 || mine.elements > most_rows || mine.groups > most_width || mine.left_columns > most_width ||
+        mine.right_columns > most_width || mine.left_stride > most_rows || mine.right_stride > most_rows)
+      fail("sizes: got more than this kernel was written for");
+    if (mine.elements > 0) present("left", mine.left);
+    if (mine.elements > 0 && mine.to) present("right", mine.right);
+    double columns = mine.to ? (double)mine.right_columns : 1;
+    double work = 2.0 * (double)mine.elements * (double)mine.left_columns * columns;
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, work);
+    return kernels_of(mine.isa, RAGLANE_FLOAT32).outer(mine);
+  });
+}

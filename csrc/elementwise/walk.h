@@ -1,0 +1,122 @@
+// What both element-wise loops share: how their work is divided, and in which order its rows are walked.
+//
+// No unit looks at another, so a piece of work is some sequences times some units. Rows lie in memory one after the
+// other, and are walked in that order or the opposite one, all units of a row before the next row: memory is read and
+// written as one stream, which is what bounds these loops.
+#pragma once
+
+#include "cells/elementwise.h"
+#include "scan/scan.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Vectors of units whose arithmetic is done side by side; more of them where it is short.
+template <class Cell> inline constexpr int beside = registers == 32 && Cell::gates == 1 ? 4 : 2;
+
+// The rows of one sequence among those of a chunk; `first` is computed first.
+struct Piece {
+  int64_t sequence, first;
+  int count;
+  bool starts, ends;  // these rows begin the walk through the sequence, end it
+};
+
+// Some rows of a group that lie together, [begin, end), as pieces in the order of the walk.
+struct Chunk {
+  int64_t begin, end;
+  int count;
+  Piece pieces[block_rows];
+};
+
+// The walk through a group's rows, chunk after chunk.
+class GroupWalk {
+ public:
+  GroupWalk(const int64_t* offsets, const Group& group, bool ascending)
+      : offsets_(offsets), left_(group.end - group.begin), ascending_(ascending),
+        sequence_(ascending ? group.begin : group.end - 1) {}
+
+  // The next chunk, of `rows` rows at most; false where there is none.
+  bool next(Chunk& chunk, int64_t rows = block_rows) {
+    chunk.count = 0;
+    for (int64_t room = rows; room > 0 && left_ > 0 && chunk.count < block_rows;) {
+      int64_t begin = offsets_[sequence_], end = offsets_[sequence_ + 1], rest = end - begin - taken_;
+      if (rest > 0) {
+        int count = (int)(rest < room ? rest : room);
+        int64_t first = ascending_ ? begin + taken_ : end - 1 - taken_;
+        chunk.pieces[chunk.count] = {sequence_, first, count, taken_ == 0, count == rest};
+        int64_t low = ascending_ ? first : first - count + 1;
+        if (chunk.count == 0 || low < chunk.begin) chunk.begin = low;
+        if (chunk.count++ == 0 || low + count > chunk.end) chunk.end = low + count;
+        room -= count, taken_ += count;
+        if (count < rest) continue;
+      }
+      left_--, taken_ = 0, sequence_ += ascending_ ? 1 : -1;
+    }
+    return chunk.count > 0;
+  }
+
+ private:
+  const int64_t* offsets_;
+  int64_t left_;   // sequences
+  bool ascending_;
+  int64_t sequence_;
+  int64_t taken_ = 0;  // rows of the sequence
+};
+
+// One group alone is so large a part of the work that threads must divide its units as well.
+inline bool is_lopsided(const ElementwiseCall& call) {
+  const raglane_layer& layer = *call.layer;
+  if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;
+  if (layer.flags & RAGLANE_TEAM) return true;
+  return tuning::lopsided * call.largest * layer.threads > layer.elements * layer.directions;
+}
+
+// Some units of a group in one direction.
+struct Share {
+  const Group* group;
+  int direction;
+  int64_t begin, end;
+};
+
+// The work as shares, which threads take one after the other, the largest first.
+class Shares {
+ public:
+  // Each group's `units` are divided into so many parts.
+  Shares(const ElementwiseCall& call, int64_t units, int64_t parts)
+      : call_(call), units_(units), parts_(parts < units ? parts : units) {}
+
+  bool next(Share& share) {
+    int64_t taken = __atomic_fetch_add(&queue_.taken, 1, __ATOMIC_RELAXED);
+    int64_t directions = call_.layer->directions, part = taken % parts_, group = taken / parts_ / directions;
+    if (group >= call_.groups) return false;
+    share = {call_.group + group, (int)(taken / parts_ % directions), units_ * part / parts_,
+             units_ * (part + 1) / parts_};
+    return true;
+  }
+
+ private:
+  const ElementwiseCall& call_;
+  int64_t units_, parts_;
+  Queue queue_;
+};
+
+// Where a vector of units stands in a prepared row, see products.h.
+template <class Cell, class A> RAGLANE_INLINE int64_t prepared_at(int64_t vector) {
+  constexpr int width = Lanes<A>::width, per_panel = Cell::unit_vectors;
+  return (vector / per_panel * per_panel * Cell::slots + vector % per_panel) * width;
+}
+
+template <int N> struct Constant {
+  static constexpr int value = N;
+};
+// Call step(Constant<N>, vector, count) for the vectors [begin, end) of a row of so many units: `beside` at a time,
+// then one by one. `count` is a vector's width, or what is left of the row.
+template <class Cell, class A, class Step>
+RAGLANE_INLINE void each_vector(int64_t begin, int64_t end, int64_t units, Step&& step) {
+  constexpr int width = Lanes<A>::width, together = beside<Cell>;
+  int64_t vector = begin, whole = units / width < end ? units / width : end;
+  for (; vector + together <= whole; vector += together) step(Constant<together>{}, vector, width);
+  for (; vector < end; vector++)
+    step(Constant<1>{}, vector, (int)(units - vector * width < width ? units - vector * width : width));
+}
+
+}  // namespace raglane::RAGLANE_TARGET

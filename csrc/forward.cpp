@@ -1,8 +1,0 @@
-// The forward loop for the instruction set that the build names; see kernels.h.
-#include "kernels.h"
-#include "scan_forward.h"
-
-namespace raglane::RAGLANE_TARGET {
-int32_t forward(const Call& call) { return run<ForwardScan>(call); }
-int32_t pack(const Call& call) { return run<MatrixPacking>(call); }
-}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,111 @@
+// The gradients of values and weights of a call: of layers of both kinds, and of outer products alone.
+#pragma once
+
+#include "cells/table.h"
+#include "gemm/layer_gradients.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class S> void describe_matrix(const raglane_layer& l, int d, DirectionGradients<S>& of) {
+  const raglane_cell_facts& cell = cell_table[l.cell];
+  const raglane_weight_gradients& wanted = l.grad_weights[d];
+  const int64_t N = l.elements, H = l.hidden_size, P = l.projection_size ? l.projection_size : H, D = l.input_size;
+  const int64_t gates = cell.gates * H;
+  auto rows = [&](const void* data, int64_t columns) { return data ? (const S*)data + d * N * columns : nullptr; };
+  of = {};
+  of.rows[0] = {rows(l.grad_gates, l.gate_stride), l.gate_stride, cell.slots * H};
+  if (wanted.projection) of.rows[1] = {rows(l.grad_h, P), P, P};
+  of.factors[0] = {(const S*)l.values, D, l.grad_weights[0].input || l.grad_weights[1].input ? D : 0};
+  of.factors[1] = {rows(l.previous_h, P), P, wanted.hidden ? P : 0};
+  of.factors[2] = {rows(l.unprojected, H), H, wanted.projection ? H : 0};
+  if (l.grad_values) of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
+  // Of the gates' rows the first belong to input and hidden products alike. A GRU's candidate has gradients of its own
+  // for the hidden one, which stand after all others.
+  of.biased = gates, of.shared = cell.slots > cell.gates ? gates - H : gates;
+  of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
+  of.outers[1] = {(S*)wanted.hidden, 0, 0, of.shared, 1};
+  if (wanted.hidden && of.shared < gates) of.outers[2] = {(S*)wanted.hidden + of.shared * P, 0, gates, H, 1};
+  of.outers[3] = {(S*)wanted.projection, 1, 0, P, 2};
+  of.input_bias = (S*)wanted.input_bias, of.hidden_bias = (S*)wanted.hidden_bias;
+}
+
+// Its sums over the elements, of biases and factors, are made by the walk itself.
+template <class S> void describe_elementwise(const raglane_layer& l, int d, DirectionGradients<S>& of) {
+  const raglane_weight_gradients& wanted = l.grad_weights[d];
+  const int64_t N = l.elements, H = l.hidden_size, D = l.input_size, gates = cell_table[l.cell].gates * H;
+  const int64_t columns = gates + (l.weights[d].skip ? H : 0);
+  of = {};
+  of.rows[0] = {(const S*)l.grad_gates + d * N * columns, columns, columns};
+  bool reads = false;
+  for (const raglane_weight_gradients& w : l.grad_weights) reads = reads || w.input || w.skip;
+  of.factors[0] = {(const S*)l.values, D, reads ? D : 0};
+  if (l.grad_values) {
+    of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
+    if (l.weights[d].skip) of.terms[1] = {(const S*)l.weights[d].skip, gates, H};
+    if (l.grad_skip) of.passed = (const S*)l.grad_skip + d * N * D;
+  }
+  of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
+  of.outers[1] = {(S*)wanted.skip, 0, gates, H, 0};
+}
+
+inline bool wants_any(const raglane_layer& l) {
+  bool wanted = l.grad_values, by_walk = cell_table[l.cell].is_elementwise;
+  for (const raglane_weight_gradients& w : l.grad_weights) {
+    wanted = wanted || w.input || w.hidden_bias || w.projection || w.skip;
+    wanted = wanted || (!by_walk && (w.hidden || w.input_bias));
+  }
+  return wanted;
+}
+
+template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t (*walk)(const C&)) {
+  const raglane_layer& l = *call.layer;
+  DirectionGradients<S> of[2];
+  for (int d = 0; d < l.directions; d++)
+    cell_table[l.cell].is_elementwise ? describe_elementwise(l, d, of[d]) : describe_matrix(l, d, of[d]);
+  LayerGradients<S> gradients(of, (int)l.directions, l.elements, l.input_size, (S*)l.grad_values);
+  if (!gradients.reserve(l.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
+  int32_t status = walk(call);
+  if (status == RAGLANE_OK) start(gradients, call);
+  return status;
+}
+
+// Walk the layer back, and make the gradients that the call wants, if it wants any. Their scratch is reserved
+// first: the walk may replace the saved gates, and a call that fails must leave them as they were.
+template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C&)) {
+  if (!wants_any(*call.layer)) return walk(call);
+  switch (call.layer->dtype) {
+    case RAGLANE_FLOAT32: return walk_and_gradients_of<float>(call, walk);
+    case RAGLANE_FLOAT64: return walk_and_gradients_of<double>(call, walk);
+    case RAGLANE_BFLOAT16: return walk_and_gradients_of<bfloat16>(call, walk);
+  }
+  return RAGLANE_BAD_ARGUMENT;
+}
+
+#if !defined(RAGLANE_FAMILY)  // no pairs are multiplied here
+// Outer products and sums alone, group by group.
+template <class S> int32_t outer_products_of(const raglane_outer& o) {
+  for (int64_t g = 0; g < o.groups; g++) {
+    DirectionGradients<S> of = {};
+    of.rows[0] = {(const S*)o.left + g * o.left_columns, o.left_stride, o.left_columns};
+    of.factors[0] = {(const S*)o.right + g * o.right_columns, o.right_stride, o.to ? o.right_columns : 0};
+    if (o.to) of.outers[0] = {(S*)o.to + g * o.left_columns * o.right_columns, 0, 0, o.left_columns, 0};
+    if (o.sums) of.input_bias = (S*)o.sums + g * o.left_columns;
+    of.biased = of.shared = o.left_columns;
+    LayerGradients<S> gradients(&of, 1, o.elements, o.right_columns, nullptr);
+    if (!gradients.reserve(o.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
+    on_threads((int)o.threads, [&](int thread, int threads) { gradients.work(thread, threads); });
+  }
+  return RAGLANE_OK;
+}
+
+inline int32_t outer_products(const raglane_outer& o) {
+  switch (o.dtype) {
+    case RAGLANE_FLOAT32: return outer_products_of<float>(o);
+    case RAGLANE_FLOAT64: return outer_products_of<double>(o);
+    case RAGLANE_BFLOAT16: return outer_products_of<bfloat16>(o);
+  }
+  return RAGLANE_BAD_ARGUMENT;
+}
+#endif
+
+}  // namespace raglane::RAGLANE_TARGET

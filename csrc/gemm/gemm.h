@@ -1,0 +1,295 @@
+// Products of a few rows with packed weights.
+//
+// A panel holds the weights of up to four vectors of output columns, side by side for each k: the micro-kernel reads
+// one stream, and keeps rows x vectors sums in registers.
+//
+// NOTE (order of sums): a sum starts from its first value and takes k = 0, 1, 2 ... one fused multiply-add at a time,
+// whatever the number of rows beside it, in a register all the time or in memory between two parts of k. So the bits of a
+// row depend on that row and the weights alone. All divisions of work rely on this.
+//
+// NOTE (words): some processors multiply pairs of bfloat16 and add both products to a float. Operands are therefore
+// made of words of the size of a sum, and a word holds one number, or two that follow each other in k. An operand of
+// pairs is filled up with zeros where its last word, or its last tile, is not whole.
+#pragma once
+
+#include "runtime/tuning.h"
+#include "simd/simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Rows a tile holds at most: sums, weights and one broadcast value must fit the registers, or the tile registers.
+// Words of an operand of pairs are as many as these times some.
+#if defined(RAGLANE_TILES)
+inline constexpr int tile_rows = most_tile_rows, whole_words = tile_words;
+#else
+inline constexpr int tile_rows = registers == 32 ? 6 : 3, whole_words = 1;
+#endif
+inline constexpr int panel_vectors = 4;
+
+// Products of a storage type are made of pairs; what their operands are stored as.
+#if defined(RAGLANE_PAIRS)
+template <class S> inline constexpr bool in_pairs = sizeof(S) == 2;
+#else
+template <class S> inline constexpr bool in_pairs = false;
+#endif
+template <class S, bool PAIRS = in_pairs<S>> struct Operand { using type = typename Arithmetic<S>::type; };
+template <class S> struct Operand<S, true> { using type = S; };
+
+// Products of a storage type are of int8. Then a word of an operand holds four numbers, and the row's scale is the
+// word after its last: see bytes.h.
+template <class S> inline constexpr bool in_bytes = false;
+template <> inline constexpr bool in_bytes<quantised> = true;
+template <> struct Operand<quantised, false> { using type = quantised; };
+
+// Numbers of a storage type are operands as they stand in memory.
+template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typename Arithmetic<S>::type) && !in_bytes<S>;
+
+// Words that so many numbers of an operand take.
+template <class S> inline int64_t words(int64_t numbers) {
+  if (in_bytes<S>) return (numbers + 3) / 4;
+  if (!in_pairs<S>) return numbers;
+  return (numbers + 2 * whole_words - 1) / (2 * whole_words) * whole_words;
+}
+
+// The same of the whole operand.
+template <class S> inline int64_t operand_words(int64_t numbers) { return words<S>(numbers) + (in_bytes<S> ? 1 : 0); }
+
+// A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
+// rows[r][k * step] * panel[k][v], all in words; `depth` is at least 1. `start` may be `to`; the sums are read before the
+// first k and written after the last. In AMX's tiles rows that are multiplied lie evenly spaced in memory, those of `to`
+// as well, and `step` is 1.
+template <class A> struct Product {
+  const A* const* rows;
+  const A* panel;
+  int64_t depth;
+  const A* const* start;
+  const int64_t* start_at;
+  A* const* to;
+  const int64_t* to_at;
+  int64_t step = 1;
+};
+
+}  // namespace raglane::RAGLANE_TARGET
+
+#include "gemm/bytes.h"
+#if defined(RAGLANE_TILES)
+#include "gemm/tiles.h"
+#endif
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class S, class V> RAGLANE_INLINE V multiply_add(V a, V b, V c) {
+#if defined(RAGLANE_PAIRS)
+  if constexpr (in_pairs<S>) return dot(a, b, c);
+#endif
+  return fma(a, b, c);
+}
+
+template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
+  if constexpr (in_bytes<S>) return multiply_bytes<ROWS, VECTORS>(product);
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  constexpr int ahead = tuning::fetch_ahead;  // what a core's second cache needs to deliver
+  const A* row[ROWS];
+  V sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++) {
+    row[r] = product.rows[r];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(product.start[r] + product.start_at[v]);
+  }
+  const A* panel = product.panel;
+  const int64_t depth = product.depth, step = product.step;
+  int64_t k = 0;
+  do {  // there is a first k: for a loop without one the compiler would store all sums before it as well
+    if constexpr (registers == 32) {
+      V weight[VECTORS];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        weight[v] = load(panel + v * width);
+        __builtin_prefetch(panel + (ahead * VECTORS + v) * width);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) {
+        V x = splat_at(row[r] + k * step);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = multiply_add<S>(x, weight[v], sums[r][v]);
+      }
+    } else {  // fewer registers: hold the rows' values, and one weight at a time
+      V x[ROWS];
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        V weight = load(panel + v * width);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) sums[r][v] = fma(x[r], weight, sums[r][v]);
+      }
+    }
+    panel += VECTORS * width;
+  } while (++k < depth);
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(product.to[r] + product.to_at[v], sums[r][v]);
+}
+
+// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is what the operands hold.
+template <class S> inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
+#if defined(RAGLANE_TILES)
+  return multiply_in_tiles(rows, vectors, product);
+#else
+  using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
+  static constexpr Kernel kernels[6][panel_vectors] = {
+#define RAGLANE_ROW(n) \
+  { multiply_tile<n, 1, S>, multiply_tile<n, 2, S>, multiply_tile<n, 3, S>, multiply_tile<n, 4, S> }
+      RAGLANE_ROW(1), RAGLANE_ROW(2), RAGLANE_ROW(3),
+#if RAGLANE_REGISTERS == 32
+      RAGLANE_ROW(4), RAGLANE_ROW(5), RAGLANE_ROW(6),
+#endif
+#undef RAGLANE_ROW
+  };
+  kernels[rows - 1][vectors - 1](product);
+#endif
+}
+
+// 0, 1, ... N - 1 as a type.
+template <int... I> struct Integers {};
+template <int N, int... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int... I> struct UpTo<0, I...> {
+  using type = Integers<I...>;
+};
+
+// How many of `rows` rows the next tile takes, so that all tiles are as even as can be.
+inline int next_tile(int rows) {
+  int tiles = (rows + tile_rows - 1) / tile_rows;
+  return (rows + tiles - 1) / tiles;
+}
+
+// One stage of a transposition: blocks of HALF x HALF change places in pairs of rows that are HALF apart.
+template <int HALF, class A, int... I> RAGLANE_INLINE void exchange(Vec<A>* rows, Integers<I...>) {
+  constexpr int width = Lanes<A>::width;
+#pragma GCC unroll 16
+  for (int i = 0; i < width; i++) {
+    if (i & HALF) continue;
+    Vec<A> a = rows[i], b = rows[i + HALF];
+    rows[i] = __builtin_shufflevector(a, b, (I & HALF ? width + I - HALF : I)...);
+    rows[i + HALF] = __builtin_shufflevector(a, b, (I & HALF ? width + I : I + HALF)...);
+  }
+}
+
+// Transpose a square of `width` vectors.
+template <class A> RAGLANE_INLINE void transpose(Vec<A>* rows) {
+  using All = typename UpTo<Lanes<A>::width>::type;
+  exchange<1, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 2) exchange<2, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 4) exchange<4, A>(rows, All{});
+  if constexpr (Lanes<A>::width > 8) exchange<8, A>(rows, All{});
+}
+
+// Words from memory of so many numbers, with zeros after them.
+template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load_words(const S* from, int64_t numbers) {
+  constexpr int width = Lanes<typename Arithmetic<S>::type>::width;
+  if constexpr (!in_pairs<S>) return load(from, (int)(numbers < width ? numbers : width));
+  else {
+    F v = {};
+    memcpy(&v, from, numbers < 2 * width ? numbers * sizeof(S) : sizeof v);
+    return v;
+  }
+}
+
+// A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns; S is what the
+// matrix is stored as, and a panel is made of words. Of int8 two rows stand before them, see bytes.h.
+template <class S> struct Panels {
+  using A = typename Arithmetic<S>::type;
+  A* data = nullptr;
+  int64_t columns = 0, depth = 0;
+  int gates = 1, units = panel_vectors;
+
+  static constexpr int width = Lanes<A>::width;
+  static constexpr int in_word = in_pairs<S> ? 2 : 1, heading = in_bytes<S> ? heading_rows : 0;
+  int64_t panel_columns() const { return (int64_t)units * width; }
+  int64_t count() const { return (columns + panel_columns() - 1) / panel_columns(); }
+  int64_t padded_columns() const { return (columns + width - 1) / width * width; }
+  int64_t steps() const { return words<S>(depth); }
+  int64_t size() const { return padded_columns() * gates * (heading + steps()); }
+  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * (heading + steps()); }
+  // Vectors of columns in a panel: fewer in the last.
+  int units_in(int64_t panel) const {
+    int64_t rest = padded_columns() - panel * panel_columns();
+    return (int)(rest < panel_columns() ? rest / width : units);
+  }
+
+  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows, which
+  // begin `row_stride` numbers after each other.
+  void pack_transposed(const S* const* matrices, int64_t panel) { pack_transposed(matrices, panel, depth); }
+  [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel, int64_t row_stride) {
+    int in_panel = units_in(panel);
+    int64_t stride = (int64_t)gates * in_panel * width;
+    A* to = (A*)at(panel);
+    for (int gate = 0; gate < gates; gate++)
+      for (int unit = 0; unit < in_panel; unit++) {
+        int64_t first = panel * panel_columns() + unit * width;
+        int real = (int)(columns - first < width ? columns - first : width);
+        const S* from = matrices[gate] + first * row_stride;
+        A* column = to + (gate * in_panel + unit) * width;
+        if constexpr (in_bytes<S>) {
+          pack_bytes((const float*)from, real, depth, row_stride, column, stride);
+          continue;
+        }
+        for (int64_t k = 0; k < steps(); k += width) {
+          int count = (int)(steps() - k < width ? steps() - k : width);
+          int64_t begin = k * in_word, numbers = depth > begin ? depth - begin : 0;
+          Vec<A> square[width] = {};
+          for (int lane = 0; lane < real; lane++) square[lane] = load_words(from + lane * row_stride + begin, numbers);
+          transpose<A>(square);
+          for (int i = 0; i < count; i++, column += stride) store(column, square[i]);
+        }
+      }
+  }
+
+  // Pack one panel from a matrix (depth, columns), for one gate.
+  void pack_straight(const S* matrix, int64_t panel) { pack_straight(matrix, panel, columns); }
+  void pack_straight(const S* matrix, int64_t panel, int64_t row_stride) {
+    pack_rows([=](int64_t row) { return matrix + row * row_stride; }, panel);
+  }
+  // The same of rows that lie anywhere: row(k), k < depth.
+  template <class Row> void pack_rows(Row&& at_row, int64_t panel) {
+    int in_panel = units_in(panel);
+    A* to = data + panel * panel_columns() * steps();
+    int64_t first = panel * panel_columns();
+    for (int64_t k = 0; k < steps(); k++)
+      for (int unit = 0; unit < in_panel; unit++, to += width) {
+        int64_t column = first + unit * width;
+        int count = (int)(columns - column < width ? columns - column : width);
+        Vec<A> row[in_word];
+#pragma GCC unroll 2
+        for (int i = 0; i < in_word; i++) {
+          int64_t number = k * in_word + i;
+          row[i] = number < depth ? load(at_row(number) + column, count) : Vec<A>{};
+        }
+        if constexpr (in_word == 2) {  // the wider number has the narrow one's bits in its upper half
+          using Word = Lanes<float>::word;
+          row[0] = (F)((Word)row[1] | (Word)row[0] >> 16);
+        }
+        store(to, row[0]);
+      }
+  }
+};
+
+// to[row] += rows[row] x one panel of a plain product. Rows of `to` have room for whole vectors.
+template <class S, class A>
+void multiply_panel(const Panels<S>& panels, int64_t panel, int rows, A* const* from, A* const* to) {
+  int64_t offsets[panel_vectors];
+  for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
+  for (int first = 0, size; first < rows; first += size) {
+    size = next_tile(rows - first);
+    multiply<typename Operand<S>::type>(
+        size, panels.units_in(panel),
+        {(const A* const*)from + first, panels.at(panel), panels.steps(), (const A* const*)to + first, offsets,
+         to + first, offsets});
+  }
+}
+
+}  // namespace raglane::RAGLANE_TARGET

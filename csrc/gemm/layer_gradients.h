@@ -1,0 +1,301 @@
+// Gradients that need the whole of a layer that was walked back: of its values, weights and biases.
+//
+// Each is a plain product of the gates' gradients, or their sum over the elements. They are made of some elements at a
+// time, whose rows the caches hold meanwhile.
+//
+// NOTE (order of sums): over the elements as over the gates, a sum takes its terms one by one in the order of memory,
+// see gemm.h. Threads divide the results among themselves and never a sum, so its bits do not depend on them.
+#pragma once
+
+#include "scan/scan.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// What is to be made of one direction, whatever the kind of its layer.
+template <class S> struct DirectionGradients {
+  // Gradients of products: `columns` of a row of (N, stride).
+  struct Rows {
+    const S* data;
+    int64_t stride, columns;
+  };
+  // A result (rows, columns of `right`): the sum over the elements of the outer products of columns [from, from + rows)
+  // of `left` and a row of `right`.
+  struct Outer {
+    S* to;
+    int left;  // of `rows`
+    int64_t from, rows;
+    int right;  // of `factors`
+  };
+  // A term of the gradient of the values: columns [from, from + depth) of the gates' gradients x weights (depth, D).
+  struct Term {
+    const S* weights;
+    int64_t from, depth;
+  };
+  Rows rows[2];     // of the gates' arguments; of a projection's result
+  Rows factors[3];  // the values; h before each element; what a projection reads. No columns where it is not needed
+  Outer outers[4];
+  Term terms[2];
+  const S* passed;  // what reaches the values past all products, (N, D), or null
+  S *input_bias, *hidden_bias;
+  int64_t biased, shared;  // the rows of a bias; the first of them have the same gradient in both
+};
+
+template <class S> class LayerGradients {
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  using Direction = DirectionGradients<S>;
+  static constexpr int width = Lanes<A>::width;
+  static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result that are one piece of work
+  static constexpr int64_t part_depth = tuning::part_depth;  // of elements or gates
+  static constexpr bool widens = sizeof(S) != sizeof(A);
+  static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
+
+ public:
+  LayerGradients(const Direction* directions, int count, int64_t elements, int64_t input_size, S* grad_values)
+      : of_(directions), count_(count), D_(input_size), grad_values_(grad_values),
+        most_(elements < tuning::gradient_rows ? elements : tuning::gradient_rows) {
+    part_.elements = elements;
+  }
+
+  // What work() takes, where it is called for one part of the elements after the other.
+  struct Part {
+    int64_t elements = 0;                // at most as many as the constructor was told
+    const int64_t* place = nullptr;      // which elements they are in the values; null for 0, 1, 2 ...
+    const S* const* previous = nullptr;  // h before each, where `place` is
+    bool first = true, last = true;      // of all parts
+    bool adds_values = false;            // there are gradients of the values that are to be added to
+  };
+  void take(const Part& part) { part_ = part; }
+
+  bool reserve(bool poison) {
+    int64_t size = 0;
+    // The first pass counts, the second gives out.
+    for (A* memory = nullptr;; memory = memory_.get()) {
+      size = 0;
+      auto room = [&](int64_t reals) {
+        A* at = memory ? memory + size : nullptr;
+        size += (reals + 15) / 16 * 16;  // so that all begin where vectors want it
+        return at;
+      };
+      auto panels = [&](Panels<S>& to, int64_t columns, int64_t depth) {
+        to = {nullptr, columns, depth, 1, panel_vectors};
+        to.data = room(to.size());
+      };
+      for (int d = 0; d < count_; d++) {
+        const Direction& of = of_[d];
+        for (int i = 0; i < most_terms; i++) panels(terms_[d][i], grad_values_ ? D_ : 0, of.terms[i].depth);
+        // The values are the same in both directions.
+        for (int i = 0; i < most_factors; i++)
+          if (d == 0 || i > 0) panels(factors_[d][i], of.factors[i].columns, most_);
+          else factors_[d][i] = factors_[0][i];
+        sums_[d] = room(of.input_bias || of.hidden_bias ? of.rows[0].columns + panel_vectors * width : 0);
+        for (int i = 0; i < 2; i++) wide_[d][i] = room(widens ? most_ * wide_stride(of.rows[i]) : 0);
+        for (int i = 0; i < most_outers; i++)
+          results_[d][i] = !widens ? (A*)of.outers[i].to : room(of.outers[i].to ? size_of(of, of.outers[i]) : 0);
+      }
+      if (memory) break;
+      if (!memory_.reserve(size, poison)) return false;
+    }
+    return true;
+  }
+
+  void work(int thread, int threads) {
+    int64_t unit = 0;
+    // Work is dealt out piece by piece, so that each thread gets its part of every matrix.
+    auto mine = [&] { return unit++ % threads == thread; };
+    auto pack = [&](const Panels<S>& panels, auto&& at_row) {
+      for (int64_t panel = 0; panel < panels.count(); panel++)
+        if (mine()) Panels<S>(panels).pack_rows(at_row, panel);
+    };
+    for (int d = 0; d < count_ && part_.first; d++)
+      for (int i = 0; i < most_terms; i++)
+        pack(terms_[d][i], [=, this](int64_t n) { return of_[d].terms[i].weights + n * D_; });
+    int64_t begin = 0;
+    do {
+      Block block = block_at(begin);
+      for (int d = 0; d < count_; d++) {
+        for (int i = d > 0; i < most_factors; i++) {
+          const S* data = of_[d].factors[i].data;
+          const int64_t stride = of_[d].factors[i].stride;
+          const Part& part = part_;
+          if (part.place && i == 0)
+            pack(block.factors[d][i], [&](int64_t n) { return data + part.place[begin + n] * stride; });
+          else if (part.place && i == 1)
+            pack(block.factors[d][i], [&](int64_t n) { return part.previous[begin + n]; });
+          else
+            pack(block.factors[d][i], [=](int64_t n) { return data + (begin + n) * stride; });
+        }
+        if constexpr (widens)
+          for (int i = 0; i < 2; i++)
+            for (int64_t n = begin; of_[d].rows[i].columns && n < block.end; n++)
+              if (mine()) widen(d, i, n, begin);
+      }
+      barrier_.wait(threads);
+      each_task(block, [&](const auto& task) {
+        for (int64_t panel = 0; panel < task.right[0].count(); panel++)
+          for (int64_t row = 0; row < task.rows; row += unit_rows)
+            if (mine()) multiply_rows(task, panel, row, row + unit_rows < task.rows ? row + unit_rows : task.rows);
+      });
+      for (int d = 0; d < count_; d++)
+        if (of_[d].input_bias || of_[d].hidden_bias)
+          for (int64_t column = 0; column < of_[d].rows[0].columns; column += panel_vectors * width)
+            if (mine()) sum_columns(d, column, block);
+      barrier_.wait(threads);
+      begin = block.end;
+    } while (begin < part_.elements);
+    if constexpr (widens)
+      for (int d = 0; d < count_ && part_.last; d++)
+        for (int i = 0; i < most_outers; i++) {
+          const auto& outer = of_[d].outers[i];
+          if (!outer.to) continue;
+          const int64_t columns = of_[d].factors[outer.right].columns;
+          for (int64_t row = 0; row < outer.rows; row++)
+            if (mine()) copy_columns(outer.to + row * columns, (const A*)results_[d][i] + row * columns, 0, columns);
+        }
+  }
+
+ private:
+  const Direction* of_;
+  const int count_;
+  const int64_t D_;
+  S* grad_values_;
+  const int64_t most_;
+  Part part_;
+  // What is read vector by vector, packed: weights, and the other factor of outer products, of a block of elements.
+  Panels<S> terms_[2][most_terms], factors_[2][most_factors];
+  A* sums_[2] = {};         // of biases
+  A* wide_[2][2] = {};      // of bfloat16, the rows of a block
+  A* results_[2][most_outers] = {};  // of outer products, while they are summed
+  Scratch<A> memory_;
+  Barrier barrier_;
+
+  // Elements [begin, end), packed.
+  struct Block {
+    int64_t begin, end;
+    Panels<S> factors[2][most_factors];
+  };
+  Block block_at(int64_t begin) const {
+    Block block = {begin, begin + most_ < part_.elements ? begin + most_ : part_.elements, {}};
+    for (int d = 0; d < count_; d++)
+      for (int i = 0; i < most_factors; i++)
+        block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
+    return block;
+  }
+  // Sums go on from those of the elements before.
+  bool continues(const Block& block) const { return block.begin > 0 || !part_.first; }
+
+  // A result (rows, columns) of some terms: the sum over k of left[row * row_step + k * step] times row k of what is
+  // packed in `right`, added to what is there, to what is `passed`, or to nothing.
+  template <class To> struct Task {
+    To* to;
+    const int64_t* place;  // of a row in `to`; null for 0, 1, 2 ...
+    int64_t rows, row_step, step;
+    int terms;
+    bool adds;
+    const A* left[2 * most_terms];
+    Panels<S> right[2 * most_terms];
+    const S* passed[2];
+  };
+
+  template <class Each> void each_task(const Block& block, Each&& each) const {
+    if (grad_values_) {
+      const int64_t first = part_.place ? 0 : block.begin * D_;
+      Task<S> task = {grad_values_ + first, part_.place ? part_.place + block.begin : nullptr, block.end - block.begin,
+                      stride(0, 0), 1, 0, part_.adds_values, {}, {}, {}};
+      for (int d = 0; d < count_; d++) {
+        for (int i = 0; i < most_terms; i++)
+          if (of_[d].terms[i].depth) {
+            task.left[task.terms] = rows(d, 0, block) + of_[d].terms[i].from;
+            task.right[task.terms++] = terms_[d][i];
+          }
+        if (of_[d].passed) task.passed[d] = of_[d].passed + first;
+      }
+      each(task);
+    }
+    for (int d = 0; d < count_; d++)
+      for (int i = 0; i < most_outers; i++) {
+        const auto& outer = of_[d].outers[i];
+        if (outer.to)
+          each(Task<A>{results_[d][i], nullptr, outer.rows, 1, stride(d, outer.left), 1, continues(block),
+                       {rows(d, outer.left, block) + outer.from}, {block.factors[d][outer.right]}, {}});
+      }
+  }
+
+  static int64_t size_of(const Direction& of, const typename Direction::Outer& outer) {
+    return outer.rows * of.factors[outer.right].columns;
+  }
+  static int64_t wide_stride(const typename Direction::Rows& rows) {
+    return rows.columns ? row_stride<A>(rows.columns) : 0;
+  }
+  // Rows of a direction from a block's first element on, in the type that is computed with.
+  const A* rows(int d, int i, const Block& block) const {
+    if constexpr (widens) return wide_[d][i];
+    else return of_[d].rows[i].data + block.begin * of_[d].rows[i].stride;
+  }
+  int64_t stride(int d, int i) const { return widens ? wide_stride(of_[d].rows[i]) : of_[d].rows[i].stride; }
+  void widen(int d, int i, int64_t n, int64_t begin) {
+    const auto& rows = of_[d].rows[i];
+    copy_columns(wide_[d][i] + (n - begin) * wide_stride(rows), rows.data + n * rows.stride, 0, rows.columns);
+  }
+
+  // One panel of the columns of rows [begin, end), at most unit_rows. The sums rest in memory between two parts of k, so
+  // that the parts of both factors stay in the nearest cache for all rows.
+  template <class To> void multiply_rows(const Task<To>& task, int64_t panel, int64_t begin, int64_t end) const {
+    alignas(64) A memory[unit_rows][panel_vectors * width] = {};
+    static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width};
+    const int vectors = task.right[0].units_in(panel), count = (int)(end - begin);
+    const int64_t columns = task.right[0].columns, first = panel * task.right[0].panel_columns();
+    auto each_vector = [&](auto&& use) {
+      for (int r = 0; r < count; r++)
+        for (int64_t column = first; column < columns && column < first + vectors * width; column += width)
+          use(memory[r] + column - first, task.to + (task.place ? task.place[begin + r] : begin + r) * columns + column,
+              (int)(columns - column < width ? columns - column : width));
+    };
+    if (task.adds) each_vector([](A* sum, const To* there, int n) { store(sum, load(there, n)); });
+    for (const S* passed : task.passed)
+      if (passed)
+        each_vector([&](A* sum, const To* there, int n) {
+          store(sum, load((const A*)sum) + load(passed + (there - task.to), n));
+        });
+    const A* rows[unit_rows];
+    A* to[unit_rows];
+    for (int r = 0; r < count; r++) to[r] = memory[r];
+    for (int term = 0; term < task.terms; term++) {
+      const Panels<S>& right = task.right[term];
+      for (int64_t k = 0; k < right.depth; k += part_depth) {
+        int64_t depth = right.depth - k < part_depth ? right.depth - k : part_depth;
+        for (int r = 0; r < count; r++) rows[r] = task.left[term] + (begin + r) * task.row_step + k * task.step;
+        for (int r = 0, size; r < count; r += size) {
+          size = next_tile(count - r);
+          multiply<A>(size, vectors, {rows + r, right.at(panel) + k * vectors * width, depth, to + r, places, to + r,
+                                      places, task.step});
+        }
+      }
+    }
+    each_vector([](const A* sum, To* there, int n) { store(there, load(sum), n); });
+  }
+
+  // The gradients of biases, for a panel's columns of the gates from `first` on.
+  void sum_columns(int d, int64_t first, const Block& block) const {
+    const Direction& of = of_[d];
+    A* sums = sums_[d] + first;
+    const A* gates = rows(d, 0, block);
+    const int64_t columns = of.rows[0].columns, next = first + panel_vectors * width, end = next < columns ? next : columns;
+    for (int64_t column = first; column < end; column += width) {
+      V sum = continues(block) ? load((const A*)sums + column - first) : V{};
+      int count = (int)(end - column < width ? end - column : width);
+      for (int64_t n = 0; n < block.end - block.begin; n++) sum += load(gates + n * stride(d, 0) + column, count);
+      store(sums + column - first, sum);
+    }
+    if (block.end < part_.elements || !part_.last) return;
+    auto give = [&](S* to, int64_t from, int64_t begin, int64_t until) {
+      begin = begin > first ? begin : first, until = until < end ? until : end;
+      if (to && begin < until) copy_columns(to + begin - from, (const A*)sums + begin - first, 0, until - begin);
+    };
+    give(of.input_bias, 0, 0, of.biased);
+    give(of.hidden_bias, 0, 0, of.shared);
+    give(of.hidden_bias, of.biased - of.shared, of.biased, columns);
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,109 @@
+// The products of a program: all lanes of a thread with weights that are packed once per call.
+#pragma once
+
+#include "program/operations.h"
+#include "runtime/scratch.h"
+#include "scan/lanes.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// A weight, packed: the panels of its groups follow each other.
+template <class A> struct PackedWeight {
+  Panels<A> panels;  // of the first group
+  int64_t groups;
+  const A* from;
+  int64_t strides[3];
+
+  void place(const CodeWeight& weight, const raglane_tensor& tensor) {
+    panels = {nullptr, weight.rows, weight.depth, 1, panel_vectors};
+    groups = weight.groups, from = (const A*)tensor.data;
+    for (int i = 0; i < 3; i++) strides[i] = tensor.strides[i];
+  }
+  int64_t size() const { return groups * panels.size(); }
+  int64_t count() const { return groups * panels.count(); }
+  const A* at(int64_t panel) const {
+    return panels.at(panel % panels.count()) + panel / panels.count() * panels.size();
+  }
+
+  // Pack one panel, whatever way the weight lies in memory: of a backward program it is the forward's, transposed.
+  void pack(int64_t panel) {
+    const A* matrix = from + panel / panels.count() * strides[0];
+    Panels<A> own = panels;
+    own.data += panel / panels.count() * panels.size();
+    panel %= panels.count();
+    if (strides[2] == 1) own.pack_transposed(&matrix, panel, strides[1]);
+    else if (strides[1] == 1) own.pack_straight(matrix, panel, strides[2]);
+    else pack_scattered(own, matrix, panel);
+  }
+
+ private:
+  [[gnu::noinline]] void pack_scattered(const Panels<A>& own, const A* matrix, int64_t panel) {
+    int64_t first = panel * own.panel_columns(), columns = own.units_in(panel) * Panels<A>::width;
+    A* to = (A*)own.at(panel);
+    for (int64_t k = 0; k < own.depth; k++)
+      for (int64_t i = 0; i < columns; i++)
+        *to++ = first + i < own.columns ? matrix[(first + i) * strides[1] + k * strides[2]] : (A)0;
+  }
+};
+
+template <class A> struct LaneProduct {
+  At to, start, from;
+  const PackedWeight<A>* weight;
+  bool to_whole;     // the last group's last vectors may be stored whole
+  bool start_whole;  // vectors of the start may be loaded beyond a group
+  int64_t next;      // where the start is an element's: bytes to the row of the next step; else 0
+};
+
+// A member's part of the products of lanes [0, active). Back and forth over the panels: what was read last is still in
+// the cache when it is read next.
+template <class A>
+void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, const Team& team, bool backwards) {
+  constexpr int width = Lanes<A>::width;
+  const PackedWeight<A>& weight = *product.weight;
+  const Panels<A>& panels = weight.panels;
+  const int64_t first_panel = weight.count() * team.member / team.members;
+  const int64_t end_panel = weight.count() * (team.member + 1) / team.members;
+  static constexpr int64_t beside[panel_vectors] = {0, width, 2 * width, 3 * width}, same[panel_vectors] = {};
+  for (int64_t i = first_panel; i < end_panel; i++) {
+    const int64_t at = backwards ? first_panel + end_panel - 1 - i : i, group = at / panels.count(), panel = at % panels.count();
+    const int vectors = panels.units_in(panel);
+    const int64_t begin = panel * panels.panel_columns(), rest = panels.columns - begin;
+    const int64_t column = group * panels.columns + begin;
+    const int real = (int)(rest < vectors * width ? rest : vectors * width);
+    const bool is_full = real == vectors * width, direct = is_full || (product.to_whole && group == weight.groups - 1);
+    const int64_t depth_begin = group * panels.depth * product.from.step;
+    for (int first = 0, size; first < active; first += size) {
+      size = next_tile(active - first);
+      alignas(64) A memory[tile_rows][panel_vectors * width];
+      const A *from[tile_rows], *start[tile_rows];
+      A* to[tile_rows];
+      for (int r = 0; r < size; r++) {
+        from[r] = row_of(product.from, rows, first + r) + depth_begin;
+        start[r] = row_of(product.start, rows, first + r);
+        if (product.next != 0)
+          for (int v = 0; v < vectors; v++)
+            __builtin_prefetch((const unsigned char*)(start[r] + column + v * width) + product.next);
+        to[r] = direct ? row_of(product.to, rows, first + r) + column : memory[r];
+        if (product.start.step == 0) {
+          store(memory[r], splat_at(start[r]));
+          start[r] = memory[r];
+        } else if (is_full || product.start_whole) {
+          start[r] += column;
+        } else {
+          by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
+            store(memory[r] + c, load(start[r] + column + c, n));
+          });
+          start[r] = memory[r];
+        }
+      }
+      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, product.start.step ? beside : same, to,
+                                  beside, product.from.step});
+      for (int r = 0; r < size && !direct; r++)
+        by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
+          store(row_of(product.to, rows, first + r) + column + c, load(memory[r] + c), n);
+        });
+    }
+  }
+}
+
+}  // namespace raglane::RAGLANE_TARGET

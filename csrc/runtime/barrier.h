@@ -1,0 +1,34 @@
+// Where the threads of a team wait for each other.
+#pragma once
+
+#include <sched.h>
+
+#include "runtime/tuning.h"
+#include "simd/simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Used once per step. Those that wait read one line of the cache, those that arrive write another.
+struct Barrier {
+  alignas(64) int arrived = 0;
+  alignas(64) int round = 0;
+
+  void wait(int members) {
+    if (members == 1) return;
+    int mine = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == members) {
+      __atomic_store_n(&arrived, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&round, mine + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
+      // On a shared core, the thread that is waited for may need this one's place.
+      if (spins > tuning::spins) sched_yield();
+#if defined(__x86_64__)
+      else __builtin_ia32_pause();
+#endif
+    }
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

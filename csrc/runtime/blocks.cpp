@@ -1,0 +1,98 @@
+#include "runtime/blocks.h"
+
+#include <stdlib.h>
+
+#include <mutex>
+#include <utility>
+
+#include "runtime/tuning.h"
+
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
+
+namespace raglane {
+
+#ifdef MADV_FREE
+
+namespace {
+
+constexpr int most_waiting = 64;
+
+std::mutex lock;
+Block waiting[most_waiting];
+int count = 0;
+
+// glibc keeps blocks as large as the largest that it once took back, up to 32 MB, and twice as much at the end of its
+// heap. So it is given one, untouched: it would learn that from those that it does not see any more.
+bool teach_allocator() {
+  void* volatile block = malloc((32 << 20) - (64 << 10));  // which no compiler may leave out
+  free(block);
+  return true;
+}
+
+[[maybe_unused]] const bool taught = teach_allocator();  // when the kernels are loaded
+
+Block remove(int place) { return std::exchange(waiting[place], waiting[--count]); }
+
+// The smallest that is large enough, and not much too large; -1 where there is none.
+int fitting(size_t bytes) {
+  int found = -1;
+  for (int i = 0; i < count; i++)
+    if (waiting[i].size >= bytes && waiting[i].size / 2 <= bytes && (found < 0 || waiting[i].size < waiting[found].size))
+      found = i;
+  return found;
+}
+
+// The one that a new block stands in for: the largest that is too small, or else the largest; -1 where there is none.
+int unfitting(size_t bytes) {
+  int found = -1;
+  for (int i = 0; i < count; i++) {
+    if (found >= 0 && (waiting[found].size < bytes) != (waiting[i].size < bytes)) {
+      if (waiting[i].size < bytes) found = i;
+    } else if (found < 0 || waiting[i].size > waiting[found].size) {
+      found = i;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+// NOTE (forks): a process that was forked while another thread held the lock finds it held for ever. So no call waits
+// for it: one that does not get it does without what waits.
+Block take_block(size_t bytes) {
+  Block old;
+  if (std::unique_lock mine(lock, std::try_to_lock); mine) {
+    int found = fitting(bytes);
+    if (found >= 0) return remove(found);
+    found = unfitting(bytes);
+    if (found >= 0) old = remove(found);
+  }
+  if (old.data) munmap(old.data, old.size);
+  // Lengths differ a little from call to call, so a sixteenth to an eighth is added; pages that are never written cost nothing.
+  size_t step = 4096;
+  while (step < bytes / 16) step *= 2;
+  const size_t size = (bytes + step - 1) / step * step;
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return {};
+  return {data, size};
+}
+
+void give_block(Block block) {
+  if (madvise(block.data, block.size, MADV_FREE) == 0)
+    if (std::unique_lock mine(lock, std::try_to_lock); mine && count < most_waiting) {
+      waiting[count++] = block;
+      return;
+    }
+  munmap(block.data, block.size);
+}
+
+#else
+
+Block take_block(size_t) { return {}; }
+void give_block(Block) {}
+
+#endif
+
+}  // namespace raglane

@@ -1,0 +1,36 @@
+// Memory of one call.
+#pragma once
+
+#include <stdlib.h>
+
+#include "runtime/blocks.h"
+#include "runtime/tuning.h"
+#include "simd/simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Aligned for vectors, given back at the call's end.
+template <class T> class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    if (block_.data) give_block(block_);
+    else free(data_);
+  }
+  bool reserve(int64_t count, bool poison) {
+    size_t bytes = ((size_t)count * sizeof(T) + 127) / 64 * 64;
+    if (bytes >= tuning::least_block) block_ = take_block(bytes);
+    data_ = (T*)(block_.data ? block_.data : aligned_alloc(64, bytes));
+    if (data_ && poison) memset((void*)data_, 0xff, bytes);
+    return data_ != nullptr;
+  }
+  T* get() const { return data_; }
+
+ private:
+  T* data_ = nullptr;
+  Block block_;  // where it is large
+};
+
+}  // namespace raglane::RAGLANE_TARGET

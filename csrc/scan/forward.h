@@ -1,0 +1,340 @@
+// The forward time loop: one for all cells and dtypes.
+#pragma once
+
+#include "gemm/packed.h"
+#include "scan/prepared.h"
+#include "simd/activations.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class Cell, class S> class ForwardScan {
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  using X = typename Operand<S>::type;  // what products read
+  static constexpr int width = Lanes<A>::width;
+  static constexpr bool has_operands = in_pairs<S> || in_bytes<S>;  // beside the states
+  static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
+
+ public:
+  explicit ForwardScan(const Call& call)
+      : call_(call), l_(*call.layer), H_(l_.hidden_size), P_(l_.projection_size ? l_.projection_size : H_),
+        h_stride_(row_stride<A>(P_)), c_stride_(row_stride<A>(H_)),
+        operand_stride_(has_operands ? row_stride<A>(operand_words<S>(P_)) : h_stride_),
+        state_size_(2 * h_stride_ + (Cell::has_c ? c_stride_ : 0) + (l_.projection_size ? c_stride_ : 0)),
+        operand_size_(has_operands ? 2 * operand_stride_ + (l_.projection_size ? c_stride_ : 0) : 0),
+        weights_(l_), input_(weights_.input), prepared_(l_, input_) {}
+
+  bool reserve() {
+    bool poison = l_.flags & RAGLANE_POISON;
+    decide((input_.panels(0).size() + weights_.hidden[0].size()) * (int64_t)sizeof(A));
+    if (!weights_.reserve(poison)) return false;
+    int64_t rows = l_.threads * capacity_;
+    if (!states_.reserve(rows * state_size_, poison) || !operands_.reserve(rows * operand_size_, false)) return false;
+    memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
+    if (!barriers_.reserve(l_.threads + 1, false)) return false;
+    for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
+    return input_.reserve(l_.threads, poison) && prepared_.reserve(poison);
+  }
+
+  void work(int thread, int threads) {
+    Division division(threads, (int)l_.directions, members_);
+    weights_.pack(thread, threads);
+    if (thread == threads - 1) keep_empty();
+    barriers_.get()[l_.threads].wait(threads);
+    if (prepared_.wanted()) {
+      for (int d = 0; d < l_.directions; d++) prepared_.make(d, thread, threads);
+      barriers_.get()[l_.threads].wait(threads);
+    }
+    if (division.idle(thread)) return;
+    int home = thread % (int)l_.directions;
+    scan(home, thread, division);
+    if (division.members == 1)
+      for (int other = 1; other < l_.directions; other++) scan((home + other) % (int)l_.directions, thread, division);
+  }
+
+ private:
+  const Call& call_;
+  const raglane_layer& l_;
+  const int64_t H_, P_, h_stride_, c_stride_, operand_stride_;
+  const int64_t state_size_, operand_size_;  // a lane's scratch
+  MatrixWeights<Cell, S> weights_;
+  InputProducts<Cell, S>& input_;
+  PreparedProducts<Cell, S> prepared_;
+  bool streams_ = false;  // saved gates go past the caches, which would not hold them until they are read
+  int members_ = 1, capacity_ = 1;
+  Scratch<A> states_, operands_;
+  Scratch<Barrier> barriers_;
+  Queue queues_[2];
+
+  // Where the rows of a team's step lie. Those of lanes follow each other in scratch, those of elements in the caller's
+  // memory.
+  struct Step {
+    int d;
+    const int64_t* element;        // what each lane computes now
+    A *before, *after, *c;         // of the first lane: h before and after, c
+    A *operand, *next_operand;     // `before` as products read it, and `after` as they will
+    int64_t after_stride, next_stride;
+    S *output, *gates, *c_states;     // of the first element; null where they are not wanted
+    const A* x[most_lanes];        // a lane's input, where input products are folded in
+    const A* operands[most_lanes]; // a lane's row of `operand`
+  };
+
+  // ---- before the loop -------------------------------------------------------------------------------------------
+
+  void decide(int64_t panel_bytes) {
+    int64_t hidden_bytes = weights_.hidden[0].size() * (int64_t)sizeof(A);
+    members_ = wanted_members(call_, hidden_bytes, weights_.hidden[0].count());
+    Division division((int)l_.threads, (int)l_.directions, members_);
+    int teams = division.teams(0) > 0 ? division.teams(0) : 1;
+    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
+    if constexpr (Cell::saved > 0) {
+      int64_t row = l_.gate_stride * (int64_t)sizeof(S);
+      bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
+      bool large = l_.elements * row > tuning::streamed_caches * call_.cache;
+      streams_ = l_.gates && !prepared_.wanted() && aligned && large;
+    }
+    capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
+  }
+
+  // An empty sequence's final state is its initial one.
+  void keep_empty() {
+    for (int64_t b = 0; b < l_.sequences; b++) {
+      if (l_.offsets[b] != l_.offsets[b + 1]) continue;
+      for (int d = 0; d < l_.directions; d++) {
+        int64_t row = d * l_.sequences + b;
+        copy_columns((S*)l_.final_h + row * P_, (const S*)l_.initial_h + row * P_, 0, P_);
+        if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, (const S*)l_.initial_c + row * H_, 0, H_);
+      }
+    }
+  }
+
+  int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
+
+  // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel. Prepared
+  // and saved rows have the same layout, panel after panel.
+  struct Sums : PanelPlace<Cell, A> {
+    using Place = PanelPlace<Cell, A>;
+    alignas(64) A memory[tile_rows * Cell::slots * Place::slot_size];
+    A* row[tile_rows];
+    const A* biases[tile_rows];
+    int64_t of_hidden[panel_vectors];
+
+    explicit Sums(const Place& place) : Place(place) {
+      for (int r = 0; r < tile_rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
+      for (int v = 0; v < Cell::gates * place.units; v++)
+        of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
+    }
+  };
+
+  // ---- the loop ---------------------------------------------------------------------------------------------------
+
+  void scan(int d, int thread, const Division& division) {
+    Team team = division.team(thread, d, barriers_.get());
+    bool ascending = d == 0;
+    // A team's scratch: h twice, c, and what a projection reads; in pairs, h twice and what a projection reads again.
+    A* before = states_.get() + division.slot(thread) * capacity_ * state_size_;
+    A* after = before + capacity_ * h_stride_;
+    A* c = after + capacity_ * h_stride_;
+    A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
+    // Bytes are made of whole rows, which no member has by itself before the wait: so each makes all of them.
+    int64_t slot = in_bytes<S> ? thread : division.slot(thread);
+    A* operand = has_operands ? operands_.get() + slot * capacity_ * operand_size_ : before;
+    A* next_operand = has_operands ? operand + capacity_ * operand_stride_ : after;
+    A* projected = has_operands ? next_operand + capacity_ * operand_stride_ : unprojected;
+    // This member's share of the panels, and their columns.
+    int64_t first_panel = weights_.hidden[d].count() * team.member / team.members;
+    int64_t end_panel = weights_.hidden[d].count() * (team.member + 1) / team.members;
+    int64_t begin = first_panel * weights_.hidden[d].panel_columns(), end = end_panel * weights_.hidden[d].panel_columns();
+    end = end < H_ ? end : H_;
+    int64_t h_begin = team.members > 1 ? begin : 0, h_end = team.members > 1 ? end : P_;
+
+    LaneSet lanes(call_, team, &queues_[d], capacity_, ascending);
+    auto start = [&](int lane) {
+      int64_t row = d * l_.sequences + lanes.sequence[lane];
+      copy_columns(before + lane * h_stride_, (const S*)l_.initial_h + row * P_, h_begin, h_end);
+      if (in_pairs<S>) copy_columns(in_row(operand, lane), (const S*)l_.initial_h + row * P_, h_begin, h_end);
+      if (Cell::has_c) copy_columns(c + lane * c_stride_, (const S*)l_.initial_c + row * H_, begin, end);
+    };
+    auto finish = [&](int lane) {
+      int64_t row = d * l_.sequences + lanes.sequence[lane];
+      copy_columns((S*)l_.final_h + row * P_, before + lane * h_stride_, h_begin, h_end);
+      if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, c + lane * c_stride_, begin, end);
+    };
+    auto move = [&](int from, int to) {
+      copy_columns(before + to * h_stride_, before + from * h_stride_, h_begin, h_end);
+      if (in_pairs<S>) copy_columns(in_row(operand, to), (const X*)in_row(operand, from), h_begin, h_end);
+      if (Cell::has_c) copy_columns(c + to * c_stride_, c + from * c_stride_, begin, end);
+    };
+
+    lanes.fill(start);
+    team.barrier->wait(team.members);
+    Step step;
+    step.d = d, step.element = lanes.element, step.c = c;
+    const bool projects = l_.projection_size > 0;
+    step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
+    step.output = l_.output ? (S*)l_.output + d * P_ : nullptr;
+    step.gates = Cell::saved && l_.gates ? (S*)l_.gates + d * l_.elements * l_.gate_stride : nullptr;
+    step.c_states = Cell::has_c && l_.c_states ? (S*)l_.c_states + d * l_.elements * H_ : nullptr;
+    for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
+      step.before = before, step.after = projects ? unprojected : after;
+      step.operand = operand, step.next_operand = projects ? projected : next_operand;
+      for (int lane = 0; lane < lanes.active; lane++) {
+        if (!prepared_.wanted()) step.x[lane] = input_.row(lanes.element[lane], thread, lane);
+        if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
+        step.operands[lane] = operand + lane * operand_stride_;
+      }
+      // Back and forth over the panels: what was read last is still in the cache when it is read next.
+      for (int64_t i = first_panel; i < end_panel; i++)
+        for (int first = 0, size; first < lanes.active; first += size) {
+          size = next_tile(lanes.active - first);
+          tile(step, first, size, backwards ? first_panel + end_panel - 1 - i : i);
+        }
+      if (projects) project(step, lanes.active, after, next_operand);
+      A* swap = before;
+      before = after, after = swap;
+      swap = operand;
+      operand = next_operand, next_operand = swap;
+      lanes.advance(finish, start, move);
+      team.barrier->wait(team.members);
+    }
+    finish_streams();
+  }
+
+  // A lane's row of h as products read it.
+  X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
+
+  // Some rows, the units of one panel: from the products to the new state while all of it is in the nearest cache.
+  void tile(const Step& step, int first, int size, int64_t panel) {
+    const int d = step.d;
+    Sums sums(input_.at(d, panel));
+    int vectors = Cell::gates * sums.units;
+    const A* prepared[tile_rows];  // what the hidden product starts from
+    for (int r = 0; r < size; r++) {
+      const int64_t element = step.element[first + r];
+      fetch(step, element, sums);
+      prepared[r] = sums.row[r];
+      if (!prepared_.wanted()) {
+        sums.start(sums.row[r], Cell::gates);
+      } else if constexpr (Cell::saved > 0) {
+        prepared[r] = prepared_.at(d, element) + sums.chunk;
+      } else {
+        for (int u = 0; u < sums.units; u++) {
+          int64_t column = sums.unit + u * width;
+          store(sums.row[r] + u * width, load(prepared_.at(d, element) + column, count_at(column)));
+        }
+      }
+    }
+    if (!prepared_.wanted())
+      multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
+                                  sums.of_bias, sums.row, sums.of_input});
+    multiply<X>(size, vectors, {step.operands + first, weights_.hidden[d].at(panel), weights_.hidden[d].steps(), prepared,
+                                sums.of_hidden, sums.row, sums.of_hidden});
+    for (int begin = 0; begin < size; begin += finished_rows)
+      for (int u = 0; u < sums.units; u++)
+        finish(step, first + begin, size - begin < finished_rows ? size - begin : finished_rows, u, sums,
+               sums.row + begin, prepared + begin);
+  }
+
+  // Bring what the tile will write into the cache while it is multiplied, and what the next panel's tile starts from:
+  // pieces of some lines here and there, which the processor does not see coming.
+  RAGLANE_INLINE void fetch(const Step& step, int64_t element, const Sums& sums) {
+    if (step.output && l_.projection_size == 0)
+      __builtin_prefetch(step.output + element * l_.directions * P_ + sums.unit, 1);
+    if constexpr (Cell::saved > 0)
+      if (step.gates && !prepared_.wanted() && !streams_)
+        for (int s = 0; s < Cell::saved; s++)
+          __builtin_prefetch(step.gates + element * l_.gate_stride + sums.chunk + s * sums.slot_size, 1);
+    if constexpr (Cell::has_c)
+      if (step.c_states) __builtin_prefetch(step.c_states + element * H_ + sums.unit, 1);
+    if constexpr (Cell::saved > 0)
+      if (prepared_.wanted()) {
+        const A* next = prepared_.at(step.d, element + (step.d == 0 ? 1 : -1));
+        for (int s = 0; s < Cell::slots; s++) __builtin_prefetch(next + sums.chunk + s * sums.slot_size, 1);
+      }
+  }
+
+  // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is
+  // a long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
+  RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
+                             const A* const* prepared) {
+    int64_t unit = sums.unit + u * width;
+    int count = count_at(unit);
+    V last[finished_rows] = {}, save[finished_rows][Cell::saved + 1], c[finished_rows];
+    constexpr int together = registers == 32 ? 2 : 1;
+    int r = 0;
+    for (; r + together <= size; r += together)
+      open<together>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+    for (; r < size; r++)
+      open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+    if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
+    // Copies on the stack: the compiler cannot know that the stores below leave them alone.
+    const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
+    const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
+    const int64_t* elements = step.element;
+    const A* before = step.before + unit;
+    A *after = step.after + unit, *c_after = step.c + unit;
+    S* output = step.output && l_.projection_size == 0 ? step.output + unit : nullptr;
+    S* gates = step.gates ? step.gates + sums.chunk + u * width : nullptr;
+    S* c_states = step.c_states ? step.c_states + unit : nullptr;
+    const bool streams = streams_;
+    for (r = 0; r < size; r++) {
+      int lane = first + r;
+      const int64_t element = elements[lane];
+      V h = Cell::close(last[r], load(before + lane * h_stride), save[r]);
+      // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
+      store(after + lane * after_stride, h);
+      if constexpr (in_pairs<S>) store((X*)(step.next_operand + lane * step.next_stride) + unit, h, count);
+      if constexpr (Cell::has_c) store(c_after + lane * c_stride, c[r]);
+      if (output) store(output + element * output_stride, h, count);
+      if constexpr (Cell::saved > 0)
+        if (gates) {
+#pragma GCC unroll 8
+          for (int s = 0; s < Cell::saved; s++) {
+            S* to = gates + element * gate_stride + s * slot_size;
+            streams ? stream(to, save[r][s]) : store(to, save[r][s]);
+          }
+        }
+      if constexpr (Cell::has_c)
+        if (c_states) store(c_states + element * H, c[r], count);
+    }
+  }
+
+  template <int ROWS>
+  RAGLANE_INLINE void open(const Step& step, int first, int u, const Sums& sums, const A* const* summed,
+                           const A* const* prepared, V* c, V (*save)[Cell::saved + 1], V* last) {
+    V arguments[ROWS][Cell::slots];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+#pragma GCC unroll 8
+      for (int slot = 0; slot < Cell::slots; slot++) {
+        // A slot that the hidden product does not reach stands where it was prepared.
+        const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
+        arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
+      }
+      if constexpr (Cell::has_c) c[i] = load((const A*)step.c + (first + i) * c_stride_ + sums.unit + u * width);
+    }
+    Cell::template open<ROWS>(arguments, c, save, last);
+  }
+
+  // h = W_hr m, for all lanes.
+  void project(const Step& step, int active, A* after, A* next_operand) {
+    A *to[most_lanes], *from[most_lanes];
+    for (int lane = 0; lane < active; lane++) {
+      to[lane] = after + lane * h_stride_;
+      A* unprojected = step.after + lane * step.after_stride;
+      from[lane] = has_operands ? step.next_operand + lane * step.next_stride : unprojected;
+      if constexpr (in_bytes<S>) to_bytes(unprojected, H_, from[lane]);
+      memset((void*)to[lane], 0, h_stride_ * sizeof(A));
+    }
+    const Panels<S>& projection = weights_.projection[step.d];
+    for (int64_t panel = 0; panel < projection.count(); panel++)
+      multiply_panel(projection, panel, active, from, to);
+    for (int lane = 0; lane < active; lane++) {
+      if (in_pairs<S>) copy_columns(in_row(next_operand, lane), (const A*)to[lane], 0, P_);
+      if (!step.output) continue;
+      copy_columns(step.output + step.element[lane] * l_.directions * P_, (const A*)to[lane], 0, P_);
+    }
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

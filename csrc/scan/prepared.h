@@ -1,0 +1,76 @@
+// Input products of a whole layer, prepared before its forward loop.
+//
+// That is done where few rows are alive: folded into the loop, the products cost no memory traffic, but their weights
+// are read at every step, which for few rows takes longer than it saves. Prepared rows rest where the saved gates, or an
+// Elman network's outputs, will replace them one by one, else in scratch.
+#pragma once
+
+#include "scan/scan.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class Cell, class S> class PreparedProducts {
+  using A = typename Arithmetic<S>::type;
+
+ public:
+  PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
+
+  // Choose, for this many rows on average and weights of this many bytes.
+  void decide(double rows, int64_t weight_bytes, int64_t cache) {
+    bool cached = weight_bytes <= cache / tuning::weights_of_cache;
+    int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
+    wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
+    // Where gates are not saved to spare memory, there is none for products either.
+    if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
+    if (l_.flags & RAGLANE_FOLD) wanted_ = false;
+    if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
+  }
+
+  bool reserve(bool poison) {
+    if (!wanted_) return true;
+    int64_t P = l_.projection_size ? l_.projection_size : l_.hidden_size;
+    if (rest_in_results() && Cell::saved > 0) {
+      stride_ = l_.gate_stride;
+      for (int d = 0; d < l_.directions; d++) rows_[d] = (A*)l_.gates + d * l_.elements * stride_;
+    } else if (rest_in_results()) {
+      stride_ = l_.directions * P;
+      for (int d = 0; d < l_.directions; d++) rows_[d] = (A*)l_.output + d * P;
+    } else {
+      stride_ = input_.row_size();
+      if (!scratch_.reserve(l_.directions * l_.elements * stride_, poison)) return false;
+      for (int d = 0; d < l_.directions; d++) rows_[d] = scratch_.get() + d * l_.elements * stride_;
+    }
+    return true;
+  }
+
+  // One thread's part of a direction, in blocks of rows.
+  void make(int d, int thread, int threads) const {
+    int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
+    blocks = (blocks + threads - 1) / threads * threads;
+    for (int64_t block = thread; block < blocks; block += threads) {
+      int64_t begin = l_.elements * block / blocks, end = l_.elements * (block + 1) / blocks;
+      const A* rows[block_rows];
+      for (int64_t i = begin; i < end; i++) rows[i - begin] = input_.row(i, thread, (int)(i - begin));
+      for (int64_t panel = 0; panel < input_.panels(d).count(); panel++)
+        input_.multiply(d, panel, (int)(end - begin), rows, rows_[d] + begin * stride_, stride_);
+    }
+  }
+
+  bool wanted() const { return wanted_; }
+  int64_t stride() const { return stride_; }
+  const A* at(int d, int64_t element) const { return rows_[d] + element * stride_; }
+
+ private:
+  const raglane_layer& l_;
+  const InputProducts<Cell, S>& input_;
+  bool wanted_ = false;
+  int64_t stride_ = 0;
+  A* rows_[2] = {};
+  Scratch<A> scratch_;
+
+  bool rest_in_results() const {
+    return sizeof(S) == sizeof(A) && (Cell::saved > 0 ? l_.gates : l_.output) != nullptr;
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET

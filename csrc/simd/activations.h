@@ -1,0 +1,217 @@
+// exp, expm1, tanh, sigmoid, log, log1p and erf on a vector: in float at most 4 ulp from the true value, over the whole
+// range.
+//
+// The way of the first four: x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh is built on
+// exp - 1, which keeps its accuracy near zero; sigmoid on exp(-|x|), which never overflows and reaches down into the
+// denormal numbers. NaN goes through all.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class A> struct Reduction;
+template <> struct Reduction<float> {
+  static constexpr float magic = 0x1.8p23f;  // added and subtracted, it rounds to an integer
+  static constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+  static constexpr float lowest = -105.0f, highest = 89.5f;  // exp is 0 below, inf above
+  static constexpr float tanh_end = 10.0f;                   // tanh is 1 above
+  static constexpr int bias = 127, mantissa = 23;
+  // (exp(r) - 1 - r) / r^2, fitted on |r| <= 1.01 ln 2 / 2 to a quarter of an ulp of exp(r)
+  static constexpr int terms = 5;
+  static constexpr float polynomial[terms] = {0x1p-1f, 0x1.5554a8p-3f, 0x1.55547ep-5f, 0x1.122d8ep-7f, 0x1.6da0cp-10f};
+};
+template <> struct Reduction<double> {
+  static constexpr double magic = 0x1.8p52;
+  static constexpr double ln2_high = 0x1.62e42fefap-1, ln2_low = 0x1.cf79abc9e3b3ap-40;
+  static constexpr double lowest = -746.0, highest = 710.5;
+  static constexpr double tanh_end = 20.0;
+  static constexpr int bias = 1023, mantissa = 52;
+  static constexpr int terms = 12;  // Taylor's: the first term left out is 4e-18 of the sum
+  static constexpr double polynomial[terms] = {
+      1.0 / 2,     1.0 / 6,      1.0 / 24,      1.0 / 120,      1.0 / 720,        1.0 / 5040,
+      1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+};
+
+// All functions take N vectors and treat them step by step side by side: each is one long chain of operations, and
+// the processor looks ahead too little to find the next one by itself.
+template <class A, int N> struct Split {
+  Vec<A> shifted[N];  // magic + n: its lowest bits are the integer n
+  Vec<A> n[N];
+  Vec<A> tail[N];  // exp(r) - 1
+
+  RAGLANE_INLINE typename Lanes<A>::integer integer(int i) const {
+    using I = typename Lanes<A>::integer;
+    return (I)shifted[i] - (I)splat<Vec<A>>(Reduction<A>::magic);
+  }
+};
+
+// exp(x) = 2^n * (1 + tail) for x between lowest and highest.
+template <class A, int N> RAGLANE_INLINE Split<A, N> split(const Vec<A>* x) {
+  using V = Vec<A>;
+  using R = Reduction<A>;
+  Split<A, N> s;
+  V r[N], p[N];
+  RAGLANE_EACH s.shifted[i] = fma(x[i], splat<V>((A)1.44269504088896340736), splat<V>(R::magic));
+  RAGLANE_EACH s.n[i] = s.shifted[i] - R::magic;
+  RAGLANE_EACH r[i] = fma(s.n[i], splat<V>(-R::ln2_high), x[i]);
+  RAGLANE_EACH r[i] = fma(s.n[i], splat<V>(-R::ln2_low), r[i]);
+  RAGLANE_EACH p[i] = splat<V>(R::polynomial[R::terms - 1]);
+#pragma GCC unroll 16
+  for (int term = R::terms - 2; term >= 0; term--)
+    RAGLANE_EACH p[i] = fma(p[i], r[i], splat<V>(R::polynomial[term]));
+  RAGLANE_EACH s.tail[i] = fma(r[i] * r[i], p[i], r[i]);
+  return s;
+}
+
+// 2^n for n in the range of normal numbers.
+template <class A> RAGLANE_INLINE Vec<A> power_of_two(typename Lanes<A>::integer n) {
+  return (Vec<A>)((n + Reduction<A>::bias) << Reduction<A>::mantissa);
+}
+
+// x * 2^n, n as numbers of x's type and as integers. 2^n alone may be no normal number; the second product rounds.
+template <class V, class I> RAGLANE_INLINE V times_power_of_two(V x, V, I n) {
+  using A = decltype(x[0] + x[0]);
+  I half = n >> 1;
+  return x * power_of_two<A>(half) * power_of_two<A>(n - half);
+}
+
+// exp(x), down into the denormal numbers.
+template <class A, int N> RAGLANE_INLINE Vec<A> whole(const Split<A, N>& s, int i) {
+  return times_power_of_two(s.tail[i] + (A)1, s.n[i], s.integer(i));
+}
+
+template <class A, int N> RAGLANE_INLINE void exp(Vec<A>* x) {
+  using R = Reduction<A>;
+  RAGLANE_EACH x[i] = at_most(R::highest, at_least(R::lowest, x[i]));
+  Split<A, N> s = split<A, N>(x);
+  RAGLANE_EACH x[i] = whole(s, i);
+}
+
+// The sign bit of every entry.
+template <class A> RAGLANE_INLINE typename Lanes<A>::integer sign_bit() {
+  return (typename Lanes<A>::integer){} + (sizeof(A) == 4 ? INT32_MIN : INT64_MIN);
+}
+// -|x|
+template <class A> RAGLANE_INLINE Vec<A> below_zero(Vec<A> x) {
+  using I = typename Lanes<A>::integer;
+  return (Vec<A>)((I)x | sign_bit<A>());
+}
+
+// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them: they share most of the way.
+template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  using I = typename Lanes<A>::integer;
+  constexpr int N = SIGMOIDS + TANHS;
+  V y[N], t[N];
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? at_least(R::lowest, below_zero<A>(x[i]))
+                                   : at_least(-R::tanh_end, below_zero<A>(x[i])) * (A)2;
+  Split<A, N> s = split<A, N>(y);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? whole(s, i) : power_of_two<A>(s.integer(i));
+  // exp(-|x|) or 1 over exp(-|x|) + 1; exp(-2 |x|) - 1 over exp(-2 |x|) + 1, which is -tanh(|x|)
+  RAGLANE_EACH t[i] = i >= SIGMOIDS ? fma(y[i], s.tail[i], y[i] - (A)1) : x[i] < (A)0 ? y[i] : splat<V>((A)1);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + (A)1 : t[i] + (A)2;
+  quotient<N>(t, y);
+  RAGLANE_EACH x[i] = i < SIGMOIDS ? t[i] : (V)(((I)t[i] & ~sign_bit<A>()) | ((I)x[i] & sign_bit<A>()));
+}
+
+template <class A> RAGLANE_INLINE Vec<A> sigmoid(Vec<A> x) {
+  squash<A, 1, 0>(&x);
+  return x;
+}
+template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
+  squash<A, 0, 1>(&x);
+  return x;
+}
+
+// exp(x) - 1
+template <class A, int N> RAGLANE_INLINE void expm1(Vec<A>* x) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  RAGLANE_EACH x[i] = at_most(R::highest, at_least((A)-40, x[i]));  // below that it is -1
+  Split<A, N> s = split<A, N>(x);
+  RAGLANE_EACH {
+    V power = power_of_two<A>(s.integer(i));  // no number where n is large, where 1 is nothing beside it
+    x[i] = s.n[i] > (A)60 ? whole(s, i) : fma(power, s.tail[i], power - (A)1);
+  }
+}
+
+// ---- logarithms --------------------------------------------------------------------------------------------------
+
+// x = 2^n * m with m between sqrt(1/2) and sqrt(2).
+template <class A> struct Logarithm;
+template <> struct Logarithm<float> {
+  static constexpr int32_t root = 0x3f3504f3;  // the bits of sqrt(1/2)
+  static constexpr float magic = 0x1.8p23f, smallest = 0x1p-126f, larger = 0x1p25f, by = 25;
+  static constexpr float infinity = __builtin_inff();
+  static constexpr int terms = 6;
+};
+template <> struct Logarithm<double> {
+  static constexpr int64_t root = 0x3fe6a09e667f3bcd;
+  static constexpr double magic = 0x1.8p52, smallest = 0x1p-1022, larger = 0x1p54, by = 54;
+  static constexpr double infinity = __builtin_inf();
+  static constexpr int terms = 12;
+};
+
+template <class A> struct Scaled {
+  Vec<A> n, m;
+};
+template <class A> RAGLANE_INLINE Scaled<A> scaled(Vec<A> x) {
+  using L = Logarithm<A>;
+  using I = typename Lanes<A>::integer;
+  using V = Vec<A>;
+  V is_small = x < L::smallest ? splat<V>((A)1) : V{};
+  x = is_small != (A)0 ? x * L::larger : x;
+  I n = ((I)x - L::root) >> Reduction<A>::mantissa;
+  V whole = (V)(n + (I)splat<V>(L::magic)) - L::magic;
+  return {fma(is_small, splat<V>(-L::by), whole), (V)((I)x - (n << Reduction<A>::mantissa))};
+}
+
+// log(1 + f) for |f| < 0.42: 2 atanh(f / (2 + f)), by Taylor's polynomial; the first term left out is 1e-9 of the sum in
+// float, 1e-18 in double.
+template <class A> RAGLANE_INLINE Vec<A> log_near_one(Vec<A> f) {
+  using V = Vec<A>;
+  constexpr int terms = Logarithm<A>::terms;
+  V twice = f / fma(f, splat<V>((A)0.5), splat<V>((A)1)), square = twice * twice * (A)0.25;
+  V p = splat<V>((A)1 / (2 * terms + 1));
+#pragma GCC unroll 16
+  for (int term = terms - 1; term >= 1; term--) p = fma(p, square, splat<V>((A)1 / (2 * term + 1)));
+  return fma(twice * square, p, twice);
+}
+
+// The same with n * ln 2 + rest added, and what a logarithm of x is at its ends.
+template <class A> RAGLANE_INLINE Vec<A> log_from(Vec<A> x, Vec<A> f, Vec<A> n, Vec<A> rest) {
+  using R = Reduction<A>;
+  using V = Vec<A>;
+  V low = fma(n, splat<V>(R::ln2_low), rest);
+  V log = fma(n, splat<V>(R::ln2_high), log_near_one<A>(f) + low);
+  log = x == (A)0 ? splat<V>(-Logarithm<A>::infinity) : log;
+  log = x < (A)0 ? splat<V>((A)__builtin_nan("")) : log;
+  return (x == Logarithm<A>::infinity) | (x != x) ? x : log;
+}
+
+template <class A> RAGLANE_INLINE Vec<A> log(Vec<A> x) {
+  Scaled<A> s = scaled<A>(x);
+  return log_from<A>(x, s.m - (A)1, s.n, Vec<A>{});
+}
+
+// log(1 + x): near zero x is its own f; elsewhere what was lost in 1 + x, divided by it, is added.
+template <class A> RAGLANE_INLINE Vec<A> log1p(Vec<A> x) {
+  using V = Vec<A>;
+  V sum = x + (A)1, one = sum - x, lost = (x - (sum - one)) + ((A)1 - one);
+  Scaled<A> s = scaled<A>(sum);
+  V f = s.n == (A)0 ? x : s.m - (A)1;
+  return log_from<A>(sum, f, s.n, s.n == (A)0 ? V{} : lost / sum);
+}
+
+// Rare in recurrences: number by number.
+template <class A> RAGLANE_INLINE Vec<A> erf(Vec<A> x) {
+  for (int i = 0; i < Lanes<A>::width; i++) {
+    if constexpr (sizeof(A) == 4) x[i] = __builtin_erff(x[i]);
+    else x[i] = __builtin_erf(x[i]);
+  }
+  return x;
+}
+
+}  // namespace raglane::RAGLANE_TARGET

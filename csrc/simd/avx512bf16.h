@@ -1,0 +1,22 @@
+// AVX-512 with AVX512-BF16, which multiplies pairs of bfloat16.
+#pragma once
+
+#include "simd/avx512.h"
+
+#define RAGLANE_PAIRS 1           // products of bfloat16 are made of pairs
+#define RAGLANE_FAMILY avx512  // whose loops are taken where no pairs are multiplied
+
+namespace raglane::RAGLANE_TARGET {
+
+// c plus the products of two pairs of bfloat16, in each entry: the later number of a pair first, rounded twice.
+RAGLANE_INLINE F dot(F a, F b, F c) {
+#if defined(RAGLANE_EMULATE)  // where no processor has the instruction; it takes denormal numbers for 0
+  using Word = Lanes<float>::word;
+  c = fma((F)((Word)a & 0xffff0000u), (F)((Word)b & 0xffff0000u), c);
+  return fma((F)((Word)a << 16), (F)((Word)b << 16), c);
+#else
+  return (F)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+#endif
+}
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,36 @@
+// The functions that the cells compute with, on arrays: for tests.
+#pragma once
+
+#include "abi/raglane.h"
+#include "simd/activations.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += Lanes<A>::width) {
+    int here = (int)(count - i < Lanes<A>::width ? count - i : Lanes<A>::width);
+    Vec<A> x = load(in + i, here);
+    switch (function) {
+      case RAGLANE_EXP: exp<A, 1>(&x); break;
+      case RAGLANE_TANH: x = tanh<A>(x); break;
+      case RAGLANE_SIGMOID: x = sigmoid<A>(x); break;
+      case RAGLANE_EXPM1: expm1<A, 1>(&x); break;
+      case RAGLANE_LOG: x = log<A>(x); break;
+      case RAGLANE_LOG1P: x = log1p<A>(x); break;
+      case RAGLANE_ERF: x = erf<A>(x); break;
+      default: return RAGLANE_BAD_ARGUMENT;
+    }
+    store(out + i, x, here);
+  }
+  return RAGLANE_OK;
+}
+
+inline int32_t apply(int64_t dtype, int64_t function, const void* in, void* out, int64_t count) {
+  switch (dtype) {
+    case RAGLANE_FLOAT32: return apply_to<float>(function, (const float*)in, (float*)out, count);
+    case RAGLANE_FLOAT64: return apply_to<double>(function, (const double*)in, (double*)out, count);
+  }
+  return RAGLANE_BAD_ARGUMENT;
+}
+
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,41 @@
+// The backward loop, and what follows it, for the instruction set that the build names, and its table of entries; see
+// run.h.
+#include "gemm/call_gradients.h"
+#include "scan/backward.h"
+#include "scan/backward_rounds.h"
+#include "targets/apply.h"
+#include "targets/peak.h"
+#include "targets/run.h"
+#include "targets/targets.h"
+
+// What follows a loop that goes back has no pairs to multiply, so it is the family's.
+#if defined(RAGLANE_FAMILY)
+namespace raglane::RAGLANE_FAMILY {
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
+int32_t backward_in_rounds(const Call& call);
+int32_t outer(const raglane_outer& outer);
+}
+#endif
+
+namespace raglane::RAGLANE_TARGET {
+#if defined(RAGLANE_FAMILY)
+using RAGLANE_FAMILY::backward_in_rounds;
+using RAGLANE_FAMILY::outer;
+using RAGLANE_FAMILY::walk_and_gradients;
+#else
+int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
+int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }
+int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call); }
+#endif
+int32_t forward(const Call& call);
+int32_t elementwise_forward(const ElementwiseCall& call);
+int32_t elementwise_backward(const ElementwiseCall& call);
+int32_t pack(const Call& call);
+int32_t elementwise_pack(const ElementwiseCall& call);
+int32_t program(const ProgramCall& call);
+int32_t backward(const Call& call) {
+  return call.rounds ? backward_in_rounds(call) : walk_and_gradients(call, run<BackwardScan, Call>);
+}
+extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
+                                elementwise_pack, program, outer, apply, multiply_registers};
+}  // namespace raglane::RAGLANE_TARGET

@@ -1,0 +1,63 @@
+// The most operations per second that a core has for products: a yardstick for benchmarks.
+#pragma once
+
+#include "abi/raglane.h"
+#include "gemm/gemm.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// Independent sums hide each other's latency: enough of them for two multiply-adds of five cycles at a time.
+inline constexpr int chains = 12;
+
+// `rounds` times a fused multiply-add in each chain, registers alone; returns the operations. Sums of pairs of bfloat16
+// are those of the instruction that the products use. All numbers are zeros: none is denormal or too large.
+template <class S> int64_t multiply_registers(int64_t rounds) {
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  const volatile A zero = 0;
+  V sums[chains];
+#pragma GCC unroll 12
+  for (int i = 0; i < chains; i++) {  // read anew for each, or the compiler makes all chains one
+    A read = zero;
+    sums[i] = splat_at(&read);
+  }
+  A read = zero;
+  V a = splat_at(&read);
+  for (int64_t k = 0; k < rounds; k++) {
+#pragma GCC unroll 12
+    for (int i = 0; i < chains; i++) sums[i] = multiply_add<S>(a, a, sums[i]);
+  }
+  A total = 0;
+#pragma GCC unroll 12
+  for (int i = 0; i < chains; i++) total += sums[i][0];
+  const volatile A kept = total;  // or the compiler leaves it all out
+  (void)kept;
+  return rounds * chains * Lanes<A>::width * (in_pairs<S> ? 4 : 2);
+}
+
+#if defined(RAGLANE_TILES)
+template <> inline int64_t multiply_registers<bfloat16>(int64_t rounds) {
+  TileRegisters registers;
+  TileRegisters::shape(tile_rows);  // all zeros
+  for (int64_t k = 0; k < rounds; k++) {
+    multiply_tiles<0, 5>();
+    multiply_tiles<1, 6>();
+    multiply_tiles<2, 7>();
+    multiply_tiles<3, 5>();
+  }
+  return rounds * 4 * tile_rows * tile_words * tile_words * 4;
+}
+#endif
+
+inline int64_t multiply_registers(int64_t dtype, int64_t rounds) {
+  switch (dtype) {
+#if !defined(RAGLANE_FAMILY)
+    case RAGLANE_FLOAT32: return multiply_registers<float>(rounds);
+    case RAGLANE_FLOAT64: return multiply_registers<double>(rounds);
+#endif
+    case RAGLANE_BFLOAT16: return multiply_registers<bfloat16>(rounds);
+  }
+  return -1;
+}
+
+}  // namespace raglane::RAGLANE_TARGET

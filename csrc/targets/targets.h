@@ -1,0 +1,61 @@
+// The instruction sets, and what each provides. A set is a line here and the file of its operations in simd/.
+#pragma once
+
+#include <stdint.h>
+
+#include "abi/call.h"
+
+// TARGET(name, family, loops, bytes, flags, detected), numbered from 0 on, a better one after those that it is better than.
+//   name      of the namespace, of the file in simd/, and in Python
+//   family    the set that it adds to, whose flags and detection it takes as well
+//   loops     1: of every dtype, or of bfloat16 alone where `bytes` is 0: then the family has the others. Where this is
+//             0, the set is no choice of a caller's: its family takes its bytes where the processor has it. Such sets
+//             come last.
+//   bytes     1: the loops of weights of int8
+//   flags     for the compiler. CMakeLists.txt reads them here, and defines RAGLANE_BUILT_name as 1 or 0.
+//   detected  the processor has it; see processor.cpp
+#define RAGLANE_TARGETS(TARGET)                                                                                        \
+  TARGET(portable, portable, 1, 1, "", true)                                                                           \
+  TARGET(avx2, portable, 1, 1, "-mavx2 -mfma -mprfchw", RAGLANE_CPU("avx2") && RAGLANE_CPU("fma"))                     \
+  TARGET(avx512, portable, 1, 1, "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprfchw -mprefer-vector-width=512", \
+         RAGLANE_CPU("avx512f") && RAGLANE_CPU("avx512bw") && RAGLANE_CPU("avx512dq") && RAGLANE_CPU("avx512vl") &&    \
+             RAGLANE_CPU("fma"))                                                                                       \
+  TARGET(avx512bf16, avx512, 1, 0, "-mavx512bf16", cpu_bit(1, EAX, 5))                                                 \
+  TARGET(amx, avx512, 1, 0, "-mamx-tile -mamx-bf16",                                                                   \
+         cpu_bit(1, EAX, 5) && cpu_bit(0, EDX, 22) && cpu_bit(0, EDX, 24) && tiles_permitted())                        \
+  TARGET(avx2vnni, avx2, 0, 1, "-mavxvnni", cpu_bit(1, EAX, 4))                                                        \
+  TARGET(avx512vnni, avx512, 0, 1, "-mavx512vnni", cpu_bit(0, ECX, 11))
+
+// A value, or {} where the condition is 0: RAGLANE_BUILT_name, `loops` or `bytes`.
+#define RAGLANE_IF(condition, value) RAGLANE_IF_(condition, value)
+#define RAGLANE_IF_(condition, value) RAGLANE_IF_##condition(value)
+#define RAGLANE_IF_0(value) {}
+#define RAGLANE_IF_1(value) value
+
+namespace raglane {
+
+// What the loops of an instruction set are. They return a raglane_status.
+struct Kernels {
+  int32_t (*forward)(const Call&);
+  int32_t (*backward)(const Call&);
+  int32_t (*elementwise_forward)(const ElementwiseCall&);
+  int32_t (*elementwise_backward)(const ElementwiseCall&);
+  int32_t (*pack)(const Call&);
+  int32_t (*elementwise_pack)(const ElementwiseCall&);
+  int32_t (*program)(const ProgramCall&);
+  int32_t (*outer)(const raglane_outer&);
+  int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
+  int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
+};
+// The same for weights of int8, of which there is inference alone.
+struct ByteKernels {
+  int32_t (*forward)(const Call&);
+  int32_t (*pack)(const Call&);
+};
+
+#define RAGLANE_DECLARE(name, ...) \
+  namespace name { extern const Kernels kernels; extern const ByteKernels byte_kernels; }
+RAGLANE_TARGETS(RAGLANE_DECLARE)
+#undef RAGLANE_DECLARE
+
+}  // namespace raglane
