@@ -51,7 +51,7 @@ def drawn() -> str:
         from made_plans import make_plan
 
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
-        return page.as_page(_inspect(_contents(), ranks=4)).decode()
+        return page.as_page(_inspect(_contents(1500), ranks=4)).decode()
 
 
 def test_text_ends_in_the_facts_of_the_plan() -> None:
