@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.formats.arrow import labels_in
 from raglane.data.formats.base import TIME_NAMES, choose_column, columns_argument, data_error, named_column
-from raglane.data.formats.labels import labels_in
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, offsets_of
 from raglane.errors import DataError, argument, quote, quote_all, require
 

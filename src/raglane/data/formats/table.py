@@ -26,6 +26,7 @@ import numpy.typing as npt
 from raglane.data.formats.arrow import (
     Reader,
     arrow_types,
+    column_kinds,
     is_id,
     is_label,
     is_list,
@@ -33,6 +34,8 @@ from raglane.data.formats.arrow import (
     is_sequence,
     is_text,
     is_whole,
+    label_kind,
+    read_labels,
     sequences_of,
     words_of,
 )
@@ -45,7 +48,6 @@ from raglane.data.formats.base import (
     named_column,
     takes_tokens,
 )
-from raglane.data.formats.labels import column_kinds, label_kind, read_labels
 from raglane.data.records import Columns, Feature, Records
 from raglane.errors import quote
 
