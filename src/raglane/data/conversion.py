@@ -23,7 +23,7 @@ from raglane._utils.lock import locked
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
-from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, pieces_of, sift, skipped_lines
+from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, pieces_of, sift, skipped_lines
 from raglane.data.fragments import Layout, check_labels
 from raglane.data.jobs import Job, Progress, State, clear, progress_file
 from raglane.data.locations import expand, fingerprint, local, size_of
@@ -189,14 +189,16 @@ class _Writer:
         for piece in pieces_of(pick(path, job.format), path, columns, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read, kinds = 0, set[str]()
-            for records in sift(piece, bad, self._checked, location):
+            for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)
                 for part in bounded(records, shards.SHARD):
                     if self._held_bytes >= 2 * shards.SHARD:
                         self._write(None)
-                    self._hold(part)
-                    done += bytes_of(part)
+                    size_of_part = bytes_of(part)
+                    self._held.append(part)
+                    self._held_bytes += size_of_part
+                    done += size_of_part
             if bad and not read and not start:
                 # Not the rows are bad, but how they are read.
                 raise DataError(bad[0].error)
@@ -213,20 +215,6 @@ class _Writer:
             if begun:
                 check_labels(tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0])
             self._state.layout = replace(layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds})))
-
-    def _checked(self, records: Records) -> Records:
-        """Records that are like those before."""
-        state = self._state
-        alike = Alike(state.layout, state.columns, self._job.locations[0])
-        try:
-            return alike.checked(records)
-        finally:
-            state.layout, state.columns = alike.layout, alike.columns
-
-    def _hold(self, records: Records) -> None:
-        """Keep records for the next shard."""
-        self._held.append(records)
-        self._held_bytes += bytes_of(records)
 
     def _write(self, position: tuple[int, ...] | None) -> None:
         """Write a shard, and then what it holds and where the data goes on; None where only a later shard can say."""

@@ -12,6 +12,7 @@ from raglane._utils.files import remove, write_file
 from raglane._utils.lock import LOCK
 from raglane.data import shards
 from raglane.data.formats.ipc import FORMAT_VERSION
+from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.records import Columns
 from raglane.data.statistics import Statistics
@@ -40,14 +41,12 @@ class Job:
 
 
 @dataclass
-class State:
-    """How far a conversion is."""
+class State(Alike):
+    """How far a conversion is, and what its rows have in common."""
 
     shards: list[dict[str, Any]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     skipped: list[dict[str, str]] = field(default_factory=list)
-    layout: Layout | None = None
-    columns: Columns | None = None
     source: int = 0
     start: tuple[int, ...] = ()
 
@@ -66,8 +65,8 @@ class State:
         if key != job.key():
             clear(work)
             write_file(path, json.dumps({"key": job.key()}).encode())
-            return cls()
-        state, sound = cls(), cls()
+            return cls(first=job.locations[0])
+        state, sound = cls(first=job.locations[0]), cls(first=job.locations[0])
         while (entry := _read_progress(work, len(state.shards))) is not None:
             state.add(entry)
             if entry["position"] is not None:

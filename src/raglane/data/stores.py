@@ -23,7 +23,7 @@ from raglane.data.formats.ipc import (
     with_names,
 )
 from raglane.data.formats.table import Chosen, choose, records_of
-from raglane.data.fragments import Layout, RecordStore, Store, check_labels
+from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.locations import expand, is_url, local, open_location
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
@@ -31,7 +31,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument
 
 
 @dataclass(frozen=True, eq=False)
-class Memory(RecordStore):
+class Memory(Store):
     """Records in memory: one fragment."""
 
     held: Records
@@ -56,7 +56,7 @@ class Memory(RecordStore):
 
 
 @dataclass(frozen=True, eq=False)
-class Tables(RecordStore):
+class Tables(Store):
     """Tables of Arrow, cut into runs of rows: for each its file, and the number of its first row there."""
 
     tables: list[tuple[Path, int, Any]]
@@ -106,7 +106,7 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Groups(RecordStore):
+class Groups(Store):
     """The row groups of a Parquet file, which are read when they are needed."""
 
     # Row groups that are read are in memory.

@@ -102,20 +102,41 @@ class Reader:
         """The error for this file."""
         return data_error(self.path, got, rule, fix)
 
+    def wrong(
+        self,
+        what: str,
+        at: int,
+        name: str,
+        rule: str,
+        fix: str,
+        offsets: npt.NDArray[np.int64] | None = None,
+        after: str = "",
+    ) -> DataError:
+        """The error for an entry of a column, by its row, or with ``offsets`` by its place among all elements."""
+        row, step = (at, "") if offsets is None else place_of(offsets, at)
+        place = self.row(row) + ("" if offsets is None else f", step {step}")
+        return self.error(f"{what} in {place}, column {quote(name)}{after}", rule, fix)
+
+    def wrong_type(self, column: Any, name: str, rule: str, fix: str) -> DataError:
+        """The error for a column of another type."""
+        return self.error(f"{column.type} in column {quote(name)}", rule, fix)
+
     def refuse_nulls(self, column: Any, name: str, role: str) -> None:
         """Raise if an entry of a column is null."""
         if column.null_count:
-            row = int(column.is_null().to_numpy().argmax())
-            fix = "fill it, or remove the row"
-            raise self.error(f"a null in {self.row(row)}, column {quote(name)}", f"each row has a {role}", fix)
+            raise self.wrong(
+                "a null", _first_null(column), name, f"each row has a {role}", "fill it, or remove the row"
+            )
 
     def refuse_inner_nulls(self, elements: Any, offsets: npt.NDArray[np.int64], name: str) -> None:
         """Raise if an element of a column of lists is null."""
         if elements.null_count:
-            row, step = place_of(offsets, int(elements.is_null().to_numpy().argmax()))
-            got = f"a null in {self.row(row)}, step {step}, column {quote(name)}"
-            fix = f"fill it, remove the row, or write NaN and {how_to_fill()}"
-            raise self.error(got, "the elements of a sequence are not null", fix)
+            rule, fix = "the elements of a sequence are not null", "fill it, remove the row, or write NaN and "
+            raise self.wrong("a null", _first_null(elements), name, rule, fix + how_to_fill(), offsets)
+
+
+def _first_null(column: Any) -> int:
+    return int(column.is_null().to_numpy().argmax())
 
 
 def words_of(
@@ -123,8 +144,7 @@ def words_of(
 ) -> npt.NDArray[np.object_]:
     """A column of labels or tokens, without nulls, as ``(M,)`` str; ``offsets`` where they are elements of rows."""
     if not is_label(column.type):
-        rule = "strings, integers or booleans"
-        raise reader.error(f"{column.type} in column {quote(name)}", rule, "convert the column, or name another")
+        raise reader.wrong_type(column, name, "strings, integers or booleans", "convert the column, or name another")
     texts = column.cast("large_string")
     try:
         words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
@@ -139,10 +159,8 @@ def not_utf8(reader: Reader, texts: Any, name: str, offsets: npt.NDArray[np.int6
         try:
             content.decode()
         except UnicodeDecodeError:
-            row, step = (element, None) if offsets is None else place_of(offsets, element)
-            place = reader.row(row) + ("" if step is None else f", step {step}")
-            got = f"{quote(content)} in {place}, column {quote(name)}"
-            return reader.error(got, "a text is UTF-8", "decode the column before you write it")
+            fix = "decode the column before you write it"
+            return reader.wrong(quote(content), element, name, "a text is UTF-8", fix, offsets)
     return reader.error(f"a text in column {quote(name)}", "a text is UTF-8", "decode it before you write it")
 
 
@@ -180,9 +198,7 @@ def sequences_of(
         return _split_texts(reader, column, name, columns.split)
     if not is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.error(
-            f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('sequence')}"
-        )
+        raise reader.wrong_type(column, name, rule, f"name another with {columns_argument('sequence')}")
     lengths, elements = explode(column)
     offsets = offsets_of(lengths)
     reader.refuse_inner_nulls(elements, offsets, name)
@@ -198,19 +214,16 @@ def sequences_of(
         return np.zeros((0, 0), dtype=np.float32), offsets
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
-        row, step = place_of(offsets, odd)
-        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {quote(name)}"
-        got += f", after {count_of(widths[0], 'channel')}"
-        raise reader.error(got, "all steps have the same channels", "correct the row, or remove it")
+        got, after = count_of(widths[odd], "channel"), f", after {count_of(widths[0], 'channel')}"
+        rule, fix = "all steps have the same channels", "correct the row, or remove it"
+        raise reader.wrong(got, odd, name, rule, fix, offsets, after)
     if widths[0] == 0:
-        row, step = place_of(offsets, 0)
-        got = f"no channel in {reader.row(row)}, step {step}, column {quote(name)}"
-        raise reader.error(got, "a step has at least one channel", "write the empty sequence as an empty list")
+        rule, fix = "a step has at least one channel", "write the empty sequence as an empty list"
+        raise reader.wrong("no channel", 0, name, rule, fix, offsets)
     if entries.null_count:
-        # The place of an entry is that of its step.
-        first = int(entries.is_null().to_numpy().argmax())
-        row, step = place_of(offsets, first // int(widths[0]))
-        got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {quote(name)}"
+        element, channel = divmod(_first_null(entries), int(widths[0]))
+        row, step = place_of(offsets, element)
+        got = f"a null in {reader.row(row)}, step {step}, channel {channel}, column {quote(name)}"
         fix = f"fill it, or write NaN and {how_to_fill()}"
         raise reader.error(got, "the elements of a sequence are not null", fix)
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
@@ -290,7 +303,7 @@ def _tags(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]
     """The labels of the elements, ``(N,)`` str."""
     reader.refuse_nulls(column, name, "list of labels")
     if not is_list(column.type):
-        raise _other_type(reader, column, name, "tagging needs a list of labels, one per element")
+        raise reader.wrong_type(column, name, "tagging needs a list of labels, one per element", _another())
     lengths, tags = explode(column)
     _check_lengths(reader, lengths, offsets, name, "labels")
     reader.refuse_inner_nulls(tags, offsets, name)
@@ -301,8 +314,7 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int
     """One or several numbers per sequence or per element."""
     reader.refuse_nulls(column, name, "number to learn")
     if not _is_numbers(column.type):
-        rule = "a number, or lists of numbers, are to be learned"
-        raise _other_type(reader, column, name, rule)
+        raise reader.wrong_type(column, name, "a number, or lists of numbers, are to be learned", _another())
     rows = np.arange(len(column))
     if not is_list(column.type):
         return _matrix(reader, column, name, 1, rows, None)
@@ -318,9 +330,8 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int
     odd = lengths != (lengths[0] if len(lengths) else 0)
     if odd.any() or (len(lengths) and lengths[0] == 0):
         row = int(odd.argmax())
-        got = f"{count_of(int(lengths[row]), 'number')} in {reader.row(int(rows[row]))}, column {quote(name)}"
-        rule = "one number per element, or as many in each row, at least one"
-        raise reader.error(got, rule, "correct the row, or remove it")
+        rule, fix = "one number per element, or as many in each row, at least one", "correct the row, or remove it"
+        raise reader.wrong(count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix)
     width = int(lengths[0]) if len(lengths) else 1
     return _matrix(reader, entries, name, width, np.repeat(rows, lengths), offsets if per_element else None)
 
@@ -340,8 +351,8 @@ def _matrix(
     if wrong.any():
         first = int(wrong.argmax())
         what = "a null" if entries.null_count else f"{values[first]}"
-        got = f"{what} in {reader.row(int(rows[first]))}, column {quote(name)}"
-        raise reader.error(got, "a number to learn is finite", "fill it, or remove the row")
+        rule, fix = "a number to learn is finite", "fill it, or remove the row"
+        raise reader.wrong(what, int(rows[first]), name, rule, fix)
     return Targets(values.reshape(-1, width), per_element=offsets is not None, names=names_of(name, width))
 
 
@@ -352,7 +363,8 @@ def _sets(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]
         texts = words_of(reader, column, name)
         return Targets(_objects([labels_in(text) for text in texts.tolist()]))
     if not _is_sets(column.type):
-        raise _other_type(reader, column, name, "labels are a text with ; between them, a list, or a list of lists")
+        rule = "labels are a text with ; between them, a list, or a list of lists"
+        raise reader.wrong_type(column, name, rule, _another())
     lengths, entries = explode(column)
     starts = offsets_of(lengths)
     if not is_list(entries.type):
@@ -363,8 +375,8 @@ def _sets(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]
     lengths, entries = explode(entries)
     inner = offsets_of(lengths)
     if entries.null_count:
-        row, _ = place_of(offsets, place_of(inner, int(entries.is_null().to_numpy().argmax()))[0])
-        raise reader.error(f"a null in {reader.row(row)}, column {quote(name)}", "labels are not null", "remove it")
+        row, _ = place_of(offsets, place_of(inner, _first_null(entries))[0])
+        raise reader.wrong("a null", row, name, "labels are not null", "remove it")
     return Targets(_cut(words_of(reader, entries, name), inner), per_element=True)
 
 
@@ -388,11 +400,10 @@ def _check_lengths(
     differs = lengths != np.diff(offsets)
     if differs.any():
         row = int(differs.argmax())
-        got = f"{lengths[row]} {what} for {np.diff(offsets)[row]} elements in {reader.row(row)}, column {quote(name)}"
         rule = f"one {'label' if what == 'labels' else 'list'} per element"
-        raise reader.error(got, rule, "correct the row, or remove it")
+        got = f"{lengths[row]} {what} for {np.diff(offsets)[row]} elements"
+        raise reader.wrong(got, row, name, rule, "correct the row, or remove it")
 
 
-def _other_type(reader: Reader, column: Any, name: str, rule: str) -> Exception:
-    got = f"{column.type} in column {quote(name)}"
-    return reader.error(got, rule, f"name another with {columns_argument('label')}")
+def _another() -> str:
+    return f"name another with {columns_argument('label')}"

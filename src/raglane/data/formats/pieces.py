@@ -159,7 +159,8 @@ class Alike:
 
     layout: Layout | None = None
     columns: Columns | None = None
-    source: str = ""
+    # Where the first rows stand, for messages.
+    first: str = ""
 
     def checked(self, records: Records) -> Records:
         """Records that are like those before; without ids, where those had none."""
@@ -172,9 +173,9 @@ class Alike:
             before, self.layout = self.layout, Layout.of(records)
             if before is not None:
                 kept = replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels)
-                kept.check(records, self.source)
+                kept.check(records, self.first)
         records = _alike(records, self.layout)
-        self.layout.check(records, self.source)
+        self.layout.check(records, self.first)
         return records
 
 
