@@ -29,7 +29,6 @@ from raglane.data.formats.ipc import is_converted, is_sealed, seal, with_names
 from raglane.data.formats.pieces import lines_of, skipped_lines
 from raglane.data.fragments import Fragment, Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
-from raglane.data.locations import expand, is_url
 from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
 from raglane.data.objects import is_panel, is_text
 from raglane.data.order.batches import owners_of, share_out
@@ -50,6 +49,7 @@ from raglane.data.records import (
 )
 from raglane.data.splitting import characters_in, check_split, join_tokens, split_texts
 from raglane.data.statistics import Channel, FeatureCounts
+from raglane.data.stores import expand, is_url
 from raglane.errors import ArgumentError, DataError
 
 
