@@ -15,7 +15,7 @@ import pytest
 from made_plans import made_plans
 from raglane._utils.table import Table
 from raglane.data import records
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError

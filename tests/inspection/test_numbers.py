@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from made_plans import make_plan
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.runs.inspection import charts, text
 from raglane.runs.inspection.contents import Contents, Feature, labels_of
 from raglane.runs.inspection.inspect import ORDERS, Inspection, batch_sizes, examples, inspect

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
 from raglane.data.order import Batches, Limit, Order
 from raglane.nn.recurrent.layer import RecurrentLayer

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.conversion import Progress
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, read_parquet
 from raglane.data.formats.table import Chosen, choose
-from raglane.data.jobs import Progress
 from raglane.data.records import TASKS, Columns
 from raglane.errors import DataError, argument, quote, require
 from raglane.runs.inspection.contents import (
