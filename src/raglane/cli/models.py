@@ -62,10 +62,7 @@ def evaluate(
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
-    def say(line: str) -> None:
-        if not quiet:
-            console.say(line)
-
+    say = console.speaker(quiet)
     # Before anything is read, which can take a while.
     where = pick_device(device)
     model_folder(run)
