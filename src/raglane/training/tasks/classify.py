@@ -80,14 +80,12 @@ class _Confusion:
         self.matrix = torch.zeros((len(labels), len(labels)), dtype=torch.int64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         if self.top > 1:
             places = output.topk(self.top, dim=-1).indices
             self.among_top += int((places == targets_of(batch).unsqueeze(1)).sum())
         self.matrix += confusion_matrix(targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels))
 
     def measured(self) -> Measured:
-        """Accuracy and macro-F1."""
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
         if self.top > 1:
             numbers[f"top{self.top}_accuracy"] = self.among_top / max(int(self.matrix.sum()), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -52,11 +53,6 @@ class Forecast(Task):
             rule = "a forecast is of numbers"
             raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
         return len(preprocessor.channels)
-
-    @property
-    def is_per_element(self) -> bool:
-        """A forecast goes on from the end of a sequence."""
-        return False
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
         """Compare forecasts ``(N, C)``, or logits of a 1, with the elements that came."""
@@ -150,7 +146,6 @@ class _Errors:
         self.sums = torch.zeros(4, dtype=torch.float64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         score = self.task.score(output, batch)
         known, real = self.task.parts(targets_of(batch))
         # Scaled, the mean is 0; without a scale the data's own mean is not known.
@@ -159,7 +154,6 @@ class _Errors:
         self.sums += torch.stack([part.double() for part in parts]).cpu()
 
     def measured(self) -> Measured:
-        """The means."""
         model, persistence, mean, count = self.sums.tolist()
         count = count or float("nan")
         return Measured({"MAE": model / count, "persistence_MAE": persistence / count, "mean_MAE": mean / count})
@@ -179,25 +173,18 @@ class _Nats:
         self.counts = torch.zeros(2, 2, task.std.shape[0], dtype=torch.float64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         score = self.task.score(output, batch)
         self.loss, self.count = self.loss + float(score.loss), self.count + float(score.count)
         known, real = self.task.parts(targets_of(batch))
         before = self.task.parts(batch.inputs.values)[0]
-        for old in (0, 1):
-            for new in (0, 1):
-                self.counts[old, new] += ((before == old) * (known == new) * real).sum(0).double().cpu()
+        for old, new in product((0, 1), repeat=2):
+            self.counts[old, new] += ((before == old) * (known == new) * real).sum(0).double().cpu()
 
     def measured(self) -> Measured:
-        """Nats per frame."""
         frames = self.count / self.task.std.shape[0] or float("nan")
-        return Measured(
-            {
-                "nats": self.loss / frames,
-                "independent_nats": _entropy(self.counts.sum(0)) / frames,
-                "persistence_nats": (_entropy(self.counts[0]) + _entropy(self.counts[1])) / frames,
-            }
-        )
+        independent, persistent = _entropy(self.counts.sum(0)), _entropy(self.counts[0]) + _entropy(self.counts[1])
+        nats = {"nats": self.loss, "independent_nats": independent, "persistence_nats": persistent}
+        return Measured({name: total / frames for name, total in nats.items()})
 
 
 def _entropy(counts: Tensor) -> float:

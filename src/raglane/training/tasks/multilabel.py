@@ -87,7 +87,6 @@ class _Sets:
         self.exact = self.count = 0
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         there = targets_of(batch).cpu() > 0
         told = output.sigmoid().cpu() >= self.thresholds
         self.there += there.sum(0)
@@ -113,11 +112,7 @@ class _Sets:
             "threshold": self.thresholds.double(),
         }
         table = [
-            {
-                "label": label,
-                **{key: float(part[place]) for key, part in parts.items()},
-                "count": int(self.there[place]),
-            }
-            for place, label in enumerate(self.labels)
+            {"label": label, **{key: float(part[place]) for key, part in parts.items()}, "count": int(count)}
+            for place, (label, count) in enumerate(zip(self.labels, self.there.tolist(), strict=True))
         ]
         return Measured(numbers, self.labels, table=tuple(table))

@@ -76,7 +76,6 @@ class _Errors:
         self.pairs: list[Tensor] = []
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         both = torch.stack([targets_of(batch), output]).cpu().double()
         self.pairs.append(both * self.task.std + self.task.mean)
 
