@@ -268,9 +268,8 @@ def _on_ray(
         raise ArgumentError(message("data", "nothing", "a cluster predicts for Parquet files", "give DATA"))
     if named:
         name = next(iter(named))
-        raise ArgumentError(
-            message(name, quote(named[name]), "a cluster takes the columns of the training data", "leave it out")
-        )
+        rule = "a cluster takes the columns of the training data"
+        raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load
 

@@ -150,11 +150,6 @@ def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
         write_file(folder / "curves.png", png)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Settings and sources
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def _check(settings: Settings) -> None:
     check_settings(settings)
     check_logger(settings.logger)

@@ -170,10 +170,6 @@ class Trainer:
     def _model_files(self) -> dict[str, bytes]:
         return model_files(self.model, self.preprocessor, self.job.columns)
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # The loop
-    # ---------------------------------------------------------------------------------------------------------------
-
     def _train(self) -> None:
         """Train to the last epoch, saving after each."""
         in_order: list[list[int]] = []
@@ -277,10 +273,6 @@ class Trainer:
                 if self.task.kept:
                     self._answers.append((values_of(output).cpu(), moved))
         self.model.train()
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # History and checkpoints
-    # ---------------------------------------------------------------------------------------------------------------
 
     def _batch_started(self) -> None:
         self._set_rate(rate_of(self.settings, self.state, self._batches))

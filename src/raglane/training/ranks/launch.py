@@ -240,9 +240,7 @@ def _words_for(code: int | None) -> str:
     return f"which ended with exit code {code}"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# In the process of a rank
-# ---------------------------------------------------------------------------------------------------------------
+# From here on: in the process of a rank.
 
 
 class _Teller:
