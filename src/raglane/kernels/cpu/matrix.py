@@ -185,17 +185,7 @@ _SURPLUS, _MOST, _EVEN = 1.15, 48, 6
 
 
 def lanes_of(lengths: Tensor, threads: int) -> int:
-    """The lanes of all threads together, at least 1; an estimate for those who predict times.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-        threads: that run the call.
-
-    Example:
-        >>> import torch
-        >>> lanes_of(torch.full((100,), 10), 2), lanes_of(torch.tensor([100, 1, 1]), 2)
-        (96, 4)
-    """
+    """The lanes of all threads together for lengths on the CPU, at least 1; an estimate for those who predict times."""
     count, total = int(lengths.count_nonzero()), int(lengths.sum())
     if count == 0:
         return 1
