@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.profiler import ProfilerActivity, profile
 
 from raglane.kernels.dispatch import using
-from raglane.native import large
+from raglane.native import memory
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.model import Way
 from raglane.ragged import Ragged
@@ -166,7 +166,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with large.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            with memory.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
                 call()
         results: Any = getattr(record.profiler, "kineto_results", None)
         events = [event for event in results.events() if event.name() == "[memory]"]
