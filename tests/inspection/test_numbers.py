@@ -15,9 +15,9 @@ import pytest
 from made_plans import make_plan
 from raglane.data.jobs import Progress
 from raglane.runs.inspection import charts, text
-from raglane.runs.inspection.contents import Contents, Feature, labels_of
 from raglane.runs.inspection.inspect import ORDERS, Inspection, batch_sizes, examples, inspect
 from raglane.runs.inspection.page import as_page
+from raglane.runs.inspection.reading import Contents, Feature, labels_of
 from raglane.runs.inspection.text import lines
 from raglane.runs.sources import ColumnNames
 from raglane.training.settings import Settings

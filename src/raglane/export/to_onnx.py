@@ -13,8 +13,15 @@ from torch import nn
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane.errors import ExportError, message, require
-from raglane.export.decompositions import decompositions, exact_decompositions, exact_translations
-from raglane.export.operators import OPSET, Loops, place_scans, simplify
+from raglane.export.operators import (
+    OPSET,
+    Loops,
+    decompositions,
+    exact_decompositions,
+    exact_translations,
+    place_scans,
+    simplify,
+)
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime

@@ -6,9 +6,8 @@ gradients; they differ in cost alone.
 
 from __future__ import annotations
 
-from raglane.schedules.base import Count, Schedule, Table
+from raglane.schedules.base import Count, Each, Masked, Packed, Padded, Schedule, Table
 from raglane.schedules.lanes import DEFAULT_LANES, Lanes
-from raglane.schedules.simple import Each, Masked, Packed, Padded
 
 __all__ = ["DEFAULT_LANES", "SCHEDULES", "Count", "Schedule", "Table"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts
 from raglane.planner.rows import thin_out
 from raglane.planner.words import seconds_in_words
-from raglane.runs.inspection.contents import Contents
+from raglane.runs.inspection.reading import Contents
 from raglane.training.model import ModelConfig
 from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
@@ -213,15 +212,9 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
     """``raglane train`` for a shell."""
-    data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
+    # No path is taken for an option.
+    data = (
+        [] if path is None else ["DATA"] if kind == "lengths" else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
+    )
     named = [] if format is None else ["--format", format]
-    return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
-
-
-def shell_line(words: Iterable[str]) -> str:
-    """Words as a shell takes them."""
-    return " ".join(map(shlex.quote, words))
-
-
-def _not_an_option(path: str) -> str:
-    return f"./{path}" if path.startswith("-") else path
+    return shlex.join(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])

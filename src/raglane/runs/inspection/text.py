@@ -14,8 +14,8 @@ from raglane._utils.table import aligned
 from raglane.data.lengths import Bin
 from raglane.data.statistics import FeatureCounts
 from raglane.errors import quote, shorten
-from raglane.runs.inspection.contents import Contents
 from raglane.runs.inspection.inspect import ORDERS, Inspection
+from raglane.runs.inspection.reading import Contents
 from raglane.training.stored import finite, to_json
 
 QUANTILES = {
