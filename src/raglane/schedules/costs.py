@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from raglane._utils.checks import read_lengths
-from raglane.schedules import SCHEDULES, Count
+from raglane.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +72,11 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
         Cost(padded: 8 steps, 64 elements of which 19 waste, 64 multiplications, 56 additions)
     """
     host = lengths_of(lengths)
-    return {name: _cost(name, schedule.count(host, lanes)) for name, schedule in SCHEDULES.items()}
+    counts = {name: schedule.count(host, lanes) for name, schedule in SCHEDULES.items()}
+    return {
+        name: Cost(name, one.steps, one.elements, one.waste, one.elements, one.elements - one.sequences)
+        for name, one in counts.items()
+    }
 
 
 def lengths_of(given: Any) -> Tensor:
@@ -80,15 +84,3 @@ def lengths_of(given: Any) -> Tensor:
     # A Ragged keeps its lengths on the host too.
     known = getattr(given, "host_lengths", getattr(given, "lengths", given))
     return read_lengths(known)
-
-
-def _cost(schedule: str, count: Count) -> Cost:
-    """Spell out a schedule's count."""
-    return Cost(
-        schedule,
-        count.steps,
-        count.elements,
-        count.waste,
-        multiplications=count.elements,
-        additions=count.elements - count.sequences,
-    )
