@@ -25,8 +25,7 @@ from raglane.plot.cells import (
     runs_of,
 )
 from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
-from raglane.schedules import DEFAULT_LANES, SCHEDULES
-from raglane.schedules.costs import Cost, cost
+from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
