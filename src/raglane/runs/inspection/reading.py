@@ -27,8 +27,6 @@ from raglane.data.records import TASKS, Columns, Records
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError, argument, count_of, quote, require
 
-# The suffix of a file of lengths; a folder of text files is something else.
-_SUFFIX = ".txt"
 
 _Integers = npt.NDArray[np.int64]
 
