@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Columns, Records, as_float32, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
 from raglane.ragged import Ragged
 
@@ -114,7 +114,6 @@ def _kind(data: Any) -> str:
 
 
 def _flat(values: Any, offsets: Any) -> Records:
-    """Flat values ``(N,)`` or ``(N, C)`` and their offsets."""
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
         raise ShapeError(message("data", got, "an element is a number, or C channels", "flatten the elements"))
@@ -129,7 +128,6 @@ def _flat(values: Any, offsets: Any) -> Records:
 
 
 def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
-    """Numbers as float32; one that float32 cannot hold becomes infinite, and is then reported or filled as missing."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.is_floating_point() else values).numpy()
@@ -137,8 +135,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         numbers = np.asarray(values)
         numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
         if numbers.dtype.kind in "biuf" or not numbers.size:
-            with np.errstate(over="ignore"):
-                return np.asarray(numbers, dtype=np.float32, order="C")
+            return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
@@ -156,7 +153,6 @@ def _array(array: Any) -> Records:
 
 
 def _numbers(sequences: Sequence[Any]) -> Records:
-    """A list of sequences of numbers."""
     matrices = [_floats(sequence, f"data[{place}]") for place, sequence in enumerate(sequences)]
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     for place, matrix in enumerate(matrices):
@@ -190,7 +186,6 @@ def _has_elements(sequence: Any) -> bool:
 
 
 def _arrow(values: Any, name: str, rule: str) -> Any:
-    """A list of values as a chunked array of Arrow."""
     arrow = require("pyarrow", "data")
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     try:
