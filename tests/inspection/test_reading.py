@@ -18,7 +18,7 @@ from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.records import Feature as Beside
 from raglane.errors import DataError
 from raglane.runs.inspection import reading
-from raglane.runs.inspection.contents import Contents, contents_of
+from raglane.runs.inspection.reading import Contents, contents_of
 
 
 class _Told(Progress):

@@ -11,10 +11,10 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 from raglane.training.checkpoint import SavedModel
-from raglane.training.inference import predict
-from raglane.training.model import ModelConfig, SequenceModel, answering
+from raglane.training.inference import answering, predict
+from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
 
 pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
