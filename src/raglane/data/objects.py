@@ -108,11 +108,6 @@ def _kind(data: Any) -> str:
     return quote(data) if isinstance(data, (str, bytes, int, float, type(None))) else f"a {type(data).__name__}"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Numbers
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def _flat(values: Any, offsets: Any) -> Records:
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
@@ -169,11 +164,6 @@ def _width(matrix: npt.NDArray[Any]) -> int:
     return matrix.shape[1] if matrix.ndim == 2 else 1
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Texts and labels: what Arrow reads in a file
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def is_text(sequences: Sequence[Any]) -> bool:
     """Whether sequences are texts, or lists of texts; the first that is not empty tells."""
     first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
@@ -217,11 +207,6 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
     return replace(records, labels=words, tags=tags, targets=targets)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def _is_pandas(data: Any, name: str) -> bool:
     # By its name: pandas is not imported for what cannot be one of its objects.
     return any(kind.__name__ == name and kind.__module__.split(".")[0] == "pandas" for kind in type(data).__mro__)
@@ -230,7 +215,12 @@ def _is_pandas(data: Any, name: str) -> bool:
 def _table(data: Any) -> Any:
     """A ``pyarrow.Table`` of what has columns; None where nothing has."""
     if _is_pandas(data, "DataFrame"):
-        lists = {name: _as_lists(column) for name, column in data.items() if column.dtype == object}
+        # Arrow wants lists for arrays of two dimensions.
+        lists = {
+            name: column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
+            for name, column in data.items()
+            if column.dtype == object
+        }
         data = data.assign(**lists) if lists else data
         return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
@@ -238,11 +228,6 @@ def _table(data: Any) -> Any:
     if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
         return _converted(lambda arrow: arrow.table(data))
     return None
-
-
-def _as_lists(column: Any) -> Any:
-    """A column of arrays of two dimensions as lists, which Arrow wants."""
-    return column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
 
 
 def _converted(make: Any) -> Any:
@@ -286,11 +271,6 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
     return entries
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Panels, as sktime has them
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def is_panel(data: Any) -> bool:
     """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
     each entry; or a list of tables.
@@ -315,12 +295,8 @@ def _panel(frame: Any) -> Records:
     values = _floats(frame.to_numpy()[order], "data")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
-        ids=tuple(_as_id(name) for name in ids.tolist()),
+        ids=tuple(name if isinstance(name, (str, int)) else str(name) for name in ids.tolist()),
     )
-
-
-def _as_id(name: Any) -> str | int:
-    return name if isinstance(name, (str, int)) else str(name)
 
 
 def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:

@@ -182,6 +182,9 @@ class Dataset(Sequences, Counted):
         other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
         return other
 
+    # As records call it.
+    select = subset
+
     def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, as tensors in memory.
 
