@@ -151,7 +151,6 @@ def _kind(sample: Any, field: str, number: int = 0) -> Any:
 
 
 def _name(sample: Any) -> str:
-    """A sample's kind in words."""
     if sample is None:
         return "None"
     name = type(sample).__name__
@@ -159,7 +158,6 @@ def _name(sample: Any) -> str:
 
 
 def _place(number: int, field: str) -> str:
-    """How a message names a part of a sample."""
     return f"samples[{number}]{field}"
 
 
@@ -207,7 +205,6 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
 
 
 def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
-    """Tuples and named tuples, entry by entry."""
     first = samples[0]
     for number, sample in enumerate(samples):
         if len(sample) != len(first):
@@ -300,7 +297,6 @@ def _check_int(number: int, place: str) -> None:
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:
-    """Dataclasses, field by field."""
     # Not through __init__, whose checks and conversions are about one sample, not a batch.
     batch = object.__new__(type(samples[0]))
     for name in (entry.name for entry in dataclasses.fields(samples[0])):

@@ -281,7 +281,6 @@ def _read_with(columns: Columns) -> dict[str, Any]:
 
 
 def _write_lengths(folder: Path, state: State) -> None:
-    """The length of each sequence, shard by shard, in 4 bytes where that is enough."""
     kind = np.dtype(np.int32 if state.statistics.longest < 2**31 else np.int64)
     with whole_file(folder / LENGTHS) as file:
         header = {"descr": kind.str, "fortran_order": False, "shape": (state.statistics.sequences,)}
@@ -395,7 +394,6 @@ def progress_file(work: Path, number: int) -> Path:
 
 
 def _read_progress(work: Path, number: int) -> dict[str, Any] | None:
-    """What is kept of a shard; None where it was not written."""
     try:
         entry: dict[str, Any] = json.loads(progress_file(work, number).read_bytes())
     except (OSError, ValueError):

@@ -83,7 +83,6 @@ class Sequences(TorchDataset[dict[str, Tensor]]):
         return _Items(self, read_index(indices, len(self)))
 
     def _batch(self, rows: Tensor) -> dict[str, Ragged | Tensor]:
-        """The batch of some rows."""
         return {**self.take(rows).batch(), "index": rows}
 
 
@@ -240,14 +239,7 @@ class SequenceDataset(Sequences):
         targets = self.targets
         if targets is not None and not self.per_element:
             targets = targets[torch.from_numpy(owners).to(targets.device)]
-        return SequenceDataset(
-            self.values,
-            segments.offsets_from_lengths(torch.from_numpy(lengths)).to(self.offsets.device),
-            targets,
-            per_element=self.per_element,
-            forecast=self.forecast,
-            ids=[self.ids[row] for row in owners.tolist()],
-        )
+        return self._made_of(self.values, torch.from_numpy(lengths), targets, owners.tolist())
 
     def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, in the order of ``index``, with copies of their values.
@@ -266,14 +258,13 @@ class SequenceDataset(Sequences):
         targets = self.targets
         if targets is not None:
             targets = targets[elements if self.per_element else rows]
-        return SequenceDataset(
-            self.values[elements],
-            segments.offsets_from_lengths(lengths),
-            targets,
-            per_element=self.per_element,
-            forecast=self.forecast,
-            ids=[self.ids[row] for row in rows.tolist()],
-        )
+        return self._made_of(self.values[elements], lengths, targets, rows.tolist())
+
+    def _made_of(self, values: Tensor, lengths: Tensor, targets: Tensor | None, rows: list[int]) -> SequenceDataset:
+        """A dataset of the same kind, with the ids of these rows."""
+        offsets = segments.offsets_from_lengths(lengths).to(self.offsets.device)
+        ids = [self.ids[row] for row in rows]
+        return SequenceDataset(values, offsets, targets, per_element=self.per_element, forecast=self.forecast, ids=ids)
 
     def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """The same as :meth:`subset`."""

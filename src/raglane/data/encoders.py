@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,8 @@ class FeatureEncoder:
         check_kind("vocabulary", self.vocabulary, (tuple, type(None)), "a tuple, or None", "convert it with tuple(...)")
         odd = next((word for word in self.vocabulary or () if not isinstance(word, str)), "")
         check_kind("vocabulary", odd, str, "a tuple of str", "convert each with str(...)")
-        for name, number, lowest in (("mean", self.mean, -math.inf), ("std", self.std, 0.0)):
-            is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-            # NaN passes no comparison.
-            if not (is_number and abs(number) <= _LARGEST and number > lowest):
-                rule = "a finite number of 32 bits" + (" above 0" if name == "std" else "")
-                raise ArgumentError(message(name, quote(number), rule, "fit the preprocessing again"))
+        check_scale("mean", (self.mean,))
+        check_scale("std", (self.std,))
         if self.vocabulary is not None and self.vocabulary[:1] != (UNKNOWN,):
             got = f"{quote(self.vocabulary)}"[:80]
             raise ArgumentError(message("vocabulary", got, f"categories, the first {UNKNOWN}", "fit it again"))
@@ -89,6 +85,17 @@ class FeatureEncoder:
             return cls(**{**config, "vocabulary": tuple(words) if isinstance(words, list) else words})
         except (ArgumentError, TypeError) as error:
             raise CheckpointError(f"preprocessing: {error}") from error
+
+
+def check_scale(name: str, numbers: Iterable[Any]) -> None:
+    """Refuse means or deviations that are no finite numbers of 32 bits."""
+    has_sign = not name.endswith("std")
+    for number in numbers:
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        # NaN passes no comparison.
+        if not (is_number and abs(number) <= _LARGEST and (has_sign or number > 0)):
+            rule = f"finite numbers{'' if has_sign else ' above 0'} of 32 bits"
+            raise ArgumentError(message(name, quote(number)[:60], rule, "fit the preprocessing again"))
 
 
 def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[FeatureEncoder, ...]:
@@ -145,7 +152,6 @@ def encode(
 
 
 def _refuse_missing(feature: Feature, source: str) -> None:
-    """Raise for the first entry that is missing."""
     absent = ~np.isfinite(feature.values) if feature.is_numbers else feature.values == ""
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
@@ -190,7 +196,6 @@ def sort_labels(labels: Iterable[str]) -> list[str]:
 
 
 def _label_key(label: str) -> tuple[int, float, str]:
-    """What a label is sorted by."""
     try:
         number = float(label)
     except ValueError:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Columns, Records, as_float32, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
 from raglane.ragged import Ragged
 
@@ -108,13 +108,7 @@ def _kind(data: Any) -> str:
     return quote(data) if isinstance(data, (str, bytes, int, float, type(None))) else f"a {type(data).__name__}"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Numbers
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def _flat(values: Any, offsets: Any) -> Records:
-    """Flat values ``(N,)`` or ``(N, C)`` and their offsets."""
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
         raise ShapeError(message("data", got, "an element is a number, or C channels", "flatten the elements"))
@@ -129,7 +123,6 @@ def _flat(values: Any, offsets: Any) -> Records:
 
 
 def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
-    """Numbers as float32; one that float32 cannot hold becomes infinite, and is then reported or filled as missing."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         values = (values.float() if values.is_floating_point() else values).numpy()
@@ -137,8 +130,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         numbers = np.asarray(values)
         numbers = numbers.astype(np.float64) if numbers.dtype == object else numbers
         if numbers.dtype.kind in "biuf" or not numbers.size:
-            with np.errstate(over="ignore"):
-                return np.asarray(numbers, dtype=np.float32, order="C")
+            return np.asarray(as_float32(numbers), order="C")
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
@@ -156,7 +148,6 @@ def _array(array: Any) -> Records:
 
 
 def _numbers(sequences: Sequence[Any]) -> Records:
-    """A list of sequences of numbers."""
     matrices = [_floats(sequence, f"data[{place}]") for place, sequence in enumerate(sequences)]
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     for place, matrix in enumerate(matrices):
@@ -173,11 +164,6 @@ def _width(matrix: npt.NDArray[Any]) -> int:
     return matrix.shape[1] if matrix.ndim == 2 else 1
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Texts and labels: what Arrow reads in a file
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def is_text(sequences: Sequence[Any]) -> bool:
     """Whether sequences are texts, or lists of texts; the first that is not empty tells."""
     first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
@@ -190,7 +176,6 @@ def _has_elements(sequence: Any) -> bool:
 
 
 def _arrow(values: Any, name: str, rule: str) -> Any:
-    """A list of values as a chunked array of Arrow."""
     arrow = require("pyarrow", "data")
     plain = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     try:
@@ -222,11 +207,6 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
     return replace(records, labels=words, tags=tags, targets=targets)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Tables
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def _is_pandas(data: Any, name: str) -> bool:
     # By its name: pandas is not imported for what cannot be one of its objects.
     return any(kind.__name__ == name and kind.__module__.split(".")[0] == "pandas" for kind in type(data).__mro__)
@@ -235,7 +215,12 @@ def _is_pandas(data: Any, name: str) -> bool:
 def _table(data: Any) -> Any:
     """A ``pyarrow.Table`` of what has columns; None where nothing has."""
     if _is_pandas(data, "DataFrame"):
-        lists = {name: _as_lists(column) for name, column in data.items() if column.dtype == object}
+        # Arrow wants lists for arrays of two dimensions.
+        lists = {
+            name: column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
+            for name, column in data.items()
+            if column.dtype == object
+        }
         data = data.assign(**lists) if lists else data
         return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
     if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
@@ -243,11 +228,6 @@ def _table(data: Any) -> Any:
     if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
         return _converted(lambda arrow: arrow.table(data))
     return None
-
-
-def _as_lists(column: Any) -> Any:
-    """A column of arrays of two dimensions as lists, which Arrow wants."""
-    return column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
 
 
 def _converted(make: Any) -> Any:
@@ -291,11 +271,6 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
     return entries
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Panels, as sktime has them
-# ---------------------------------------------------------------------------------------------------------------
-
-
 def is_panel(data: Any) -> bool:
     """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
     each entry; or a list of tables.
@@ -320,12 +295,8 @@ def _panel(frame: Any) -> Records:
     values = _floats(frame.to_numpy()[order], "data")
     return replace(
         _flat(values, offsets_of(np.bincount(codes, minlength=len(ids)))),
-        ids=tuple(_as_id(name) for name in ids.tolist()),
+        ids=tuple(name if isinstance(name, (str, int)) else str(name) for name in ids.tolist()),
     )
-
-
-def _as_id(name: Any) -> str | int:
-    return name if isinstance(name, (str, int)) else str(name)
 
 
 def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:

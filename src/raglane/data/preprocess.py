@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
@@ -22,6 +21,7 @@ from raglane.data.encoders import (
     UNKNOWN,
     FeatureEncoder,
     between_ends,
+    check_scale,
     encode,
     fit_encoders,
     fit_targets,
@@ -42,8 +42,6 @@ from raglane.data.stores import Memory
 from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -113,13 +111,7 @@ class Preprocessor:
             if scale is not None and len(scale) != count:
                 got, rule = f"{len(scale)} numbers", f"one per name in {names}, and there are {count}"
                 raise ArgumentError(message(name, got, rule, "pass one each"))
-            # NaN passes no comparison.
-            lowest = 0.0 if name.endswith("std") else -math.inf
-            rule = "finite numbers above 0" if name.endswith("std") else "finite numbers"
-            wrong = [number for number in scale or () if not (abs(number) <= _LARGEST and number > lowest)]
-            if wrong:
-                got = f"{wrong[0]!r}"[:60]
-                raise ArgumentError(message(name, got, f"{rule} of 32 bits", "fit the preprocessing again"))
+            check_scale(name, scale or ())
 
     @classmethod
     def fit(
@@ -302,7 +294,6 @@ class Preprocessor:
         return self.scaled(values, found.offsets)
 
     def _targets(self, found: Gathered) -> Tensor:
-        """The targets of a batch."""
         kind = TASKS[self.task].label
         if found.layout is None and kind != "class":
             return torch.zeros(0, len(self.target_names) if kind == "numbers" else self.class_count)
@@ -361,17 +352,15 @@ class Preprocessor:
 
     def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
         """The place of each word of a fragment: of its tokens in the vocabulary, of its labels among the classes."""
-        tokens = None if fragment.words is None else self._token_places(fragment.words)
+        tokens = None
+        if fragment.words is not None:
+            places = places_of(self.vocabulary or ())
+            if self.task == "language":
+                # What a text calls so is an unknown token, not an end.
+                places = {token: place for token, place in places.items() if token != END}
+            tokens = look_up(fragment.words, places, len(fragment.words), 0)
         labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
         return tokens, labels
-
-    def _token_places(self, tokens: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The place of each token in the vocabulary, ``(M,)`` int64; 0 for one that it lacks."""
-        places = places_of(self.vocabulary or ())
-        if self.task == "language":
-            # What a text calls so is an unknown token, not an end.
-            places = {token: place for token, place in places.items() if token != END}
-        return look_up(tokens, places, len(tokens), 0)
 
     def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
         """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""

@@ -129,6 +129,13 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return offsets
 
 
+def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Numbers as float32; one that it cannot hold becomes infinite, and is then reported or filled as missing."""
+    with np.errstate(over="ignore"):
+        floats: npt.NDArray[np.float32] = numbers.astype(np.float32, copy=False)
+    return floats
+
+
 def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
     """The sequence and the step of one element."""
     row = int(np.searchsorted(offsets, element, side="right")) - 1

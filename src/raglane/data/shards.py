@@ -293,7 +293,6 @@ class _MappedFragment(Fragment):
 
 
 def _map(path: Path) -> mmap.mmap:
-    """A shard, mapped into memory."""
     if not path.exists():
         raise damaged(path)
     check_readable(path)
@@ -306,7 +305,6 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
-    """The one batch of a shard."""
     arrow = require("pyarrow", "data")
     with readable(path, "Arrow"):
         batch = opened(arrow.BufferReader(arrow.py_buffer(mapped))).get_batch(0)

@@ -64,7 +64,6 @@ def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int |
 
 
 def _tokenizer(path: str | None) -> Any:
-    """The tokenizer of a file."""
     tokenizers = require("tokenizers", "text")
     try:
         return tokenizers.Tokenizer.from_file(str(path))

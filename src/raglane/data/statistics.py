@@ -256,12 +256,8 @@ class Counted(ABC):
         """The same sequences, as a preprocessor turns them into tensors."""
 
     @abstractmethod
-    def subset(self, index: Any) -> Any:
-        """Some of the sequences."""
-
     def select(self, index: Any) -> Any:
-        """The same, as records call it."""
-        return self.subset(index)
+        """Some of the sequences."""
 
     @property
     @abstractmethod

@@ -182,6 +182,9 @@ class Dataset(Sequences, Counted):
         other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
         return other
 
+    # As records call it.
+    select = subset
+
     def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
         """Some of the sequences, as tensors in memory.
 
@@ -201,7 +204,8 @@ class Dataset(Sequences, Counted):
         if self._rows is not None:
             rows = self._rows[rows].astype(np.int64)
         found = Gathered(self._fragments, rows, self._places)
-        if self._preprocessor is None and not (self._learns_labels or found.features or self._has_words(found)):
+        has_words = found.layout is not None and found.layout.is_tokens
+        if self._preprocessor is None and not (self._learns_labels or found.features or has_words):
             # Nothing is learned of the data, so it is not counted.
             values, offsets = as_tensor(found.values), torch.from_numpy(found.offsets)
             if self._task == "language":
@@ -221,11 +225,7 @@ class Dataset(Sequences, Counted):
     def _learns_labels(self) -> bool:
         return self.columns.wants_labels and not self.forecast
 
-    def _has_words(self, found: Gathered) -> bool:
-        return found.layout is not None and found.layout.is_tokens
-
     def _places(self, number: int) -> Places:
-        """The places of the words of a fragment."""
         if number not in self._tables:
             if len(self._tables) > _TABLES:
                 self._tables.clear()

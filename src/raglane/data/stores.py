@@ -88,8 +88,7 @@ class Tables(Store):
     @property
     def label_kinds(self) -> tuple[str, ...]:
         """What the labels are."""
-        schemas = [table.schema for _, _, table in self.tables[:1]]
-        return self.chosen.label_kinds(schemas[0], self.columns.task) if schemas else ()
+        return self.chosen.label_kinds(self.tables[0][2].schema, self.columns.task) if self.tables else ()
 
     def name(self, number: int) -> str:
         """The name in messages."""

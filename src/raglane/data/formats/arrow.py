@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
-from raglane.data.records import TASKS, Columns, Targets, offsets_of, place_of
+from raglane.data.records import TASKS, Columns, Targets, as_float32, offsets_of, place_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError, count_of, quote, require
 
@@ -177,11 +177,7 @@ def numbers_of(entries: Any) -> npt.NDArray[np.float32]:
     types = arrow_types()
     if types.is_decimal(entries.type) or types.is_boolean(entries.type) or types.is_null(entries.type):
         entries = entries.cast("double" if types.is_decimal(entries.type) else "float")
-    numbers = entries.chunk(0).to_numpy() if entries.num_chunks == 1 else entries.to_numpy()
-    # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
-    with np.errstate(over="ignore"):
-        floats: npt.NDArray[np.float32] = numbers.astype(np.float32, copy=False)
-    return floats
+    return as_float32(entries.chunk(0).to_numpy() if entries.num_chunks == 1 else entries.to_numpy())
 
 
 def is_whole(kind: Any) -> bool:
@@ -300,7 +296,6 @@ def read_labels(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.
 
 
 def _tags(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """The labels of the elements, ``(N,)`` str."""
     reader.refuse_nulls(column, name, "list of labels")
     if not is_list(column.type):
         raise reader.wrong_type(column, name, "tagging needs a list of labels, one per element", _another())
@@ -396,7 +391,6 @@ def _objects(sets: list[tuple[str, ...]]) -> npt.NDArray[np.object_]:
 def _check_lengths(
     reader: Reader, lengths: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], name: str, what: str
 ) -> None:
-    """Raise unless there is one entry per element."""
     differs = lengths != np.diff(offsets)
     if differs.any():
         row = int(differs.argmax())

@@ -282,7 +282,6 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 
 
 def _texts(path: Path, columns: Columns) -> Piece:
-    """All rows of a file in which each is a text."""
     entries, _ = entries_of(path)
     count = len(next(iter(entries.values())))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from raglane.data.formats.arrow import labels_in
 from raglane.data.formats.base import TIME_NAMES, choose_column, columns_argument, data_error, named_column
-from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, offsets_of, place_of
+from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, as_float32, offsets_of, place_of
 from raglane.errors import DataError, argument, quote, quote_all, require
 
 # How a missing number is written.
@@ -227,9 +227,7 @@ def _as_features(
     fix = f"correct it, name the features with {columns_argument('features')}"
     fix += f", or those that are categories with {columns_argument('categorical')}"
     table.refuse(odd, name, "features are numbers, or words throughout", fix)
-    # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
-    with np.errstate(over="ignore"):
-        return numbers.astype(np.float32)
+    return as_float32(numbers)
 
 
 def static_feature(table: Table, name: str, columns: Columns) -> Feature:

@@ -101,25 +101,22 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         raise data_error(path, got, f"a whole {kind} file", "write it again") from error
 
 
-def table_of(path: Path) -> Any:
+def table_of(path: Path, expected: str | None = None) -> Any:
     """The content of an Arrow file as a ``pyarrow.Table`` that lies in the file, unless it is compressed.
+
+    Where checksums are ``expected``, the file is compared with them before.
 
     Its buffers have the sizes that they need, but nobody has looked into them yet: whoever reads rows calls
     ``validate(full=True)`` on them first.
     """
     arrow = require("pyarrow", "data")
+    if expected is not None:
+        verify_file(path, expected)
     check_readable(path)
     with readable(path, "Arrow"):
         table = opened(arrow.memory_map(str(path))).read_all()
         table.validate()
         return table
-
-
-def _verified(path: Path, expected: str | None) -> Any:
-    """The content of an Arrow file, which is compared with its checksums where there are any."""
-    if expected is not None:
-        verify_file(path, expected)
-    return table_of(path)
 
 
 def opened(source: Any) -> Any:
@@ -142,7 +139,7 @@ def read(path: Path, columns: Columns) -> Records:
     """Read an Arrow file, or a folder that was converted."""
     arrow = require("pyarrow", "data")
     files, columns, description = _files(path, columns)
-    tables = [_verified(shard, expected) for shard, expected in files]
+    tables = [table_of(shard, expected) for shard, expected in files]
     with readable(path, "Arrow"):
         table = arrow.concat_tables(tables)
         chosen = choose(path, table.schema, columns)
@@ -167,7 +164,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     first = 0
     files, columns, description = _files(path, columns)
     for shard, expected in files:
-        table = _verified(shard, expected)
+        table = table_of(shard, expected)
         chosen = choose(shard, table.schema, columns)
         for row, part in slices(table):
             if not start or first + row >= start[0]:
@@ -260,16 +257,12 @@ def verify_file(path: Path, expected: str) -> None:
 
 def seal(description: Mapping[str, Any]) -> dict[str, Any]:
     """A description with a checksum of its content."""
-    return {**description, _SEAL: _sum_of(description)}
+    return {**description, _SEAL: f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}"}
 
 
 def is_sealed(description: Mapping[str, Any]) -> bool:
     """Whether a description is as :func:`seal` made it."""
-    return description.get(_SEAL) == _sum_of({name: value for name, value in description.items() if name != _SEAL})
-
-
-def _sum_of(description: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}"
+    return description == seal({name: value for name, value in description.items() if name != _SEAL})
 
 
 class Blocks:

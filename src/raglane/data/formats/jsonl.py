@@ -115,7 +115,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
-    """What a line says."""
     try:
         row = decoder.decode(line)
         if _is_deep(row):

@@ -48,7 +48,7 @@ from raglane.data.formats.base import (
     named_column,
     takes_tokens,
 )
-from raglane.data.records import Columns, Feature, Records
+from raglane.data.records import Columns, Feature, Records, as_float32
 from raglane.errors import quote
 
 
@@ -120,7 +120,6 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
 def _choose_label(
     path: Path, kinds: dict[str, Any], columns: Columns, taken: set[str | None]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The label column, if it is to be read, and the notes."""
     if not columns.wants_labels:
         return None, ()
     if columns.label is not None:
@@ -164,7 +163,6 @@ def records_of(
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
-    """The ids: integers, or strings."""
     reader.refuse_nulls(column, name, "id")
     if arrow_types().is_integer(column.type):
         return tuple(column.to_pylist())
@@ -241,7 +239,4 @@ def static_of(reader: Reader, column: Any, name: str, columns: Columns) -> Featu
     if is_words or not is_number(column.type):
         rule = "what a sequence has as a whole is a number or a word"
         raise reader.wrong_type(column, name, rule, "convert the column, or leave it out")
-    numbers = column.cast("double").to_numpy()
-    # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
-    with np.errstate(over="ignore"):
-        return Feature(name, numbers.astype(np.float32), per_sequence=True)
+    return Feature(name, as_float32(column.cast("double").to_numpy()), per_sequence=True)

@@ -61,7 +61,6 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 
 
 def _check_asked(path: Path, columns: Columns) -> None:
-    """Refuse a task that needs labels."""
     if columns.wants_labels:
         rule = f"the task {columns.task} needs labels, and a line of a text has none"
         fix = f"pass {columns_argument('task', 'language')}, or a folder with a text per class"
@@ -111,7 +110,6 @@ def folder_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[P
 
 
 def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Start) -> Iterator[Piece]:
-    """The pieces of one text."""
 
     def records(lines: Sequence[Line]) -> Records:
         return _records(path, texts_of(text, lines), columns, [text.stem] * len(lines))
@@ -121,7 +119,6 @@ def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Sta
 
 
 def _check_folder(path: Path, columns: Columns) -> None:
-    """Refuse a task that needs other labels than the names of files."""
     if columns.task in _TASKS:
         return
     rule = "a folder has one class per sequence"

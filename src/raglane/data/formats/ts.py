@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
-from raglane.data.records import Columns, Records, Targets, offsets_of
+from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of
 from raglane.errors import DataError, MissingExtraError, count_of, quote, quote_all
 
 # Directives that say nothing about how the lines are to be read.
@@ -99,7 +99,6 @@ def _text(path: Path, line: Line) -> str:
 
 
 def _wants_target(columns: Columns) -> bool:
-    """Whether the numbers of ``@targetLabel`` are to be learned."""
     return columns.wants_labels and columns.task == "regress"
 
 
@@ -144,9 +143,7 @@ def _records(path: Path, header: _Header, lines: Sequence[tuple[int, str]], colu
         matrices.append(_matrix(path, header, fields, number))
     if not matrices:
         raise data_error(path, "no line after @data", "it must hold at least one sequence", "check the file")
-    # A value that float32 cannot hold becomes infinite, and is then reported or filled as missing.
-    with np.errstate(over="ignore"):
-        values = np.concatenate(matrices).astype(np.float32)
+    values = as_float32(np.concatenate(matrices))
     return Records(
         values,
         offsets_of([len(matrix) for matrix in matrices]),
@@ -220,7 +217,6 @@ def _read_directive(path: Path, header: _Header, name: str, words: list[str], nu
 
 
 def _read_classes(path: Path, header: _Header, words: list[str], number: int) -> None:
-    """Note the classes of @classLabel."""
     header.has_class = _flag(path, "classlabel", words, number)
     classes = words[1:]
     odd = next((word for word in classes if not has_utf8(word)), None)
@@ -250,7 +246,6 @@ def _set_dimensions(path: Path, header: _Header, count: int, number: int) -> Non
 
 
 def _flag(path: Path, name: str, words: list[str], number: int) -> bool:
-    """The true or false of a directive."""
     word = words[0].lower() if words else ""
     if word not in ("true", "false"):
         raise data_error(path, f"@{name} {quote(word)}", "true or false", f"write @{name} false", number)
@@ -283,7 +278,6 @@ def _fields(path: Path, header: _Header, line: str, number: int) -> list[str]:
 
 
 def _label(path: Path, header: _Header, label: str, number: int) -> str:
-    """The label of a line, in the header's spelling."""
     if label not in header.classes and label.lower() not in header.classes:
         known = quote_all(dict.fromkeys(header.classes.values()))
         fix = "add it to @classLabel, or restore the line"
@@ -292,7 +286,6 @@ def _label(path: Path, header: _Header, label: str, number: int) -> str:
 
 
 def _target(path: Path, text: str, number: int) -> float:
-    """The number to learn of a line."""
     if _is_value(text) and text != "?" and math.isfinite(float(text)):
         return float(text)
     fix = "correct it, or remove the line"

@@ -168,7 +168,6 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
                 yield self._share(rows[begin:end])
 
     def _share(self, rows: _Integers) -> list[int]:
-        """What this rank has of a batch."""
         if self.ranks == 1:
             found: list[int] = rows.tolist()
             return found
@@ -176,7 +175,6 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         return own
 
     def _epoch(self) -> _Known:
-        """What is known of this epoch."""
         if self._known is None or self._known.epoch != self.epoch:
             self._known = self._begin(self.epoch)
         return self._known

@@ -213,7 +213,6 @@ class Arrangement:
         return rows[np.argsort(falling(self._lengths[rows]), kind="stable")]
 
     def _sizes(self, rows: _Integers, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.generic]:
-        """What the rows of a pool are sorted by, ascending."""
         noise = self._order.noise
         if not noise:
             return falling(lengths)
