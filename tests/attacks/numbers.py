@@ -24,8 +24,7 @@ from torch import Tensor
 import raglane as rl
 from attacks.guarded import chosen_library
 from attacks.rounds import play_rounds
-from raglane.native.cells import has_cell
-from raglane.native.library import library
+from raglane.native.library import has_cell, library
 
 __all__ = ["LAYERS", "main", "play"]
 

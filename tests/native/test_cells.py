@@ -13,7 +13,6 @@ from raglane.errors import MissingExtraError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import kind_of
-from raglane.native import cells as native_cells
 from raglane.native import library as native_library
 from raglane.native import missing_kernels
 
@@ -27,11 +26,10 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def fail() -> None:
         raise MissingExtraError("the cpu kernels are missing. Fix: install them.")
 
-    for module in (native_cells, native_library):
-        monkeypatch.setattr(module, "library", fail)
-    native_cells.cell_facts.cache_clear()
+    monkeypatch.setattr(native_library, "library", fail)
+    native_library.cell_facts.cache_clear()
     yield
-    native_cells.cell_facts.cache_clear()
+    native_library.cell_facts.cache_clear()
 
 
 def traits(cell: str) -> Traits:
@@ -40,7 +38,7 @@ def traits(cell: str) -> Traits:
 
 @needs_kernels
 def test_every_cell_of_the_kernels_is_one_of_pythons() -> None:
-    facts = native_cells.cell_facts()
+    facts = native_library.cell_facts()
     assert len(facts) > 0
     assert all(kind_of(name) is not None for name in facts)
     assert [cell.number for cell in facts.values()] == list(range(len(facts)))
@@ -52,7 +50,7 @@ def test_every_cell_of_the_kernels_is_one_of_pythons() -> None:
 
 @needs_kernels
 def test_the_shapes_of_weights_are_what_the_facts_say() -> None:
-    for name, cell in native_cells.cell_facts().items():
+    for name, cell in native_library.cell_facts().items():
         first, second, third, fourth = CELLS[name].shapes(5, 2).values()
         assert first == (2 * cell.gates, 5), name
         if cell.is_elementwise:
@@ -71,6 +69,6 @@ def test_a_cell_that_the_kernels_do_not_have_is_refused_by_name() -> None:
 
 @pytest.mark.usefixtures("no_kernels")
 def test_without_kernels_every_cell_is_refused_for_that_reason() -> None:
-    assert not native_cells.has_cell("gru")
+    assert not native_library.has_cell("gru")
     for cell in CELLS:
         assert BACKEND.refuses(traits(cell), "lanes") == "the cpu kernels are missing. Fix: install them"

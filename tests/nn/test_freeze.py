@@ -19,7 +19,7 @@ from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 
 if missing := missing_kernels():
     pytest.skip(missing, allow_module_level=True)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow, RowLinear
 
 SIZES = ((1, 1, 1), (5, 64, 9), (31, 65, 3), (256, 64, 2), (500, 300, 1), (2000, 20, 17))

@@ -11,7 +11,7 @@ from torch import Tensor
 from cpu_networks import LIBRARY, POISON, Use
 from looped import looped
 from raglane.errors import RaglaneError
-from raglane.kernels.cpu.products import outer_products, times
+from raglane.kernels.cpu.programs import outer_products, times
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 1e-2}
 

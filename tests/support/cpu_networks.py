@@ -17,8 +17,7 @@ from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request
 from raglane.native import missing_kernels
-from raglane.native.cells import cell_facts
-from raglane.native.library import library
+from raglane.native.library import cell_facts, library
 from raglane.segments import offsets_from_lengths
 
 if missing := missing_kernels():

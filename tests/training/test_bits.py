@@ -11,7 +11,7 @@ import torch
 
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import answering, predict
 from raglane.training.model import ModelConfig, SequenceModel

@@ -28,8 +28,7 @@ from raglane.export.verify import Verified, check_agrees
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Scans, Table
 from raglane.native import missing_kernels
-from raglane.native.cells import has_cell
-from raglane.native.library import location
+from raglane.native.library import has_cell, location
 
 LIBRARY = "libraglane_torch.so"
 

@@ -25,52 +25,32 @@ from raglane.cells.spec import CellSpec
 
 @dataclass(slots=True, eq=False)
 class Traits:
-    """All that may decide which backend and schedule run a network: never how many sequences, or how long.
-
-    Attributes:
-        cell: the equations.
-        input_size: ``D`` of the first layer.
-        hidden_size: ``H``.
-        dtype: of the values.
-        device: of the values.
-        need_states: whether every layer's states at every step are wanted.
-        weights: what the cell reads, one for each layer and direction; nothing where nobody knows. A user's module says
-            only so what it computes.
-        checkpoints: whether what backward needs is to be computed again rather than kept.
-    """
+    """All that may decide which backend and schedule run a network: never how many sequences, or how long."""
 
     cell: CellSpec
-    input_size: int
+    input_size: int  # ``D`` of the first layer
     hidden_size: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the values, as ``device``
     device: torch.device
     need_states: bool = False
+    # What the cell reads, one for each layer and direction; nothing where nobody knows. A user's module alone says so
+    # what it computes.
     weights: tuple[Any, ...] = ()
-    checkpoints: bool = False
+    checkpoints: bool = False  # what backward needs is to be computed again rather than kept
 
 
 class Packed(NamedTuple):
-    """How the values of a request lie that are the data of a PackedSequence, in which every sequence has an element.
+    """How the values of a request lie that are the data of a PackedSequence, in which every sequence has an element."""
 
-    Attributes:
-        batch_sizes: ``(T,)`` int64 on the CPU.
-        sorted_indices: ``(B,)`` int64, the sequences from the longest on; None where they stand in that order.
-        unsorted_indices: its inverse, or None.
-    """
-
-    batch_sizes: Tensor
-    sorted_indices: Tensor | None
-    unsorted_indices: Tensor | None
+    batch_sizes: Tensor  # ``(T,)`` int64 on the CPU
+    sorted_indices: Tensor | None  # ``(B,)`` int64, from the longest on; None where they stand in that order
+    unsorted_indices: Tensor | None  # its inverse
 
 
 class Dense(NamedTuple):
-    """How the values of a request lie that are a tensor of three dimensions in which every element is real.
+    """How the values of a request lie that are a tensor of three dimensions in which every element is real."""
 
-    Attributes:
-        batch_first: whether it is ``(B, T, D)``, or else ``(T, B, D)``.
-    """
-
-    batch_first: bool
+    batch_first: bool  # ``(B, T, D)``, or else ``(T, B, D)``
 
 
 # Built once per call, so quick to build: a frozen dataclass takes three times as long.
@@ -78,58 +58,33 @@ class Dense(NamedTuple):
 class Request:
     """A recurrent network of one kind of cell, and the batch to run it on.
 
-    ``L`` is the number of layers, ``K`` the number of directions, ``B`` the number of sequences, ``N`` the
-    number of elements.
-
-    Attributes:
-        cell: the equations.
-        values: ``(N, D)`` of a floating-point dtype.
-        offsets: ``(B + 1,)`` int64 on the device of ``values``.
-        lengths: ``(B,)`` int64 on the CPU, the host's own copy: nothing need be read back from a device. None where the
-            offsets are on the CPU themselves: they say it.
-        state: the initial state: one ``(L * K, B, size)`` per state of the cell, in the order of ``cell.states``,
-            the sequences in the caller's order. Empty for zeros, see :meth:`initial`.
-        weights: ``L * K`` of the cell's ``weights_type``, in torch's order: layer 0 forward, layer 0 reverse, layer 1
-            forward ...
-        layers: ``L``.
-        directions: ``K``, 1 or 2.
-        dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
-        training: whether dropout acts.
-        need_output: False where nobody reads the outputs of the last layer, so that they need not be built.
-        need_states: whether every layer's states at every step are wanted.
-        state_sizes: the size of each state, where ``state`` does not tell.
-        input_dropout: the probability that a feature of every layer's input is zeroed for a whole sequence, in
-            training.
-        layer_by_layer: whether no backend may run several layers at once, because what is dropped between them must be
-            drawn there: a library's own dropout draws other numbers than the other backends.
-        layout: None; or how ``values`` lie, if a backend is given a batch as it came, in one of its own ``layouts``.
-            ``offsets`` and ``lengths`` say nothing then, and the output lies as ``values`` do.
-        depth: which layer of a stack this one is, where it is one of several; for messages.
-        packed: nothing, or of each layer what the cpu backend made of its weights beforehand, see
-            :meth:`raglane.kernels.cpu.layer.Layer.packed`.
-        checkpoint_every: 0 where what backward needs of every step is kept; else how many steps are computed again at a
-            time.
+    ``L`` is the number of layers, ``K`` of directions, ``B`` of sequences, ``N`` of elements.
     """
 
     cell: CellSpec
-    values: Tensor
-    offsets: Tensor
+    values: Tensor  # ``(N, D)``, floating-point
+    offsets: Tensor  # ``(B + 1,)`` int64 on the device of ``values``
+    # ``(B,)`` int64, the host's own copy: nothing is read back from a device. None where the offsets are on the CPU.
     lengths: Tensor | None
+    # One ``(L * K, B, size)`` per state of the cell, the sequences in the caller's order; empty for zeros.
     state: tuple[Tensor, ...]
-    weights: tuple[Any, ...]
+    weights: tuple[Any, ...]  # of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
     layers: int = 1
     directions: int = 1
-    dropout: float = 0.0
-    training: bool = False
-    need_output: bool = True
-    need_states: bool = False
-    state_sizes: tuple[int, ...] = ()
-    input_dropout: float = 0.0
+    dropout: float = 0.0  # between layers
+    training: bool = False  # dropout acts
+    need_output: bool = True  # False where nobody reads the outputs of the last layer
+    need_states: bool = False  # those of every layer at every step
+    state_sizes: tuple[int, ...] = ()  # where ``state`` does not tell
+    input_dropout: float = 0.0  # that a feature of every layer's input is zeroed for a whole sequence, in training
+    # What is dropped between layers must be drawn there: a library's own dropout draws other numbers.
     layer_by_layer: bool = False
+    # How ``values`` and the output lie, if a backend is given a batch as it came, in one of its own ``layouts``;
+    # ``offsets`` and ``lengths`` say nothing then.
     layout: Packed | Dense | None = None
-    depth: int = 0
-    packed: tuple[Tensor, ...] = ()
-    checkpoint_every: int = 0
+    depth: int = 0  # which layer of a stack this one is; for messages
+    packed: tuple[Tensor, ...] = ()  # of each layer what ``Layer.packed`` of the cpu kernels made of its weights
+    checkpoint_every: int = 0  # steps that are computed again at a time; 0 where what backward needs is kept
 
     @property
     def count(self) -> int:
@@ -203,44 +158,26 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Result:
-    """What a backend gives for a :class:`Request`, all of it in the caller's order.
+    """What a backend gives for a :class:`Request`, all of it in the caller's order."""
 
-    Attributes:
-        output: ``(N, K * size of the first state)``, the last layer's outputs, forward then reverse in each
-            row; None where the request did not need it.
-        state: the final states, shaped like ``Request.state``; an empty sequence's are its initial ones. The
-            reverse direction's are those after the sequence's first element.
-        states: None unless asked for; else, for each layer, for each state of the cell, ``(N, K * size)``:
-            the state after each element.
-    """
-
-    output: Tensor | None
+    output: Tensor | None  # ``(N, K * size of the first state)``, of the last layer, forward then reverse in each row
+    # Shaped like ``Request.state``; an empty sequence's are its initial ones, the reverse direction's those after the
+    # sequence's first element.
     state: tuple[Tensor, ...]
-    states: tuple[tuple[Tensor, ...], ...] | None = None
+    states: tuple[tuple[Tensor, ...], ...] | None = None  # of each layer after each element, ``(N, K * size)`` each
 
 
 @dataclass(slots=True, eq=False)
 class DirectionResult:
-    """What one layer gives in one direction, in the caller's order: the parts of :class:`Result`.
+    """The parts of :class:`Result` that one layer gives in one direction."""
 
-    Attributes:
-        output: ``(N, size)``, or None where it was not needed.
-        state: the final states, one ``(B, size)`` per state of the cell; an empty sequence's are its initial ones.
-        states: None, or one ``(N, size)`` per state of the cell.
-    """
-
-    output: Tensor | None
-    state: tuple[Tensor, ...]
-    states: tuple[Tensor, ...] | None = None
+    output: Tensor | None  # ``(N, size)``
+    state: tuple[Tensor, ...]  # ``(B, size)`` each
+    states: tuple[Tensor, ...] | None = None  # ``(N, size)`` each
 
 
 def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Initial states of zeros; those of one size are one tensor, since nobody writes to them.
-
-    Example:
-        >>> [tuple(part.shape) for part in zero_state(torch.zeros(1), 2, 5, (3, 4))]
-        [(2, 5, 3), (2, 5, 4)]
-    """
+    """Initial states of zeros; those of one size are one tensor, since nobody writes to them."""
     first = like.new_zeros(rows, count, sizes[0])
     return (first, *(first if size == sizes[0] else like.new_zeros(rows, count, size) for size in sizes[1:]))
 
@@ -302,21 +239,9 @@ def _kept_features(request: Request, values: Tensor) -> Tensor:
     return segments.spread(kept, request.offsets, values.shape[0])
 
 
-class RunDirection(Protocol):
-    """One layer in one direction."""
-
-    def __call__(self, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool, /) -> DirectionResult:
-        """Run it.
-
-        Args:
-            layer: one layer, in all its directions.
-            weights: those of this direction.
-            state: its initial states, one ``(B, size)`` per state of the cell.
-            reverse: whether each sequence is read from its end; what comes back is in the order of the values.
-
-        Returns:
-            An output where ``layer.need_output``, ``states`` where ``layer.need_states``.
-        """
+RunDirection = Callable[[Request, Any, tuple[Tensor, ...], bool], DirectionResult]
+"""Runs one layer in one direction: of the layer, that direction's weights, its initial states ``(B, size)``, and True
+where each sequence is read from its end. Results are in the order of the values."""
 
 
 def run_directions(layer: Request, run: RunDirection) -> Result:

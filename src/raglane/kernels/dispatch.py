@@ -58,12 +58,7 @@ _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=
 
 @constant_when_traced
 def override() -> tuple[str, str]:
-    """Schedule and backend that :func:`using` set.
-
-    Example:
-        >>> override()
-        ('auto', 'auto')
-    """
+    """Schedule and backend that :func:`using` set."""
     return _override.get()
 
 

@@ -28,19 +28,12 @@ from raglane.kernels.contract import DirectionResult, Request, Result, run_direc
 
 @dataclass(frozen=True)
 class Table:
-    """Where the elements of a batch are among the ``T`` steps of its ``B`` rows. ``T`` is at least 1.
+    """Where the elements of a batch are among the ``T`` steps of its ``B`` rows. ``T`` is at least 1."""
 
-    Attributes:
-        element: ``(T, B)`` int64, the element at each place; ``N``, which is none, where the sequence has ended.
-        is_real: ``(T, B)`` bool, whether there is an element.
-        place: ``(N,)`` int64, the place ``t * B + b`` of each element.
-        lengths: ``(B,)`` int64.
-    """
-
-    element: Tensor
-    is_real: Tensor
-    place: Tensor
-    lengths: Tensor
+    element: Tensor  # ``(T, B)`` int64, the element at each place; ``N``, which is none, where the sequence has ended
+    is_real: Tensor  # ``(T, B)`` bool, whether there is an element
+    place: Tensor  # ``(N,)`` int64, the place ``t * B + b`` of each element
+    lengths: Tensor  # ``(B,)`` int64
 
     def padded(self, flat: Tensor) -> Tensor:
         """One row per element, ``(N, size)``, as ``(T, B, size)``; zeros where there is no element."""
@@ -52,17 +45,7 @@ class Table:
 
 
 def table_of(offsets: Tensor, total: int) -> Table:
-    """The table of a batch.
-
-    Args:
-        offsets: ``(B + 1,)`` int64.
-        total: ``N``.
-
-    Example:
-        >>> table = table_of(torch.tensor([0, 1, 3]), 3)
-        >>> table.element.tolist(), table.place.tolist()
-        ([[0, 1], [3, 2]], [0, 1, 3])
-    """
+    """The table of a batch of ``total`` elements."""
     lengths = offsets.diff()
     # A step at least: no runtime has to loop over nothing, and a batch of no sequences has a longest one.
     steps = F.pad(lengths, (0, 1), value=1).max().item()
@@ -102,12 +85,7 @@ def loops_by(loops: Loops) -> Iterator[None]:
 
 @constant_when_traced
 def has_loops() -> bool:
-    """Whether :func:`loops_by` is at work: then whatever loops should be a loop of the graph.
-
-    Example:
-        >>> has_loops()
-        False
-    """
+    """Whether :func:`loops_by` is at work: then whatever loops should be a loop of the graph."""
     return _loops.get() is not None
 
 
@@ -121,18 +99,10 @@ def run_layer(table: Table, layer: Request) -> Result:
 def run_steps(
     table: Table, step: Step, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], *, reverse: bool = False
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Run a step over the elements of each sequence.
+    """Run a step over the elements of each sequence: to its final states, and what it collects of each element.
 
-    Args:
-        table: of the batch.
-        step: what is computed in each.
-        prepared: ``(N, G)``, what it reads of each element.
-        state: ``(B, size)`` each, before the first.
-        sizes: the columns of the output, and of the states where the step gives them once more.
-        reverse: whether the last element of a sequence comes first.
-
-    Returns:
-        The final states; and what is collected of each element, ``(N, size)`` each.
+    ``prepared`` is ``(N, G)``, what the step reads of each element, ``state`` ``(B, size)`` each, and ``sizes`` are the
+    columns of the output, and of the states where the step gives them once more.
     """
     loops = _loops.get() or Scans()
     found = loops.run_loop(step, table, prepared, state, sizes, reverse)
@@ -166,14 +136,7 @@ class Scans:
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """Call torch's operator.
-
-        Args:
-            step: its body.
-            state: what it carries.
-            read: ``(T, B, ...)``, of which it reads one after the other.
-            weights: what it reads in every step.
-        """
+        """Call torch's operator on ``read``, ``(T, B, ...)`` each; the step reads ``weights`` at every time."""
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
@@ -191,10 +154,8 @@ class StepEquations(Protocol):
 class Step(nn.Module):
     """One step of a cell as a module of tensors alone, for whoever traces it: with the mask, and the weights last.
 
-    Args:
-        cell: the equations.
-        weights: of one layer in one direction: the tuple, or the user's module.
-        need_states: whether the new states are given once more, as what a loop collects.
+    The weights are those of one layer in one direction: the tuple, or the user's module. With ``need_states`` the new
+    states are given once more, as what a loop collects.
     """
 
     def __init__(self, cell: StepEquations, weights: Any, need_states: bool = False) -> None:

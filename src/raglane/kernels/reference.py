@@ -32,23 +32,6 @@ class ReferenceBackend:
 
     Under :func:`torch.autocast` values, states and weights are cast once, before the first step, as PyTorch's own
     recurrent layers do: all that comes out has autocast's dtype. float64 is left alone.
-
-    Example:
-        >>> from raglane.cells import CELLS, Weights
-        >>> from raglane.segments import offsets_from_lengths
-        >>> weights = Weights(torch.eye(2), torch.zeros(2, 2))
-        >>> lengths = torch.tensor([2, 0, 1])
-        >>> request = Request(
-        ...     CELLS["rnn_relu"],
-        ...     torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
-        ...     offsets_from_lengths(lengths),
-        ...     lengths,
-        ...     (torch.zeros(1, 3, 2),),
-        ...     (weights,),
-        ... )
-        >>> result = BACKEND.run(request, "lanes")
-        >>> result.output.tolist(), result.state[0].tolist()
-        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[[3.0, 4.0], [0.0, 0.0], [5.0, 6.0]]])
     """
 
     name = "reference"
@@ -60,7 +43,7 @@ class ReferenceBackend:
         return tuple(SCHEDULES)
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
-        """None: there is nothing it cannot run."""
+        """See :class:`~raglane.kernels.contract.Backend`."""
         return None
 
     def run(self, request: Request, schedule: str) -> Result:
@@ -77,7 +60,6 @@ BACKEND = ReferenceBackend()
 
 
 def _run(request: Request, schedule: str) -> Result:
-    """See :meth:`ReferenceBackend.run`."""
     request = check(request)
     device = request.values.device
     run_layer: Callable[[Request], Result]
@@ -103,20 +85,11 @@ def _plan(schedule: str, lengths: Tensor, directions: int, device: torch.device)
     return walk(SCHEDULES[schedule].table(lengths), lengths, directions, device)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# One layer in one direction
-# ---------------------------------------------------------------------------------------------------------------
+# ---- one layer in one direction -------------------------------------------------------------------------------------
 
 
 def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
-    """Run one layer in one direction by itself, in lanes.
-
-    Args:
-        layer: what is read and needed; its weights and state are not looked at.
-        weights: those of this direction.
-        state: its initial states, one ``(B, size)`` per state of the cell.
-        reverse: whether each sequence is read from its end; what comes back is in the order of the values.
-    """
+    """Run one layer in one direction by itself, in lanes; the layer's own weights and state are not looked at."""
     ready = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
     return _run_direction(ready, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
@@ -157,18 +130,12 @@ def _run_direction(
 
 
 class _Walked(NamedTuple):
-    """What some times of a walk give.
+    """What some times of a walk give."""
 
-    Attributes:
-        rows: the states of the last time's rows.
-        outputs, history: of each time, what was needed.
-        finals: of each time at which sequences end, their final states.
-    """
-
-    rows: tuple[Tensor, ...]
-    outputs: list[Tensor]
-    history: list[tuple[Tensor, ...]]
-    finals: list[tuple[Tensor, ...]]
+    rows: tuple[Tensor, ...]  # the states of the last time's rows
+    outputs: list[Tensor]  # of each time, where needed
+    history: list[tuple[Tensor, ...]]  # the states of each time, where needed
+    finals: list[tuple[Tensor, ...]]  # of each time at which sequences end, their final states
 
 
 def _walk_part(

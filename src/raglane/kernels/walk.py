@@ -18,76 +18,46 @@ from raglane.segments import offsets_from_lengths, positions, reverse_index, seg
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """In which order one direction reads the elements, and where it leaves what it computes from them.
+    """In which order one direction reads the elements, and where it leaves what it computes from them."""
 
-    Attributes:
-        element: ``(E,)``: the element that is read; ``N``, one past the last, where padding is computed.
-        place: ``(N,)``: where among the ``E`` each element is computed.
-        is_callers: whether both are ``0, 1, 2 ...``, so that nothing need be moved.
-    """
-
-    element: Tensor
-    place: Tensor
-    is_callers: bool
+    element: Tensor  # ``(E,)``: the element that is read; ``N``, one past the last, where padding is computed
+    place: Tensor  # ``(N,)``: where among the ``E`` each element is computed
+    is_callers: bool  # both are ``0, 1, 2 ...``, so that nothing need be moved
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What happens at one time of the run.
+    """What happens at one time of the run."""
 
-    Attributes:
-        rows: ``R``, how many rows compute.
-        begin: how many of them begin a sequence.
-        source: ``(R,)``, what each row takes its state from: the row of the time before that it continues or,
-            counted on from that time's rows, the sequence that it begins. None where no row moves: either all
-            ``R`` begin, or none, and the first ``R`` go on.
-        real: ``(R, 1)`` bool, which rows compute an element that exists; None where all do.
-        ending: how many rows compute the last element of their sequence.
-        ended: ``(ending,)``, those rows; None where it is all rows, or none.
-    """
-
-    rows: int
-    begin: int
+    rows: int  # ``R``, how many rows compute
+    begin: int  # how many of them begin a sequence
+    # ``(R,)``, what each row takes its state from: the row of the time before that it continues or, counted on from
+    # that time's rows, the sequence that it begins. None where no row moves: either all ``R`` begin, or none, and the
+    # first ``R`` go on.
     source: Tensor | None
-    real: Tensor | None
-    ending: int
-    ended: Tensor | None
+    real: Tensor | None  # ``(R, 1)`` bool, which rows compute an element that exists; None where all do
+    ending: int  # how many rows compute the last element of their sequence
+    ended: Tensor | None  # ``(ending,)``, those rows; None where it is all rows, or none
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A schedule's table, ready to be walked on a device; all its tensors are there.
+    """A schedule's table, ready to be walked on a device; all its tensors are there."""
 
-    Attributes:
-        moments: one per time; where the batch has no element, one of no rows, so that even then the outputs hang on
-            the weights, which get gradients of zero rather than none.
-        orders: one per direction: forward, reverse.
-        begin_order: the sequences in the order in which they begin.
-        final: ``(B,)``: each sequence's place in the order in which they end or, for an empty one, its number,
-            counted on from the ``M`` that end.
-        has_empty: whether there is an empty sequence.
-        has_padding: whether padding is computed.
-    """
-
+    # One per time; where the batch has no element, one of no rows, so that even then the outputs hang on the weights,
+    # which get gradients of zero rather than none.
     moments: list[Moment]
-    orders: list[Order]
-    begin_order: Tensor
+    orders: list[Order]  # forward, reverse
+    begin_order: Tensor  # the sequences in the order in which they begin
+    # ``(B,)``: each sequence's place in the order in which they end or, for an empty one, its number, counted on from
+    # the ``M`` that end.
     final: Tensor
     has_empty: bool
     has_padding: bool
 
 
 class _Host:
-    """What the parts of a walk are made from: one entry for each of the ``E`` elements computed, on the host.
-
-    Attributes:
-        time: the time at which it is computed.
-        local: its place among the rows of that time.
-        begins: whether it is the first of its sequence.
-        ends: whether it is the last.
-        real: whether it exists.
-        previous: the place, among the rows of the time before, of its sequence's step before.
-    """
+    """What the parts of a walk are made from: one entry for each of the ``E`` elements computed, on the host."""
 
     def __init__(self, table: Table, lengths: Tensor) -> None:
         self.table, self.lengths = table, lengths
@@ -96,6 +66,7 @@ class _Host:
         self.time_offsets = table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
         self.times = self.time_offsets.shape[0] - 1
         self.time = segment_ids(self.time_offsets, table.elements)
+        # The place of an element among the rows of its time; ``previous`` is that of its sequence's step before.
         self.local = torch.arange(table.elements, device="cpu") - self.time_offsets[self.time]
         self.begins = table.step == 0
         self.ends = table.step == lengths[table.sequence] - 1
@@ -118,21 +89,7 @@ class _Host:
 
 
 def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -> Walk:
-    """Prepare a table for its walk.
-
-    Args:
-        table: made from ``lengths``.
-        lengths: ``(B,)`` int64 on the CPU.
-        directions: 1, or 2 to prepare the reverse direction as well.
-        device: where the indexes are wanted.
-
-    Example:
-        >>> from raglane.schedules import SCHEDULES
-        >>> lengths = torch.tensor([1, 2])
-        >>> ready = walk(SCHEDULES["packed"].table(lengths), lengths, 2, torch.device("cpu"))
-        >>> [moment.rows for moment in ready.moments], ready.orders[1].element.tolist()
-        ([2, 1], [2, 0, 1])
-    """
+    """Prepare a table, made from ``lengths``, for its walk on a device; with 2 directions the reverse one as well."""
     host = _Host(table, lengths)
     end_order = table.sequence[host.ends]
     ended = end_order.shape[0]

@@ -1,4 +1,4 @@
-"""What is compiled from ``csrc``: the library, what may be handed to it, and rows that it moves."""
+"""What is compiled from ``csrc``: the library, and the memory that it may be handed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
 
 A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
-``csrc/abi/raglane.h``, and :mod:`raglane.kernels.cpu.memory` holds them against it. The calls of the two kinds of
+``csrc/abi/raglane.h``, and :mod:`raglane.kernels.cpu.gate` holds them against it. The calls of the two kinds of
 layers are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
 """
 
@@ -93,7 +93,7 @@ class Library:
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
         few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
-        least_block: bytes that are worth a block; see :mod:`raglane.native.large`.
+        least_block: bytes that are worth a block; see :mod:`raglane.native.memory`.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
@@ -122,12 +122,6 @@ class Library:
     def threads(self) -> int:
         """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
         return torch.get_num_threads() if forks.threads_before is None else 1
-
-    def describe_cell(self, number: int) -> bytes | None:
-        """The fields of ``raglane_cell_facts`` of the cell of a number, or None where there is none."""
-        facts = ctypes.create_string_buffer(self.structs["raglane_cell_facts"].size)
-        status = self.handle.raglane_describe_cell(number, facts, _messages.buffer, _MESSAGE)
-        return facts.raw if status == 0 else None
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """A function of ``raglane_function`` as cells compute it, for tests: float32 or float64, contiguous."""
@@ -160,12 +154,7 @@ class Library:
         return memory
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
-        """The most that products can reach: fused multiply-adds in registers alone, on as many threads as a call has.
-
-        Example:
-            >>> library().multiply_registers(torch.float32, 10) > 0
-            True
-        """
+        """The most that products can reach: multiply-adds in registers alone, on as many threads as a call has."""
         operations, words = ctypes.c_int64(), _messages.buffer
         status = self.handle.raglane_multiply_registers(
             self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
@@ -319,3 +308,41 @@ def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
     """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
     return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
+
+
+class CellFacts(NamedTuple):
+    """The kernels' line on a cell besides its arithmetic: ``raglane_cell_facts`` in ``csrc/abi/raglane.h``."""
+
+    number: int  # of the cell in calls of the kernels
+    is_elementwise: bool  # a unit's past is its own alone; else weights meet the state as a matrix
+    gates: int  # input products per unit
+    slots: int  # blocks of ``H`` per element that backward gives
+    saved: int  # blocks of ``H`` per element that forward keeps for backward
+    has_c: bool  # there is a second state, ``c``
+    projects: bool  # ``h`` may be a projection
+    skips: bool  # the output takes up the input: as it is, or by weights, with one more slot and one more saved
+    factors: int  # recurrent factors per unit
+    biases: int  # blocks of ``H`` in a bias
+
+
+@cache
+def cell_facts() -> Mapping[str, CellFacts]:
+    """The facts of all cells, by the cells' names: the lines of ``csrc/cells/table.h``."""
+    kernels, found = library(), dict[str, CellFacts]()
+    line = kernels.structs["raglane_cell_facts"]
+    unpack = struct.Struct("=" + "".join(line.formats.values())).unpack
+    fields = ctypes.create_string_buffer(line.size)
+    while kernels.handle.raglane_describe_cell(len(found), fields, _messages.buffer, _MESSAGE) == 0:
+        name, is_elementwise, gates, slots, saved, *flags, factors, biases = unpack(fields.raw)
+        facts = (len(found), bool(is_elementwise), gates, slots, saved, *map(bool, flags), factors, biases)
+        found[name.rstrip(b"\0").decode()] = CellFacts._make(facts)
+    return found
+
+
+@constant_when_traced
+def has_cell(name: str) -> bool:
+    """Whether the kernels are built and know a cell, for every call of a layer."""
+    try:
+        return name in cell_facts()
+    except MissingExtraError:
+        return False

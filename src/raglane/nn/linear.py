@@ -20,7 +20,7 @@ from raglane.cells.elementwise import ElementwiseWeights
 from raglane.cells.mingru import MinGRU
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.backend import BACKEND
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 
 _CELL = MinGRU()
 # The sigmoid of this is 1, without rounding, in both dtypes.

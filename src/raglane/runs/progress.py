@@ -16,7 +16,7 @@ from raglane.errors import ArgumentError, MissingExtraError, message, quote, req
 from raglane.training.folder import LOGS
 
 if TYPE_CHECKING:
-    from raglane.data.jobs import Progress
+    from raglane.data.conversion import Progress
     from raglane.training.settings import Settings
     from raglane.training.state import Totals, TrainingState
 
@@ -113,7 +113,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from raglane.data.jobs import Progress
+    from raglane.data.conversion import Progress
 
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:

@@ -17,7 +17,7 @@ from raglane.data.order import Limit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
-from raglane.native.cells import has_cell
+from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel

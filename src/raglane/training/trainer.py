@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from raglane._utils.files import write_file, write_folder
 from raglane.data.chunks import Chunks
 from raglane.data.dataset import Sequences
-from raglane.data.order.permutation import key_of
+from raglane.data.order.order import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError, argument, message

@@ -9,13 +9,22 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from raglane._utils.tracing import are_transformed, has_tangent
+from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits, run_layers
-from raglane.kernels.cpu.gradients import is_last_use, reference_gradients
-from raglane.kernels.cpu.layer import Admitted, Given, Layer, Saved, Tensors, kind_of, layer_of
-from raglane.native.cells import has_cell
-from raglane.native.library import leave_lost_threads, missing_kernels
+from raglane.kernels.cpu.layer import (
+    Admitted,
+    Given,
+    Grads,
+    Layer,
+    Saved,
+    Tensors,
+    is_last_use,
+    kind_of,
+    layer_of,
+)
+from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -135,7 +144,7 @@ class _Recurrence(torch.autograd.Function):
         given = Given(grad_output, grads[states] if ctx.need_c else None, grads[:states])
         # With create_graph the gradient is to be differentiated again; batched gradients have no memory to read.
         if torch.is_grad_enabled() or are_transformed((grad_output, *grads)):
-            return None, None, None, None, *reference_gradients(layer, offsets, tensors, given)
+            return None, None, None, None, *_gradients_by_reference(layer, offsets, tensors, given)
         saved, wanted = Saved(output, gates, c_states, ctx.need_c), ctx.needs_input_grad[4:]
         leave_lost_threads()
         found = layer.backward(offsets, tensors, saved, given, wanted, overwrite=is_last_use(), depth=ctx.depth)
@@ -144,3 +153,43 @@ class _Recurrence(torch.autograd.Function):
 
 # What Function.apply calls once it has looked through all arguments for what torch.func's transforms leave behind.
 _apply = super(torch.autograd.Function, _Recurrence).apply
+
+
+def _gradients_by_reference(layer: Layer, offsets: Tensor, tensors: Tensors, given: Given) -> Grads:
+    """All gradients by way of the reference kernel: where they are to be differentiated, or torch.func is at work."""
+    keep = torch.is_grad_enabled()
+    # Views, so that a gradient stops here where one of them was computed from another.
+    inputs: Tensors = tuple([None if part is None else part.view_as(part) for part in tensors])
+    if not keep:
+        inputs = tuple([None if part is None else part.detach().requires_grad_(part.requires_grad) for part in inputs])
+    cell = CELLS[layer.cell]
+    request = Request(
+        cell,
+        inputs[0],
+        offsets,
+        None,
+        layer.initial(inputs),
+        tuple([cell.weights_type(*layer.weights_of(inputs, direction)) for direction in range(layer.directions)]),
+        directions=layer.directions,
+        need_states=given.c_states is not None,
+        state_sizes=layer.sizes,
+    )
+    with torch.enable_grad():
+        result = reference.BACKEND.run(request, "lanes")
+        c_states = None if result.states is None else result.states[0][1]
+        if c_states is not None and len(layer.saved_shapes(inputs[0].shape[0])[1]) == 3:
+            c_states = torch.stack(c_states.chunk(layer.directions, 1))  # as the layer gave it
+    pairs = [
+        (tensor, grad)
+        for tensor, grad in zip(
+            (result.output, c_states, *result.state), (given.output, given.c_states, *given.final), strict=True
+        )
+        if tensor is not None and grad is not None and tensor.requires_grad
+    ]
+    leaves = [part for part in inputs if part is not None and part.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [tensor for tensor, _ in pairs], leaves, [grad for _, grad in pairs], create_graph=keep, allow_unused=True
+        )
+    )
+    return tuple(next(found) if part is not None and part.requires_grad else None for part in inputs)

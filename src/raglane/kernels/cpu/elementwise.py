@@ -14,10 +14,9 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
-from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
-from raglane.native import large
-from raglane.native.cells import cell_facts
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
+from raglane.native import memory
+from raglane.native.library import cell_facts
 
 
 class ElementwiseLayer(Layer):
@@ -59,8 +58,8 @@ class ElementwiseLayer(Layer):
         skips = self.skips and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
-        gates = saved.gates if keeps else large.empty(values, count, values.shape[0], width)
-        skipped = large.empty(values, count, *values.shape) if skips else None
+        gates = saved.gates if keeps else memory.empty(values, count, values.shape[0], width)
+        skipped = memory.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
         makes_all = self._makes_all(tensors)
         grad_values = torch.empty_like(values) if makes_all and wanted[0] else None

@@ -135,10 +135,7 @@ class Gate:
     def normalised(
         self, offsets: Any, tensors: tuple[Any, ...], depth: int
     ) -> tuple[Tensor, tuple[Any, ...], list[int], list[UntypedStorage]]:
-        """What :meth:`look` gives, of copies where C cannot read a tensor; raises where one is wrong.
-
-        ``depth`` tells which layer of a stack this is, for messages.
-        """
+        """What :meth:`look` gives, of copies where C cannot read a tensor; raises where one is wrong."""
         begin = len(tensors) - len(self._weights)
         refuse(self.cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], self.sizes, self.directions, depth)
         if tensors[0].shape[1] != self.input_size:

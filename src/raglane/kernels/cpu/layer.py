@@ -14,7 +14,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError, message
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.gate import Gate, admit, refuse
-from raglane.native import large, library
+from raglane.native import library, memory
 from raglane.native.memory import NO_MEMORY
 
 Tensors = tuple[Any, ...]
@@ -167,8 +167,8 @@ class Layer(ABC):
         if save or need_c:
             gates_shape, c_shape = self.saved_shapes(elements)
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
-            gates = large.empty(values, *gates_shape) if save else None
-            c_states = values.new_empty(*c_shape) if need_c else large.empty(values, *c_shape)
+            gates = memory.empty(values, *gates_shape) if save else None
+            c_states = values.new_empty(*c_shape) if need_c else memory.empty(values, *c_shape)
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
         pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
         head = self._head(sequences, elements, self.dtype if packed is None else self._weights_dtype(packed.dtype))
@@ -273,10 +273,7 @@ KINDS: dict[type, type[Layer]] = {}
 
 
 def kind_of(cell: str) -> type[Layer] | None:
-    """The kind of layer that fits a cell's weights; :func:`~raglane.native.cells.has_cell` tells whether there is one.
-
-    So no kernels are needed, and ``torch.compile`` can trace through it.
-    """
+    """The kind of layer that fits a cell's weights, kernels or not: ``torch.compile`` traces through it."""
     return KINDS.get(CELLS[cell].weights_type) if cell in CELLS else None
 
 
@@ -307,3 +304,29 @@ def layer_of(
         begin = len(tensors) - weights
         refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)
         raise
+
+
+# ---- gradients beside the kernels ---------------------------------------------------------------------------------
+
+# How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
+_TALL = 32
+
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def is_last_use() -> bool:
+    """Whether the graph is freed after this backward pass, so that what was saved may be overwritten."""
+    return _keeps_graph is not None and not _keeps_graph()
+
+
+def spend(*tensors: Tensor) -> None:
+    """Let autograd know that saved tensors were overwritten, so that no later pass reads them."""
+    torch.autograd.graph.increment_version(tensors)
+
+
+def outer(gates: Tensor, inputs: Tensor) -> Tensor:
+    """The sum over the elements of the outer products of their rows: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
+    if inputs.shape[0] < _TALL * inputs.shape[1]:
+        return torch.mm(gates.t(), inputs)
+    # MKL takes a tall and narrow product a fifth to a third faster from the other side.
+    return torch.mm(inputs.t(), gates).t().contiguous()

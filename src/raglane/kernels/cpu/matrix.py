@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.gradients import outer, spend
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors
-from raglane.native import large
-from raglane.native.cells import cell_facts
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
+from raglane.native import memory
+from raglane.native.library import cell_facts
 
 
 class MatrixLayer(Layer):
@@ -94,10 +93,10 @@ class MatrixLayer(Layer):
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
         reuse_c = overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
-        gates = saved.gates if reuse_gates else large.empty(values, count, total, self.stride)
-        previous = saved.c_states if reuse_c else large.empty(values, count, total, width)
-        projected = large.empty(values, count, total, width) if projects else None
-        unprojected = large.empty(values, count, total, self.hidden_size) if projects else None
+        gates = saved.gates if reuse_gates else memory.empty(values, count, total, self.stride)
+        previous = saved.c_states if reuse_c else memory.empty(values, count, total, width)
+        projected = memory.empty(values, count, total, width) if projects else None
+        unprojected = memory.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
         made = within or [None] * (1 + self.weights)
@@ -186,17 +185,7 @@ _SURPLUS, _MOST, _EVEN = 1.15, 48, 6
 
 
 def lanes_of(lengths: Tensor, threads: int) -> int:
-    """The lanes of all threads together, at least 1; an estimate for those who predict times.
-
-    Args:
-        lengths: ``(B,)`` int64 on the CPU.
-        threads: that run the call.
-
-    Example:
-        >>> import torch
-        >>> lanes_of(torch.full((100,), 10), 2), lanes_of(torch.tensor([100, 1, 1]), 2)
-        (96, 4)
-    """
+    """The lanes of all threads together for lengths on the CPU, at least 1; an estimate for those who predict times."""
     count, total = int(lengths.count_nonzero()), int(lengths.sum())
     if count == 0:
         return 1

@@ -14,7 +14,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError, ShapeError, message
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import Given, Layer, Saved, layer_of
-from raglane.native.cells import cell_facts
+from raglane.native.library import cell_facts
 
 # An operator's arguments are fixed in number: two states, and two directions of five weights at most.
 _WEIGHTS = 10

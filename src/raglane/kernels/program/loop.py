@@ -17,10 +17,10 @@ from raglane import segments
 from raglane._utils.tracing import are_transformed
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.cpu.gradients import is_last_use, spend
-from raglane.kernels.cpu.products import outer_products, times
+from raglane.kernels.cpu.layer import is_last_use, spend
+from raglane.kernels.cpu.programs import outer_products, times
 from raglane.kernels.cpu.programs import run as run_program
-from raglane.native import large
+from raglane.native import memory
 from raglane.programs.compiled import Backward, CompiledStep, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.parameters import ParameterValues
@@ -101,7 +101,7 @@ def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
     }
     if len(widths) < 2:
         return {}
-    whole = large.empty(like, like.shape[0], sum(widths.values()))
+    whole = memory.empty(like, like.shape[0], sum(widths.values()))
     return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
 
 

@@ -14,8 +14,6 @@ from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide
 from raglane.ragged import Ragged
 
-__all__ = ["CRF"]
-
 _WRAP_IT = "wrap a list of sequences with rl.Ragged"
 
 

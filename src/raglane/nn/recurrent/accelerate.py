@@ -16,8 +16,6 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
-__all__ = ["Acceleration", "accelerate", "acceleration", "restore"]
-
 M = TypeVar("M", bound=torch.nn.Module)
 
 

@@ -20,8 +20,6 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, State, one_or_tuple, settings_of
 from raglane.ragged import Ragged
 
-__all__ = ["Recurrent"]
-
 
 class Recurrent(RecurrentLayer):
     """A recurrent layer of any cell.

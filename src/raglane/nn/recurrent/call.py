@@ -30,38 +30,24 @@ _NOWHERE = torch.empty(0, dtype=torch.int64, device="cpu")
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the calls of a layer have in common: made once, and again when a fact that it rests on has changed.
-
-    Attributes:
-        facts: what it was made of, and holds for.
-        cell: the layer's equations.
-        run_cell: what regularisation makes of them.
-        state_sizes: the size of each state of ``cell``.
-        layers, directions: how many of each.
-        dropout: between layers; 0 outside of training.
-        regularises: whether anything differs from the plain cell.
-        begins: whether a sequence without a given state begins with anything but zeros.
-        backend, schedule: who runs it, and how.
-        kept: the weights that ``rl.freeze`` has packed, where this plan can use them.
-        checks_late: whether the backend finds whatever is wrong with the input and ``hx``, so that they are checked in
-            the words of the layer's arguments only then.
-        is_jit_traced: whether :func:`torch.jit.trace` records the calls.
-    """
+    """What the calls of a layer have in common: made once, and again when a fact that it rests on has changed."""
 
     facts: tuple[Any, ...]
-    cell: CellSpec
-    run_cell: CellSpec
-    state_sizes: tuple[int, ...]
+    cell: CellSpec  # the layer's equations
+    run_cell: CellSpec  # what regularisation makes of them
+    state_sizes: tuple[int, ...]  # of ``cell``
     layers: int
     directions: int
-    dropout: float
-    regularises: bool
-    begins: bool
+    dropout: float  # between layers; 0 outside of training
+    regularises: bool  # anything differs from the plain cell
+    begins: bool  # a sequence without a given state begins with anything but zeros
     backend: Backend
     schedule: str
-    kept: Kept | None
+    kept: Kept | None  # the weights that ``rl.freeze`` has packed, where this plan can use them
+    # The backend finds whatever is wrong with the input and ``hx``, which are checked in the words of the layer's
+    # arguments only then.
     checks_late: bool
-    is_jit_traced: bool
+    is_jit_traced: bool  # :func:`torch.jit.trace` records the calls
 
 
 def plan_of(

@@ -14,8 +14,6 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.ragged import Ragged
 
-__all__ = ["carry"]
-
 
 def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor) -> Any:
     """The state with which a layer goes on to the next chunk: the last one's, and its own where a sequence begins.

@@ -14,18 +14,6 @@ from raglane.cells import CELLS, CellSpec
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options
 
-__all__ = [
-    "GRUD",
-    "SLSTM",
-    "CellLayer",
-    "CfC",
-    "CoupledLSTM",
-    "LayerNormGRU",
-    "LayerNormLSTM",
-    "PeepholeLSTM",
-]
-
-
 # What is shown of a layer where it is not this, in this order.
 _DEFAULTS: dict[str, Any] = {
     "num_layers": 1,

@@ -14,8 +14,6 @@ from raglane.errors import ArgumentError, message
 from raglane.nn.recurrent.cell_layers import CellLayer
 from raglane.nn.recurrent.stack import Options
 
-__all__ = ["QRNN", "SRU", "IndRNN", "MinGRU", "MinLSTM"]
-
 
 class IndRNN(CellLayer):
     """The independently recurrent network on ragged batches: each unit remembers itself alone.

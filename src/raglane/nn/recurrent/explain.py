@@ -17,8 +17,6 @@ from raglane.nn.recurrent.freeze import kept_of
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
-__all__ = ["explain"]
-
 
 def explain(
     layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False, program: bool = False

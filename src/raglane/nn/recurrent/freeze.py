@@ -18,7 +18,7 @@ from raglane.errors import ArgumentError, DispatchError, message, quote
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.dispatch import pick
-from raglane.native.cells import cell_facts
+from raglane.native.library import cell_facts
 from raglane.nn.recurrent.stack import Stack, plans
 
 M = TypeVar("M", bound=torch.nn.Module)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from raglane.ragged import Ragged
 
-__all__ = ["LengthState"]
-
 
 class LengthState(nn.Module):
     """The initial state as a learned function of how long a sequence is: affine in ``log(1 + length)``.

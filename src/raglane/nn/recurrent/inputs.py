@@ -32,28 +32,17 @@ def _as_it_is(output: Tensor) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class Inputs:
-    """An input as it came, and flat as soon as somebody asks for that.
+    """An input as it came, and flat as soon as somebody asks for that."""
 
-    Attributes:
-        data: the tensor that came, or that is in what came; its last dimension are the features.
-        flatten: makes the flat batch, in the caller's order, and what leads from outputs ``(N, size)`` back to the kind
-            of the input.
-        layout: how ``data`` lies where that is a layout of torch's own, and has elements; else None.
-        restore_layout: from an output that lies as ``data`` to the kind of the input.
-        is_dense: whether it is a tensor in which every element is real.
-        is_batched: False for one sequence without a batch: its states have no batch dimension either.
-        count: the number of sequences in a ``Dense`` layout.
-        flat: what ``flatten`` has made.
-    """
-
-    data: Tensor
+    data: Tensor  # the tensor that came, or that is in what came; its last dimension are the features
+    # Makes the flat batch, in the caller's order, and the way from outputs ``(N, size)`` back to the input's kind.
     flatten: Callable[[], Flat]
-    layout: Packed | Dense | None = None
-    restore_layout: Restore = _as_it_is
-    is_dense: bool = False
-    is_batched: bool = True
-    count: int = 0
-    flat: Flat | None = None
+    layout: Packed | Dense | None = None  # of ``data``, where it is one of torch's own, and there are elements
+    restore_layout: Restore = _as_it_is  # from an output that lies as ``data`` to the kind of the input
+    is_dense: bool = False  # it is a tensor in which every element is real
+    is_batched: bool = True  # False for one sequence without a batch: its states have no batch dimension either
+    count: int = 0  # of sequences in a ``Dense`` layout
+    flat: Flat | None = None  # what ``flatten`` has made
 
     def flattened(self) -> Flat:
         """The flat batch and the way back; made once."""

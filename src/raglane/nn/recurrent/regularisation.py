@@ -13,8 +13,6 @@ from raglane.cells.regularised import Regularised, RegularisedWeights
 from raglane.errors import ArgumentError, message
 from raglane.kernels.contract import Request
 
-__all__ = ["Regularisation", "regularised"]
-
 
 @dataclass(frozen=True)
 class Regularisation:

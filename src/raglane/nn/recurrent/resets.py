@@ -13,32 +13,20 @@ from raglane import segments
 from raglane.errors import ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 
-__all__ = ["Pieces", "check_marks", "split"]
-
 
 @dataclass(slots=True, eq=False)
 class Pieces:
-    """A batch cut at its resets, ``M`` pieces of ``B`` sequences. An empty sequence is one empty piece.
+    """A batch cut at its resets, ``M`` pieces of ``B`` sequences. An empty sequence is one empty piece."""
 
-    Attributes:
-        batch: the pieces, over the same values.
-        first: ``(B,)``, each sequence's first piece.
-        last: ``(B,)``, each sequence's last.
-        begins_anew: ``(B, 1)`` bool, whether a reset at a sequence's first element leaves its initial state unread.
-    """
-
-    batch: Ragged
-    first: Tensor
-    last: Tensor
-    begins_anew: Tensor
+    batch: Ragged  # the pieces, over the same values
+    first: Tensor  # ``(B,)``, each sequence's first piece
+    last: Tensor  # ``(B,)``, each sequence's last
+    begins_anew: Tensor  # ``(B, 1)`` bool: a reset at a sequence's first element leaves its initial state unread
 
     def enter(self, given: Tensor, fresh: Tensor, directions: int) -> Tensor:
         """The initial states of the pieces: a sequence's own for the piece that is read first, else fresh ones.
 
-        Args:
-            given: ``(L * K, B, size)``, of the sequences.
-            fresh: ``(L * K, M, size)``, of the pieces.
-            directions: ``K``.
+        ``given`` is ``(L * K, B, size)``, of the sequences; ``fresh`` is ``(L * K, M, size)``, of the pieces.
         """
         # A module's fresh states may be of autocast's dtype, and what was given of the layer's.
         dtype = torch.promote_types(given.dtype, fresh.dtype)
@@ -52,12 +40,7 @@ class Pieces:
         return torch.stack([forward[0::2], reverse[1::2]], 1).flatten(0, 1)
 
     def leave(self, final: Tensor, directions: int) -> Tensor:
-        """The final states of the sequences: those of the piece that is read last.
-
-        Args:
-            final: ``(L * K, M, size)``.
-            directions: ``K``.
-        """
+        """The final states of the sequences: those, of ``(L * K, M, size)``, of the piece that is read last."""
         if directions == 1:
             return final.index_select(1, self.last)
         both = [final[0::2].index_select(1, self.last), final[1::2].index_select(1, self.first)]
@@ -65,11 +48,7 @@ class Pieces:
 
 
 def check_marks(resets: Any, inputs: Any) -> None:
-    """Raise where resets do not fit the input that they came with, as far as their kinds tell.
-
-    Example:
-        >>> check_marks(torch.tensor([[True, False]]), torch.zeros(1, 2, 3))
-    """
+    """Raise where resets do not fit the input that they came with, as far as their kinds tell."""
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
         rule = f"bools of the input's kind, which is a {type(inputs).__name__}"
@@ -86,19 +65,9 @@ def check_marks(resets: Any, inputs: Any) -> None:
 
 
 def split(batch: Ragged, resets: Ragged) -> Pieces:
-    """Cut the sequences of a batch before each element that is marked.
+    """Cut the sequences of a batch before each element that is marked; ``resets`` are bools ``(N,)``.
 
     How many pieces there are must be known on the host: resets on a GPU are waited for, resets on the CPU are not.
-
-    Args:
-        batch: ``B`` sequences.
-        resets: of the same lengths, ``(N,)`` bool: True where a new episode starts.
-
-    Example:
-        >>> batch = Ragged([torch.zeros(3, 1), torch.zeros(2, 1)])
-        >>> pieces = split(batch, Ragged([torch.tensor([True, False, True]), torch.tensor([False, False])]))
-        >>> pieces.batch.lengths.tolist(), pieces.begins_anew.flatten().tolist()
-        ([2, 1, 2], [True, False])
     """
     if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
         raise ShapeError(

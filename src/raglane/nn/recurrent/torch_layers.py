@@ -18,8 +18,6 @@ from raglane.errors import ArgumentError, message
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, settings_of
 
-__all__ = ["GRU", "LSTM", "RNN"]
-
 _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
 
 
