@@ -188,11 +188,8 @@ def _tell_found(found: Inspection, written: list[Path]) -> None:
         bar.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         bar = "#"
-    if written:
-        console.say(*lines(found, bar), f"written: {', '.join(map(str, written))}")
-    else:
-        console.say(*lines(found, bar))
-    console.say("train with:", found.command)
+    told = [f"written: {', '.join(map(str, written))}"] if written else []
+    console.say(*lines(found, bar), *told, "train with:", found.command)
 
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:

@@ -15,7 +15,6 @@ from raglane.runs.sources import DEFAULT_DATA, SavedSource
 from raglane.training.checkpoint import count_weights
 from raglane.training.folder import EVALUATION, LAST, find
 from raglane.training.job import RunDescription, load_description
-from raglane.training.settings import Settings
 from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading
 from raglane.training.tasks import TASKS
@@ -78,17 +77,18 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
 
 def _group(task: str, runs: Sequence[Reached]) -> Compared:
     """The rows of a group."""
-    differing = _differing([run.description.settings for run in runs])
     runs = sorted(runs, key=lambda run: run.state.best_loss)
+    listed = [{entry.key: entry for entry in entries(run.description.settings)} for run in runs]
+    # The options whose values are not the same in all runs.
+    differing = [key for key, entry in listed[0].items() if any(one[key].value != entry.value for one in listed)]
     metric = TASKS[task].terms(runs[0].description.settings)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
     # Files of one name in two folders are two test parts.
     names = [Path(path).name for path in tested_on]
     called = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
     rows = []
-    for run in runs:
+    for run, settings in zip(runs, listed, strict=True):
         best = run.state.history[run.state.best_epoch - 1]
-        settings = {entry.key: entry for entry in entries(run.description.settings)}
         row: dict[str, Any] = {"run": str(run.folder)}
         for key in differing:
             value, unset = settings[key].value, settings[key].unset
@@ -116,11 +116,3 @@ def _said(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else value
-
-
-def _differing(settings: Sequence[Settings]) -> list[str]:
-    """The options whose values are not the same in all runs."""
-    listed = [entries(one) for one in settings]
-    return [
-        entry.key for place, entry in enumerate(listed[0]) if any(one[place].value != entry.value for one in listed)
-    ]

@@ -162,13 +162,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = fit(records, task=self._task, seed=seed, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
 
-    def _read(self, X: Any, *, reset: bool) -> Records:  # noqa: N803
-        return _sequences_from(self, X, reset=reset)
-
     def _answers(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
         check_is_fitted(self)
         run: Run = self.run_
-        return run.predict(self._read(X, reset=False), device=self.device, **options).columns
+        return run.predict(_sequences_from(self, X, reset=False), device=self.device, **options).columns
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -223,7 +220,7 @@ class RaglaneClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         Raises:
             ValueError: as :func:`raglane.fit`, and where ``X`` and ``y`` do not fit together.
         """
-        records = self._read(X, reset=True)
+        records = _sequences_from(self, X, reset=True)
         self.classes_, places = np.unique(_targets(y, records, numbers=False), return_inverse=True)
         # By their places, so that labels of any kind come back as they were.
         self._train(records_from(records, places.tolist(), Columns()))
@@ -271,7 +268,7 @@ class RaglaneRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         Raises:
             ValueError: as :func:`raglane.fit`, and where ``X`` and ``y`` do not fit together.
         """
-        records = self._read(X, reset=True)
+        records = _sequences_from(self, X, reset=True)
         y = _targets(y, records, numbers=True)
         self._train(records_from(records, y.tolist(), Columns("regress")))
         self._is_matrix = y.ndim == 2

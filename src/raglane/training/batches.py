@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -186,7 +186,7 @@ class RareTokens:
         if settings.unknown_rate == 0:
             return None
         if isinstance(training, Dataset):
-            rare = [_once(counts, words) for counts, words in _counted(training)]
+            rare = _once_counted(training)
         else:
             rare = _once_in(training.in_memory(), preprocessor)
         for words in rare:
@@ -231,15 +231,11 @@ def _once_in(training: SequenceDataset, preprocessor: Preprocessor) -> list[Tens
     return [torch.bincount(column, minlength=size) == 1 for column, size in zip(columns, sizes, strict=True)]
 
 
-def _once(counts: Mapping[str, int], words: Sequence[str]) -> Tensor:
-    return torch.tensor([counts.get(word, 0) == 1 for word in words])
-
-
-def _counted(training: Dataset) -> Iterator[tuple[Mapping[str, int], Sequence[str]]]:
-    """The counts of the words of each vocabulary, in the order of the columns of inputs."""
+def _once_counted(training: Dataset) -> list[Tensor]:
+    """The same of a stored dataset, by its counts: of each vocabulary, in the order of the columns of inputs."""
     known, preprocessor = training.statistics, training.preprocessor
-    for encoder in preprocessor.features:
-        if encoder.vocabulary is not None:
-            yield known.features[encoder.name].words, encoder.vocabulary
+    coded = [(encoder, encoder.vocabulary) for encoder in preprocessor.features if encoder.vocabulary is not None]
+    counted = [(known.features[encoder.name].words, words) for encoder, words in coded]
     if preprocessor.vocabulary is not None:
-        yield known.tokens, preprocessor.vocabulary
+        counted.append((known.tokens, preprocessor.vocabulary))
+    return [torch.tensor([counts.get(word, 0) == 1 for word in words]) for counts, words in counted]
