@@ -140,25 +140,15 @@ class Scans:
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
-class StepEquations(Protocol):
-    """What a :class:`Step` asks of a cell."""
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Their names."""
-
-    def step(self, weights: Any, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See :class:`~raglane.cells.spec.CellSpec`."""
-
-
 class Step(nn.Module):
     """One step of a cell as a module of tensors alone, for whoever traces it: with the mask, and the weights last.
 
-    The weights are those of one layer in one direction: the tuple, or the user's module. With ``need_states`` the new
-    states are given once more, as what a loop collects.
+    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights are those of one layer in
+    one direction: the tuple, or the user's module. With ``need_states`` the new states are given once more, as what a
+    loop collects.
     """
 
-    def __init__(self, cell: StepEquations, weights: Any, need_states: bool = False) -> None:
+    def __init__(self, cell: Any, weights: Any, need_states: bool = False) -> None:
         super().__init__()
         self.cell, self.need_states = cell, need_states
         self.states = len(cell.states)

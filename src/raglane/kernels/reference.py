@@ -34,7 +34,6 @@ class ReferenceBackend:
     recurrent layers do: all that comes out has autocast's dtype. float64 is left alone.
     """
 
-    name = "reference"
     layouts: ClassVar[dict[str, type]] = {}
 
     @property

@@ -37,7 +37,6 @@ class CpuBackend:
     layer; float64 is left alone. The reference kernel computes forward-mode derivatives.
     """
 
-    name = "cpu"
     schedules = ("lanes",)
     layouts: ClassVar[dict[str, type]] = {}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
 from raglane.native import memory
 from raglane.native.library import cell_facts
 
@@ -99,9 +99,9 @@ class ElementwiseLayer(Layer):
             wants = wanted[1 + states + 4 * d :][:4]
             of_skip = None if part.skip is None else gates[d, :, rows:]
             if wanted[0]:
-                grad_values = _add_product(grad_values, of_input, part.input)
+                grad_values = add_product(grad_values, of_input, part.input)
                 if of_skip is not None:
-                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
+                    grad_values = add_product(grad_values, of_skip, cast(Tensor, part.skip))
             found += [
                 outer(of_input, values) if wants[0] else None,
                 *made[4 * d + 1 : 4 * d + 3],
@@ -114,8 +114,3 @@ class ElementwiseLayer(Layer):
 
 
 KINDS[ElementwiseWeights] = ElementwiseLayer
-
-
-def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
-    """The gradients of products x their weights, added to ``total``."""
-    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
 from raglane.native import memory
 from raglane.native.library import cell_facts
 
@@ -116,7 +116,8 @@ class MatrixLayer(Layer):
         for direction in range(self.directions):
             weights = Weights(*self.weights_of(tensors, direction))
             if wanted[0]:
-                grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
+                gates = walked.gates[direction, :, : weights.input.shape[0]]
+                grad_values = add_product(grad_values, gates, weights.input)
             wants = wanted[begin + self.each * direction :][: self.each]
             grad_weights += self._weight_gradients(tensors[0], walked, direction, weights, wants)
         return grad_values, *walked.initial, *grad_weights
@@ -171,12 +172,6 @@ class _Walked(NamedTuple):
     projected: Tensor | None
     unprojected: Tensor | None
     initial: Grads
-
-
-def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-    """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
-    gates = gates[:, : weight.shape[0]]
-    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
 
 
 # As ``lane_capacity`` in csrc/scan/lanes.h has it, with the constants of csrc/runtime/tuning.h, for caches that hold
