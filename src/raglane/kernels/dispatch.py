@@ -161,9 +161,8 @@ def check_names(schedule: str, backend: str) -> None:
     """Raise a DispatchError where a schedule, a backend or the pair of them does not exist."""
     for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
         if name != AUTO and not (isinstance(name, str) and name in known):
-            raise DispatchError(
-                message(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
-            )
+            rule = f"one of {', '.join(known)} or auto"
+            raise DispatchError(message(argument, repr(name), rule, f"the pairs are {_pairs()}"))
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
         got, rule = f"{schedule!r}, {backend!r}", f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}"
         raise DispatchError(message("schedule, backend", got, rule, f"choose among {_pairs()}"))

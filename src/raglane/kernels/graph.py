@@ -230,10 +230,7 @@ def _run_direction(
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     step = Step(layer.cell, weights, layer.need_states)
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
-    sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]
+    width = layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
+    sizes = [width, *([part.shape[1] for part in state] if layer.need_states else [])]
     final, collected = run_steps(table, step, prepared, state, sizes, reverse=reverse)
     return DirectionResult(collected[0], final, tuple(collected[1:]))
-
-
-def _output_size(layer: Request) -> int:
-    return layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]

@@ -114,9 +114,8 @@ class Library:
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set."""
         if isa not in self.isas:
-            raise ArgumentError(
-                message("RAGLANE_ISA", repr(isa), f"one of those available here, {', '.join(self.isas)}", "unset it")
-            )
+            rule = f"one of those available here, {', '.join(self.isas)}"
+            raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
     def threads(self) -> int:
