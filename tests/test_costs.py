@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.schedules import SCHEDULES
-from raglane.schedules.costs import Cost, cost
+from raglane.schedules import SCHEDULES, Cost, cost
 
 
 def test_padded_64_and_45_needed() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.lengths import LENGTHS, Lengths
 from raglane import cells
 from raglane.errors import ArgumentError, message
-from raglane.planner.timing import Size
+from raglane.planner.probe import Size
 
 __all__ = [
     "CELLS",

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from raglane.errors import printable, shorten
-from raglane.planner.timing import draw, lengths_of_file
+from raglane.planner.probe import draw, lengths_of_file
 
 __all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "of_file"]
 

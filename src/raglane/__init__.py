@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raglane.ragged import Ragged
     from raglane.runs.fit import fit
     from raglane.runs.run import Run, load
-    from raglane.schedules.costs import Cost, cost
+    from raglane.schedules import Cost, cost
 
 __version__ = "0.1.0"
 
@@ -63,14 +63,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cost": "schedules.costs",
+    "Cost": "schedules",
     "Plan": "planner",
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
     "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
-    "cost": "schedules.costs",
+    "cost": "schedules",
     "explain": "nn.recurrent.explain",
     "fit": "runs.fit",
     "freeze": "nn.recurrent.freeze",

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import keyword
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -218,38 +217,17 @@ def _written(root: Any, steps: tuple[Any, ...]) -> str:
 
 
 # -- what a path leads through -----------------------------------------------------------------------------------------
+# Each has a ``value``, the ``names`` and ``keys`` of its parts, and finds, gets and replaces parts by their keys.
 
 
-class _Opened(ABC):
-    """A value that has parts."""
-
-    def __init__(self, value: Any, names: Sequence[Any], keys: Sequence[Any] | None) -> None:
-        self.value = value
-        self.names = names
-        self.keys = keys
-
-    @abstractmethod
-    def find(self, step: Any) -> Any:
-        """The key that a step means, or ``_Mark.NOWHERE``."""
-
-    @abstractmethod
-    def get(self, key: Any) -> Any:
-        """The part with that key."""
-
-    @abstractmethod
-    def replaced(self, changed: dict[Any, Any]) -> Any:
-        """The same value with other parts, at least one."""
-
-    @abstractmethod
-    def rule(self) -> str:
-        """The keys in words."""
-
-
-class _Fields(_Opened):
+class _Fields:
     """A dataclass."""
 
+    keys = None
+
     def __init__(self, value: Any) -> None:
-        super().__init__(value, [field.name for field in dataclasses.fields(value) if field.init], None)
+        self.value = value
+        self.names = [field.name for field in dataclasses.fields(value) if field.init]
 
     def find(self, step: Any) -> Any:
         return step if isinstance(step, str) and step in self.names else _Mark.NOWHERE
@@ -265,12 +243,12 @@ class _Fields(_Opened):
         return f"its fields are {_few(self.names)}" + (f"; {_few(derived)} with init=False follow" if derived else "")
 
 
-class _Entries(_Opened):
+class _Entries:
     """A dict or another mapping."""
 
     def __init__(self, value: Mapping[Any, Any]) -> None:
-        keys = list(value)
-        super().__init__(value, keys, keys)
+        self.value: Any = value
+        self.names = self.keys = list(value)
 
     def find(self, step: Any) -> Any:
         try:
@@ -294,20 +272,21 @@ class _Entries(_Opened):
         return f"its keys are {_few(self.names)}" if self.names else "it has no keys"
 
 
-class _Items(_Opened):
+class _Items:
     """A list or a tuple; ``noun`` says what its parts are."""
 
     noun = "items"
 
     def __init__(self, value: Any, names: Sequence[str] = ()) -> None:
-        self.indexes = range(len(value))
-        super().__init__(value, names or getattr(value, "_fields", ()), self.indexes)
+        self.value = value
+        self.names = names or getattr(value, "_fields", ())
+        self.keys = range(len(value))
 
     def find(self, step: Any) -> Any:
         if isinstance(step, str):
             return self.names.index(step) if step in self.names else _Mark.NOWHERE
         try:
-            return self.indexes[operator.index(step)]
+            return self.keys[operator.index(step)]
         except (TypeError, IndexError):
             return _Mark.NOWHERE
 
@@ -325,7 +304,7 @@ class _Items(_Opened):
         return make(items)
 
     def rule(self) -> str:
-        count = len(self.indexes)
+        count = len(self.keys)
         return (f"it has {count} {self.noun}, from {-count} to {count - 1}" if count else f"it has no {self.noun}") + (
             f", and the names {_few(self.names)}" if self.names else ""
         )
@@ -357,7 +336,10 @@ class _Sequences(_Items):
                 raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
-        return type(self.value)([changed.get(index, self.get(index)) for index in self.indexes])
+        return type(self.value)([changed.get(index, self.get(index)) for index in self.keys])
+
+
+_Opened = _Fields | _Entries | _Items
 
 
 def _open(value: Any) -> _Opened | None:

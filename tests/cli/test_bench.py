@@ -9,14 +9,14 @@ import pytest
 
 from commands import fails
 from raglane.cli import main
-from raglane.planner import timing
+from raglane.planner import probe
 
 _TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer"]
 
 
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "_ROUNDS", 1)
+    monkeypatch.setattr(probe, "_BENCH_ROUNDS", 1)
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
 
 
@@ -99,12 +99,12 @@ def test_wrong_options_are_one_line_and_leave_nothing(
 def test_a_wrong_answer_of_ours_is_a_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, torchs = timing.CELLS["gru"]
+    ours, torchs = probe.CELLS["gru"]
 
     def wrong(width: int, units: int) -> object:
         layer = ours(width, units)
         layer.register_forward_hook(lambda _, __, found: (found[0] * 1.01, found[1]))
         return layer
 
-    monkeypatch.setitem(timing.CELLS, "gru", (wrong, torchs))
+    monkeypatch.setitem(probe.CELLS, "gru", (wrong, torchs))
     fails(_TINY, capsys, "gru 3x5x4: outputs differ", "a fault of Raglane", code=1)

@@ -14,7 +14,7 @@ from raglane._utils.files import check_file, read_file
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError, RaglaneError
-from raglane.planner.timing import lengths_of_file
+from raglane.planner.probe import lengths_of_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
 from raglane.training.stored import read_json

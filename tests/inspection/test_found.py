@@ -15,15 +15,24 @@ import pytest
 from made_plans import made_plans
 from raglane._utils.table import Table
 from raglane.data import records
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
 from raglane.report.page import Chart, Page, Part
 from raglane.runs.inspection import charts, page
-from raglane.runs.inspection.contents import Contents, Feature, contents_of, labels_of
-from raglane.runs.inspection.inspect import Inspection, inspect, layer_of, recommended, train_line, words_of
-from raglane.runs.inspection.text import as_json, data_facts, lines
+from raglane.runs.inspection.inspect import (
+    Inspection,
+    as_json,
+    data_facts,
+    inspect,
+    layer_of,
+    lines,
+    recommended,
+    train_line,
+    words_of,
+)
+from raglane.runs.inspection.reading import Contents, Feature, contents_of, labels_of
 from raglane.runs.sources import ColumnNames
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
@@ -51,7 +60,7 @@ def drawn() -> str:
         from made_plans import make_plan
 
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
-        return page.as_page(_inspect(_contents(), ranks=4)).decode()
+        return page.as_page(_inspect(_contents(1500), ranks=4)).decode()
 
 
 def test_text_ends_in_the_facts_of_the_plan() -> None:

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from made_plans import make_plan
-from raglane.data.jobs import Progress
-from raglane.runs.inspection import charts, text
-from raglane.runs.inspection.contents import Contents, Feature, labels_of
-from raglane.runs.inspection.inspect import ORDERS, Inspection, batch_sizes, examples, inspect
+from raglane.data.conversion import Progress
+from raglane.runs.inspection import charts
+from raglane.runs.inspection.inspect import ORDERS, Inspection, as_json, batch_sizes, examples, inspect, lines
 from raglane.runs.inspection.page import as_page
-from raglane.runs.inspection.text import lines
+from raglane.runs.inspection.reading import Contents, Feature, labels_of
 from raglane.runs.sources import ColumnNames
 from raglane.training.settings import Settings
 
@@ -107,7 +106,7 @@ def test_the_text_counts_what_exists(found: Inspection) -> None:
 
 
 def test_the_json_counts_what_exists(found: Inspection) -> None:
-    read = json.loads(text.as_json(found))
+    read = json.loads(as_json(found))
     for one in read["lengths"]["buckets"]:
         # Lengths from low to high, five times each.
         elements = 5 * sum(range(one["low"], one["high"] + 1))
@@ -116,7 +115,7 @@ def test_the_json_counts_what_exists(found: Inspection) -> None:
     assert read["data"]["labels"]["counts"] == {"x": 300, "y": 200}
     assert read["batches"]["sequences_looked_at"] == 500
     long = _inspect(replace(CONTENTS, lengths=np.arange(70_000) % 9 + 1))
-    assert json.loads(text.as_json(long))["batches"]["sequences_looked_at"] == 1 << 16
+    assert json.loads(as_json(long))["batches"]["sequences_looked_at"] == 1 << 16
 
 
 def test_the_tables_of_the_page_are_shares_of_the_right_whole(found: Inspection, drawn: str) -> None:

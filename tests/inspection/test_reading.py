@@ -12,13 +12,13 @@ import pytest
 
 from commands import write_steps
 from raglane.data import convert
+from raglane.data.conversion import Progress
 from raglane.data.formats.ipc import read_parquet
-from raglane.data.jobs import Progress
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.records import Feature as Beside
 from raglane.errors import DataError
 from raglane.runs.inspection import reading
-from raglane.runs.inspection.contents import Contents, contents_of
+from raglane.runs.inspection.reading import Contents, contents_of
 
 
 class _Told(Progress):

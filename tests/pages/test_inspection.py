@@ -12,10 +12,10 @@ from playwright.sync_api import Browser
 
 from made_plans import make_plan
 from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
-from raglane.data.jobs import Progress
-from raglane.runs.inspection.contents import Contents, Feature, labels_of
+from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
+from raglane.runs.inspection.reading import Contents, Feature, labels_of
 from raglane.runs.sources import ColumnNames
 from raglane.training.settings import Settings
 

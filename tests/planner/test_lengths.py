@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raglane.errors import DataError
-from raglane.planner.timing import draw, lengths_of_file
+from raglane.planner.probe import draw, lengths_of_file
 
 
 def test_a_file_of_lengths(tmp_path: Path) -> None:

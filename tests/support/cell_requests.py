@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raglane.cells import CELLS, CellSpec
 from raglane.kernels.contract import Request, Result
-from raglane.schedules import lanes
+from raglane.schedules import base
 from raglane.segments import offsets_from_lengths
 
 __all__ = [
@@ -38,7 +38,7 @@ LENGTHS: dict[str, list[int]] = {
 @pytest.fixture(autouse=True)
 def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few, in the files that import this, that in these small batches rows take one sequence after another."""
-    monkeypatch.setattr(lanes, "DEFAULT_LANES", 3)
+    monkeypatch.setattr(base, "DEFAULT_LANES", 3)
 
 
 def random_weights(

@@ -60,7 +60,6 @@ class CfC(CellSpec):
     """
 
     gates: ClassVar[tuple[str, ...]] = ("u",)
-    states: ClassVar[tuple[str, ...]] = ("h",)
     weights_type: ClassVar[Any] = CfCWeights
 
     def __init__(self, backbone_units: int | None = None, gap_column: int | None = None) -> None:
@@ -75,11 +74,7 @@ class CfC(CellSpec):
         return self._above
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`.
-
-        Raises:
-            ArgumentError: the input has no such column of times, or nothing besides.
-        """
+        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
             rule = f"a column of the input, which has {input_size}, and one more at least for what is to be read"
             raise ArgumentError(message("gap_column", str(self.gap_column), rule, "count the columns from 0"))

@@ -28,7 +28,6 @@ class Elman(CellSpec):
     """
 
     gates: ClassVar[tuple[str, ...]] = ("h",)
-    states: ClassVar[tuple[str, ...]] = ("h",)
 
     def __init__(self, nonlinearity: Literal["tanh", "relu"], clip: float | None = None) -> None:
         self.name = clipped(f"rnn_{nonlinearity}", clip)

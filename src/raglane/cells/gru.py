@@ -38,7 +38,6 @@ class GRU(CellSpec):
     """
 
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
-    states: ClassVar[tuple[str, ...]] = ("h",)
 
     def __init__(self, reset_after: bool = True, clip: float | None = None) -> None:
         self.name = clipped("gru" if reset_after else "gru_reset_before", clip)

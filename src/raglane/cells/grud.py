@@ -62,7 +62,6 @@ class GRUD(CellSpec):
 
     name = "grud"
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
-    states: ClassVar[tuple[str, ...]] = ("h",)
     weights_type: ClassVar[Any] = GRUDWeights
 
     def __init__(self, is_first: bool = True) -> None:
@@ -74,11 +73,7 @@ class GRUD(CellSpec):
         return self._above
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`.
-
-        Raises:
-            ArgumentError: the columns are not three for each channel.
-        """
+        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         first = self._is_first
         if first and input_size % 3:
             rule = "three columns for each channel: its value, whether it is missing, and the time since it was seen"

@@ -27,7 +27,6 @@ class IndRNN(ElementwiseSpec):
     """
 
     gates: ClassVar[tuple[str, ...]] = ("h",)
-    states: ClassVar[tuple[str, ...]] = ("h",)
     recurrent_gates: ClassVar[int] = 1
 
     def __init__(self, nonlinearity: Literal["relu", "tanh"]) -> None:

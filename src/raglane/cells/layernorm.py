@@ -125,7 +125,6 @@ class LayerNormGRU(_LayerNormSpec):
 
     name = "layernorm_gru"
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
-    states: ClassVar[tuple[str, ...]] = ("h",)
 
     def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
         """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""

@@ -30,7 +30,6 @@ class MinGRU(ElementwiseSpec):
 
     name = "mingru"
     gates: ClassVar[tuple[str, ...]] = ("z", "n")
-    states: ClassVar[tuple[str, ...]] = ("h",)
 
     def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step: ``(R, 2 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""

@@ -30,7 +30,6 @@ class MinLSTM(ElementwiseSpec):
 
     name = "minlstm"
     gates: ClassVar[tuple[str, ...]] = ("f", "i", "n")
-    states: ClassVar[tuple[str, ...]] = ("h",)
 
     def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
         """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""

@@ -55,11 +55,7 @@ class SLSTM(CellSpec):
         self.heads = heads
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`.
-
-        Raises:
-            ArgumentError: ``heads`` does not divide the number of units.
-        """
+        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         if hidden_size % self.heads:
             rule = f"a number that divides the units, and there are {hidden_size}"
             raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of one of them"))

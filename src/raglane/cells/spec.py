@@ -78,7 +78,7 @@ class CellSpec(ABC):
     Attributes:
         name: the cell's key in :data:`raglane.cells.CELLS`.
         gates: the gates, in the order in which their blocks of ``H`` rows stand in the weights.
-        states: the names of the states; an initial state is given for each.
+        states: the names of the states, ``h`` alone where a cell does not say; an initial state is given for each.
         output_is_state: whether the output is the first state, ``h``, as it is for every named cell.
         weights_type: a NamedTuple of what the equations read, in the order of :meth:`shapes`.
         reads_state: whether weights meet the state, so that there is something for dropout on states to act on.
@@ -93,7 +93,7 @@ class CellSpec(ABC):
 
     name: str
     gates: ClassVar[tuple[str, ...]]
-    states: ClassVar[tuple[str, ...]]
+    states: ClassVar[tuple[str, ...]] = ("h",)
     weights_type: ClassVar[Any] = Weights
     output_is_state: ClassVar[bool] = True
     reads_state: ClassVar[bool] = True

@@ -16,7 +16,7 @@ from raglane.errors import ArgumentError, message, quote, shorten
 
 if TYPE_CHECKING:
     from raglane._utils.table import Table
-    from raglane.planner.timing import Size
+    from raglane.planner.probe import Size
 
 _MOST = 2**20
 
@@ -136,8 +136,7 @@ def bench(
     from raglane._utils.files import write_file
     from raglane._utils.table import Table, as_text
     from raglane.planner.machine import is_busy, load
-    from raglane.planner.probe import MODES, lognormal
-    from raglane.planner.timing import CELLS, COLUMNS, lengths_of_file, time_layer
+    from raglane.planner.probe import CELLS, COLUMNS, MODES, lengths_of_file, lognormal, time_layer
 
     if output is not None:
         _check_outputs([output], ".csv or .md")
@@ -176,7 +175,7 @@ def pick(option: str, text: str, known: Collection[str]) -> list[str]:
 
 def size_of(text: str) -> Size:
     """The size of a batch and a layer, such as 64x256x80."""
-    from raglane.planner.timing import Size
+    from raglane.planner.probe import Size
 
     match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else []

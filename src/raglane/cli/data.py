@@ -159,8 +159,8 @@ def inspect(
     _check_outputs(data, html=html, json=place)
     from raglane._utils.files import write_files
     from raglane.runs.inspection import reading
+    from raglane.runs.inspection.inspect import as_json
     from raglane.runs.inspection.inspect import inspect as find_out
-    from raglane.runs.inspection.text import as_json
 
     with shown(quiet) as progress:
         progress.stage("reading")
@@ -181,7 +181,7 @@ def inspect(
 
 
 def _tell_found(found: Inspection, written: list[Path]) -> None:
-    from raglane.runs.inspection.text import lines
+    from raglane.runs.inspection.inspect import lines
 
     bar = "█"
     try:

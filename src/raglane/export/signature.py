@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from raglane.errors import ArgumentError, ArgumentTypeError, message
-from raglane.export.decompositions import elements_of_padded, offsets_within, padded_of_elements
 from raglane.ragged import Ragged
 
 Layout = Literal["padded", "flat"]
@@ -209,3 +208,39 @@ def _key(key: Any) -> str:
         if hasattr(key, name):
             return str(getattr(key, name))
     return str(key)
+
+
+# -- Ragged to tensors and back, by operators that a graph can hold ----------------------------------------------------
+
+
+def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements of a padded tensor ``(B, T, *features)`` and their offsets, by operators that a graph can hold.
+
+    Lengths above ``T`` count as ``T``, and below 0 as 0.
+    """
+    lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
+    is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
+    index = is_real.flatten().nonzero().squeeze(1)
+    return padded.flatten(0, 1).index_select(0, index), F.pad(lengths.cumsum(0), (1, 0))
+
+
+def offsets_within(offsets: Tensor, total: Any) -> Tensor:
+    """Offsets that divide ``total`` elements, whatever was given, by operators that a graph can hold.
+
+    Those that do stay as they are. Of others the first becomes 0 and the last ``total``; one in between that is out of
+    range becomes the nearest that is not. A sequence that would end before it starts becomes empty, and those after it
+    keep their lengths as far as there are elements.
+    """
+    place = torch.arange(offsets.shape[0], device=offsets.device)
+    held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
+    held = torch.where(place > 0, held, 0)
+    # There is no running maximum in ONNX.
+    return F.pad(held.diff().clamp(min=0).cumsum(0).clamp(max=total), (1, 0))
+
+
+def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
+    """``(B, steps, *features)`` with zeros where there is no element, by operators that a graph can hold."""
+    step = torch.arange(steps, device=values.device)
+    is_real = step < offsets.diff().unsqueeze(1)
+    element = torch.where(is_real, step + offsets[:-1].unsqueeze(1), values.shape[0])
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])[element]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,15 @@ from torch import nn
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane.errors import ExportError, message, require
-from raglane.export.decompositions import decompositions, exact_decompositions, exact_translations
-from raglane.export.operators import OPSET, Loops, place_scans, simplify
+from raglane.export.operators import (
+    OPSET,
+    Loops,
+    decompositions,
+    exact_decompositions,
+    exact_translations,
+    place_scans,
+    simplify,
+)
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
@@ -112,22 +120,11 @@ def made(
     graph = program.model.graph
     return content, Exported(
         target,
-        {value.name: [_size(size) for size in value.shape] for value in graph.inputs},
+        {part.name: [one if isinstance(one, int) else str(one.value) for one in part.shape] for part in graph.inputs},
         [value.name for value in graph.outputs],
-        _counted(graph),
+        dict(sorted(Counter(node.op_type for node in graph.all_nodes()).items())),
         verified,
     )
-
-
-def _size(size: Any) -> str | int:
-    return size if isinstance(size, int) else str(size.value)
-
-
-def _counted(graph: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for node in graph.all_nodes():
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
@@ -148,7 +145,9 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
         )
         place_scans(found.model, loops.steps)
     simplify(found.model)
-    _name_dimensions(found.model, signature)
+    for value, names in zip(found.model.graph.inputs, signature.dimensions, strict=True):
+        for dimension, name in names.items():
+            value.shape[dimension] = name
     return found
 
 
@@ -156,12 +155,6 @@ def _decomposed(program: Any, is_wide: bool) -> Any:
     table = {**decompositions(), **(exact_decompositions() if is_wide else {})}
     targets = {node.target for node in program.graph.nodes}
     return program.run_decompositions(table) if is_wide or targets & table.keys() else program
-
-
-def _name_dimensions(model: Any, signature: Signature) -> None:
-    for value, names in zip(model.graph.inputs, signature.dimensions, strict=True):
-        for place, name in names.items():
-            value.shape[place] = name
 
 
 def _bytes_of(program: Any) -> bytes:

@@ -24,7 +24,7 @@ from raglane.planner.machine import is_busy, load, processors
 from raglane.planner.model import Way, as_layer, thread_counts, ways_of
 from raglane.planner.rows import Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
 from raglane.plot.picture import Picture
-from raglane.schedules.costs import lengths_of
+from raglane.schedules import lengths_of
 
 _BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512)
 # An epoch of fewer has too few steps to learn from, however fast they are.

@@ -17,9 +17,8 @@ from raglane.data.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
-from raglane.schedules import Table
+from raglane.schedules import Table, lengths_of
 from raglane.schedules.base import longest
-from raglane.schedules.costs import lengths_of
 from raglane.segments import offsets_from_lengths, segment_ids
 
 if TYPE_CHECKING:

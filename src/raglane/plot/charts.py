@@ -24,7 +24,7 @@ from raglane.errors import (
     shorten,
 )
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
-from raglane.schedules.costs import lengths_of
+from raglane.schedules import lengths_of
 
 _WIDTH, _HEIGHT, _BOX = 7.4, 3.95, Box(0.85, 0.6, 5.4, 2.95)
 _MOST_BINS = 50

@@ -167,11 +167,12 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
         part._needs_lengths_of(name, first, f"{first_name} has")
     sample = Sample.read(first, labels)
     tables = {name: _table(part, sample) for name, part in parts.items()}
-    texts = sample.labels if labels is not None else None
+    texts = sample.labels
     rows, columns = len(sample.lengths), sample.steps
-    few = [text for line in texts or () for text in line] if rows * columns <= _MOST_TEXTS else []
+    has_texts = rows * columns <= _MOST_TEXTS
+    few = [text for line in texts or () for text in line] if has_texts else []
     widest = max(map(width_of, [*sorted(few, key=len)[-20:], "0.00"]))
-    width, height, shown = grid_size(columns, rows, widest if rows * columns <= _MOST_TEXTS else 0.0)
+    width, height, shown = grid_size(columns, rows, widest if has_texts else 0.0)
     left = room_for_names(sample.names())
     room = height + ABOVE + BELOW
     boxes = [Box(left, (len(tables) - 1 - at) * room + BELOW, width, height) for at in range(len(tables))]
@@ -184,7 +185,7 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
         one.set_xlim(0, max(columns, 1) if picture.is_given else shown)
         one.set_ylim(max(rows, 1), 0)
         _draw_table(one, table, norm)
-        if rows * columns <= _MOST_TEXTS:
+        if has_texts:
             _write(one, table, norm, texts)
         _draw_scale(one, norm)
         mark_rows(one, sample.names())

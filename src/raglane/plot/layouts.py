@@ -25,8 +25,7 @@ from raglane.plot.cells import (
     runs_of,
 )
 from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
-from raglane.schedules import DEFAULT_LANES, SCHEDULES
-from raglane.schedules.costs import Cost, cost
+from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -284,15 +283,11 @@ def _title(sample: Sample, how: str, what: str) -> str:
 
 def _widest(sample: Sample) -> float:
     """The widest text of an element, in inches; of many, the longest in characters stands for all."""
-    return max((width_of(text) for text in _longest_texts(sample)), default=0.0)
-
-
-def _longest_texts(sample: Sample) -> list[str]:
     if int(sample.lengths.sum()) > 1_000:
-        return []
+        return 0.0
     lengths = enumerate(sample.lengths.tolist())
     texts = [sample.text(sequence, step) for sequence, length in lengths for step in range(length)]
-    return sorted(texts, key=len)[-20:]
+    return max(map(width_of, sorted(texts, key=len)[-20:]), default=0.0)
 
 
 def _draw_lanes(

@@ -304,9 +304,7 @@ class Lowering:
         moved = self._moved.get(columns.tobytes())
         if moved is not None:
             return replace(moved, start=moved.start + low)
-        if run.is_spread:
-            return self._read(columns[low:high], high - low > 1)
-        return self._read(columns[low:high], False)
+        return self._read(columns[low:high], run.is_spread and high - low > 1)
 
     def _next(self, columns: Columns, place: int) -> Operand:
         """The next value of a state; what another state holds is copied, for that one is replaced too."""

@@ -64,7 +64,9 @@ def _curves(history: Sequence[dict[str, float]], metric: str, title: str, best_e
                 values = [row[f"{part}_{name}"] for row in history]
                 label = "training" if part == "train" else part
                 axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
-        baseline = next((key for key in history[0] if key.endswith(f"_{name}") and _is_baseline(key)), None)
+        measured = ("train_", "validation_")
+        others = (key for key in history[0] if key.endswith(f"_{name}") and not key.startswith(measured))
+        baseline = next(others, None)
         if baseline is not None:
             axes.axhline(history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0])
         if best_epoch:
@@ -207,10 +209,6 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
             if count:
                 color = "white" if shares[row][column] > 0.5 else LIGHT.ink
                 axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=size)
-
-
-def _is_baseline(key: str) -> bool:
-    return not key.startswith(("train_", "validation_"))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Everything that ``raglane inspect`` finds out, in one object: terminal, JSON and page say the same facts."""
+"""Everything that ``raglane inspect`` finds out, in one object, for a terminal and as JSON; the page says the same."""
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,22 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
-from raglane.data.jobs import Progress
+from raglane._utils.table import aligned
+from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
 from raglane.data.order import Batches, Limit, Order
+from raglane.data.statistics import FeatureCounts
+from raglane.errors import quote, shorten
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts
 from raglane.planner.rows import thin_out
 from raglane.planner.words import seconds_in_words
-from raglane.runs.inspection.contents import Contents
+from raglane.runs.inspection.reading import Contents
 from raglane.training.model import ModelConfig
 from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
+from raglane.training.stored import finite, to_json
 
 ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
 """In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
@@ -190,7 +193,7 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
     """The flags and values that choose what an object of options has, but for what is the default."""
     words: list[str] = []
     known = options(chosen)
-    for field in dataclasses.fields(chosen):
+    for field in fields(chosen):
         value = getattr(chosen, field.name)
         is_default = value == field.default and field.name != always
         if field.name not in known or value is None or is_default:
@@ -213,15 +216,181 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
     """``raglane train`` for a shell."""
-    data = [] if path is None else ["DATA"] if kind == "lengths" else [_not_an_option(str(path))]
+    # No path is taken for an option.
+    data = (
+        [] if path is None else ["DATA"] if kind == "lengths" else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
+    )
     named = [] if format is None else ["--format", format]
-    return shell_line(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
+    return shlex.join(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
 
 
-def shell_line(words: Iterable[str]) -> str:
-    """Words as a shell takes them."""
-    return " ".join(map(shlex.quote, words))
+# -- lines for a terminal, and JSON: the facts of the page for a program -----------------------------------------------
 
 
-def _not_an_option(path: str) -> str:
-    return f"./{path}" if path.startswith("-") else path
+QUANTILES = {
+    "minimum": "minimum",
+    "q1": "quarter",
+    "median": "median",
+    "q3": "three quarters",
+    "p95": "95%",
+    "p99": "99%",
+    "maximum": "maximum",
+}
+"""What the quantiles of a summary are called."""
+
+# Columns and labels that are listed; a bar's characters, and those of a name.
+_LISTED, _WIDE, _NAME = 12, 40, 40
+
+
+def lines(inspection: Inspection, bar: str = "█") -> list[str]:
+    """An inspection for a terminal, but for the command that it ends in."""
+    parts = [
+        aligned([("data", inspection.contents.name), *data_facts(inspection.contents)], words=2),
+        [f"note: {note}" for note in inspection.contents.notes],
+        aligned(length_facts(inspection), words=2),
+        histogram(inspection.bins, bar),
+        _fills(inspection),
+        str(inspection.plan).splitlines(),
+        [inspection.sentence],
+    ]
+    return [line for part in parts if part for line in (*part, "")]
+
+
+def data_facts(contents: Contents) -> list[tuple[str, str]]:
+    """What elements and labels are, by name."""
+    found = []
+    if contents.kind == "features":
+        elements = int(contents.lengths.sum())
+        listed = [
+            _quoted(feature.name) + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
+            for feature in contents.features
+        ]
+        found.append(("features", _first(listed) or "none, since no sequence has an element"))
+    elif contents.kind == "tokens":
+        found.append(("tokens", f"{contents.vocabulary:,} different"))
+    beside = [
+        f"{_quoted(name)} ({what_beside(counts)}{f', {counts.missing:,} missing' if counts.missing else ''})"
+        for name, counts in contents.beside.items()
+    ]
+    found += [("besides", _first(beside))] if beside else []
+    if contents.labels is not None:
+        counts = contents.labels.counts
+        often = _first([f"{_quoted(label)} {count:,}" for label, count in counts.items()])
+        found.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
+    return found
+
+
+def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
+    """The numbers of the lengths, by name."""
+    numbers = inspection.summary
+    listed = ", ".join(f"{name} {getattr(numbers, field):,}" for field, name in QUANTILES.items())
+    return [
+        ("sequences", f"{numbers.count:,}" + (f", {numbers.empty:,} of them empty" if numbers.empty else "")),
+        ("elements", f"{numbers.elements:,}, {numbers.mean:,.1f} per sequence"),
+        ("lengths", listed),
+        ("fill", f"{numbers.fill:.1%} of one padded batch of all sequences would be real"),
+    ]
+
+
+def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
+    r"""A histogram in characters."""
+    rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
+    highest = max(one.count for one in bins)
+    bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
+    return [f"  {line}  {drawn}".rstrip() for line, drawn in zip(aligned(rows, words=0), bars, strict=True)]
+
+
+def _fills(inspection: Inspection) -> list[str]:
+    """How full padded batches are, a line per order."""
+    sizes = sorted({one.batch_size for one in inspection.fills})
+    by_size = {(one.batch_size, one.order): one.fill for one in inspection.fills}
+    rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
+    rows += [[f"  {order}", *(f"{by_size[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    return aligned(rows)
+
+
+def _quoted(name: str) -> str:
+    return shorten(quote(name), _NAME)
+
+
+def what_beside(counts: FeatureCounts) -> str:
+    """What a feature is that has a column of its own."""
+    per = "sequence" if counts.per_sequence else "element"
+    return (
+        f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
+    )
+
+
+def _first(listed: Sequence[str]) -> str:
+    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
+    return ", ".join(listed[:_LISTED]) + more
+
+
+# ``docs/inspect.md`` describes the JSON. Whoever takes an entry away, or changes what one means, raises the version; a
+# new entry does not.
+FORMAT, VERSION = "raglane inspection", 1
+
+# Labels of which the counts are given.
+_LABELS = 1000
+
+
+def as_json(inspection: Inspection) -> bytes:
+    """The document as strict JSON: no NaN, no infinity."""
+    return to_json(finite(as_document(inspection)))
+
+
+def as_document(inspection: Inspection) -> dict[str, Any]:
+    """An inspection as values of JSON."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "summary": inspection.sentence,
+        "data": _data(inspection),
+        "lengths": {
+            **asdict(inspection.summary),
+            "percentiles": list(inspection.percentiles),
+            "histogram": [asdict(one) for one in inspection.bins],
+            "buckets": [{**asdict(bucket), "fill": bucket.fill} for bucket in inspection.buckets],
+        },
+        "batches": {
+            "sequences_looked_at": inspection.looked_at,
+            "fill": [asdict(fill) for fill in inspection.fills],
+            "examples": [{**asdict(one), "lengths": list(one.lengths)} for one in inspection.examples],
+        },
+        "plan": _plan(inspection),
+        "command": inspection.command,
+        "machine": inspection.machine,
+    }
+
+
+def _data(inspection: Inspection) -> dict[str, Any]:
+    contents = inspection.contents
+    labels = None
+    if contents.labels is not None:
+        counts = list(contents.labels.counts.items())
+        labels = {"of": contents.labels.of, "different": len(counts), "counts": dict(counts[:_LABELS])}
+    return {
+        "name": contents.name,
+        "path": None if contents.path is None else str(contents.path.absolute()),
+        "kind": contents.kind,
+        "features": [asdict(feature) for feature in contents.features],
+        "beside": [
+            {
+                "name": name,
+                "per": "sequence" if counts.per_sequence else "element",
+                "categories": counts.categories,
+                "missing": counts.missing,
+            }
+            for name, counts in contents.beside.items()
+        ],
+        "vocabulary": contents.vocabulary,
+        "labels": labels,
+        "notes": list(contents.notes),
+    }
+
+
+def _plan(inspection: Inspection) -> dict[str, Any]:
+    plan = inspection.plan
+    of_rows = {"best": asdict(plan.best), "best_by_elements": asdict(plan.best_by_elements)}
+    plain = {name: getattr(plan, name) for name in (field.name for field in fields(plan)) if name not in of_rows}
+    return {**plain, **of_rows, "rows": [asdict(row) for row in plan.rows]}

@@ -11,8 +11,7 @@ from raglane.errors import ArgumentError
 from raglane.planner import words
 from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Picker, Picture, Text, inline
 from raglane.runs.inspection import charts
-from raglane.runs.inspection.inspect import ORDERS, Inspection
-from raglane.runs.inspection.text import QUANTILES, data_facts, length_facts, what_beside
+from raglane.runs.inspection.inspect import ORDERS, QUANTILES, Inspection, data_facts, length_facts, what_beside
 
 # Features and labels that a page lists.
 _LISTED = 100

@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import codecs
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.conversion import Progress
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, read_parquet
 from raglane.data.formats.table import Chosen, choose
-from raglane.data.jobs import Progress
-from raglane.data.records import TASKS, Columns
-from raglane.errors import DataError, argument, quote, require
-from raglane.runs.inspection.contents import (
-    Contents,
-    Feature,
-    contents_of,
-    contents_of_folder,
-    data_name,
-    labels_of,
-    refuse_empty,
-)
+from raglane.data.fragments import Layout
+from raglane.data.missing import BLOCKS
+from raglane.data.records import TASKS, Columns, Records
+from raglane.data.statistics import FeatureCounts, Statistics
+from raglane.errors import DataError, argument, count_of, quote, require
 
 # The suffix of a file of lengths; a folder of text files is something else.
 _SUFFIX = ".txt"
@@ -39,17 +33,119 @@ _SUFFIX = ".txt"
 _Integers = npt.NDArray[np.int64]
 
 
+DEFAULT_NAME = "Japanese vowels"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature column."""
+
+    name: str
+    missing: int
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a file."""
+
+    of: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a file holds."""
+
+    name: str
+    path: Path | None
+    lengths: _Integers
+    kind: str
+    features: tuple[Feature, ...] = ()
+    vocabulary: int | None = None
+    labels: Labels | None = None
+    notes: tuple[str, ...] = ()
+    beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        """Features that are NaN or infinite, in all columns of numbers."""
+        counted = sum(counts.missing for counts in self.beside.values() if counts.channel is not None)
+        return counted + sum(feature.missing for feature in self.features)
+
+    def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
+        """What a model reads of an element."""
+        # Where something is missing, training adds for each channel one that says so.
+        each = 2 if self.missing and missing == "error" else BLOCKS[missing]
+        words = [counts.categories + 1 for counts in self.beside.values() if counts.categories is not None]
+        numbers = len(self.beside) - len(words) + len(self.features)
+        tokens = [self.vocabulary or 1] if self.kind != "features" and self.beside else []
+        return each * numbers, words + tokens
+
+
+def data_name(path: Path | None) -> str:
+    """The data in a title."""
+    return DEFAULT_NAME if path is None else path.resolve().name or str(path)
+
+
+def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
+    """Labels, the most frequent first; of those that come as often, the first in the alphabet."""
+    return Labels(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def contents_of(records: Records, path: Path | None) -> Contents:
+    """What a reader found, counted."""
+    return _contents(path, records.lengths, Statistics.of(records), Layout.of(records), records.notes)
+
+
+def contents_of_folder(path: Path) -> Contents:
+    """What a folder holds that was converted: from the files beside the data, which is not read."""
+    from raglane.data.shards import Shards
+
+    store, _ = Shards.of(path)
+    return _contents(path, store.lengths().astype(np.int64, copy=False), store.statistics(), store.layout, ())
+
+
+def _contents(
+    path: Path | None,
+    lengths: _Integers,
+    counted: Statistics,
+    layout: Layout,
+    notes: tuple[str, ...],
+) -> Contents:
+    labels, has_sets = None, layout.targets == "sets"
+    if layout.has_labels or layout.has_tags or has_sets:
+        is_element = layout.has_tags or (has_sets and layout.targets_per_element)
+        labels = labels_of("element" if is_element else "sequence", counted.labels)
+    features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
+    kind, vocabulary = ("tokens", len(counted.tokens)) if layout.is_tokens else ("features", None)
+    return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features)
+
+
+def refuse_empty(contents: Contents) -> None:
+    """Refuse data in which there is nothing to compute."""
+    if contents.lengths.any():
+        return
+    count = len(contents.lengths)
+    got = f"{count_of(count, 'sequence')}, none of which has an element" if count else "no sequence"
+    error: DataError = data_error(
+        contents.path or Path(contents.name), got, "at least one sequence has an element", "check the data"
+    )
+    raise error
+
+
 def read(
     path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str = "fail"
 ) -> Contents:
     """Read what is to be inspected; labels only where there are some."""
+    suffix = "" if path is None else path.suffix.lower()
+    is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
     if path is None:
         contents = contents_of(japanese_vowels()[0], None)
-    elif format is None and path.suffix.lower() == _SUFFIX and not path.is_dir():
+    elif format is None and suffix == ".txt" and not path.is_dir():
         contents = lengths_of_text(path, progress)
     elif format in (None, "arrow") and is_converted(path):
         contents = contents_of_folder(path)
-    elif _is_parquet(path, format) and on_bad_row == "fail":
+    elif is_parquet and path.is_file() and on_bad_row == "fail":  # what is not there is for the reader to refuse
         contents = _with_labels(lambda asked: lengths_of_parquet(path, asked, progress), columns)
     else:
         contents = _with_labels(
@@ -57,12 +153,6 @@ def read(
         )
     refuse_empty(contents)
     return contents
-
-
-def _is_parquet(path: Path, format: str | None) -> bool:
-    """Whether a Parquet file is there; what is not there is for the reader to refuse."""
-    named = format == "parquet" or (format is None and path.suffix.lower() in FORMATS["parquet"].suffixes)
-    return named and path.is_file()
 
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:
