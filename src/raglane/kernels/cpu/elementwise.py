@@ -15,7 +15,7 @@ from torch import Tensor
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
 from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
-from raglane.native import memory
+from raglane.native import library
 from raglane.native.library import cell_facts
 
 
@@ -58,8 +58,8 @@ class ElementwiseLayer(Layer):
         skips = self.skips and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
-        gates = saved.gates if keeps else memory.empty(values, count, values.shape[0], width)
-        skipped = memory.empty(values, count, *values.shape) if skips else None
+        gates = saved.gates if keeps else library.empty(values, count, values.shape[0], width)
+        skipped = library.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
         makes_all = self._makes_all(tensors)
         grad_values = torch.empty_like(values) if makes_all and wanted[0] else None

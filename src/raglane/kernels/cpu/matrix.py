@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
-from raglane.native import memory
+from raglane.native import library
 from raglane.native.library import cell_facts
 
 
@@ -93,10 +93,10 @@ class MatrixLayer(Layer):
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
         reuse_c = overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
-        gates = saved.gates if reuse_gates else memory.empty(values, count, total, self.stride)
-        previous = saved.c_states if reuse_c else memory.empty(values, count, total, width)
-        projected = memory.empty(values, count, total, width) if projects else None
-        unprojected = memory.empty(values, count, total, self.hidden_size) if projects else None
+        gates = saved.gates if reuse_gates else library.empty(values, count, total, self.stride)
+        previous = saved.c_states if reuse_c else library.empty(values, count, total, width)
+        projected = library.empty(values, count, total, width) if projects else None
+        unprojected = library.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
         made = within or [None] * (1 + self.weights)

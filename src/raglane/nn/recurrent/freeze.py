@@ -158,7 +158,7 @@ def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dty
 class Kept:
     """The weights of all layers and directions as they were, and what :meth:`Layer.packed` made of each layer's."""
 
-    __slots__ = ("_known", "_packed", "ended", "of_int8")
+    __slots__ = ("_known", "_packed", "of_int8")
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
         self.of_int8 = packed[0].dtype is torch.int8
@@ -168,7 +168,6 @@ class Kept:
             (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
         ]
         self._packed = tuple(packed)
-        self.ended = False
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
         """What was packed of exactly these weights, or nothing; a change of one of them ends it for good."""
@@ -200,7 +199,7 @@ class Kept:
             self._end()
 
     def _end(self) -> None:
-        self.ended, self._packed, self._known = True, (), []
+        self._packed, self._known = (), []
 
 
 # Not on the layers themselves: a copy of a layer has weights of its own, and a pickle none of this.
