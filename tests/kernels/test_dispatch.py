@@ -259,9 +259,9 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
     ran: list[tuple[str, str]] = []
 
     class Watched:
-        def __init__(self, backend: Any) -> None:
-            self.backend, self.name, self.schedules = backend, backend.name, backend.schedules
-            self.layouts = backend.layouts
+        def __init__(self, name: str, backend: Any) -> None:
+            self.name, self.backend = name, backend
+            self.schedules, self.layouts = backend.schedules, backend.layouts
 
         def refuses(self, traits: Any, schedule: str) -> str | None:
             return self.backend.refuses(traits, schedule)  # type: ignore[no-any-return]
@@ -271,7 +271,7 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
             return self.backend.run(request, schedule)
 
     for name, backend in list(BACKENDS.items()):
-        monkeypatch.setitem(BACKENDS, name, Watched(backend))
+        monkeypatch.setitem(BACKENDS, name, Watched(name, backend))
 
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()

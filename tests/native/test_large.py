@@ -20,7 +20,7 @@ import raglane as rl
 from attacks.guarded import chosen_library
 from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
 from raglane.kernels.cpu.backend import BACKEND
-from raglane.native import memory
+from raglane.native import library
 from raglane.planner.probe import peak_bytes
 
 LIKE = torch.zeros(1)
@@ -43,9 +43,9 @@ def always(small_blocks: None) -> Iterator[None]:
 
 
 def test_small_tensors_are_torchs() -> None:
-    assert memory.empty(LIKE, 3, 5).untyped_storage().resizable()
-    assert memory.empty(LIKE.double(), 0, 7).shape == (0, 7)
-    whole = memory.empty(LIKE.bfloat16(), 4, LEAST)
+    assert library.empty(LIKE, 3, 5).untyped_storage().resizable()
+    assert library.empty(LIKE.double(), 0, 7).shape == (0, 7)
+    whole = library.empty(LIKE.bfloat16(), 4, LEAST)
     assert (whole.dtype, whole.shape) == (torch.bfloat16, (4, LEAST))
     assert whole.is_contiguous()
     assert not whole.untyped_storage().resizable()
@@ -57,7 +57,7 @@ def test_memory_is_given_again_and_only_when_nothing_refers_to_it() -> None:
     held: list[tuple[Any, int]] = []
     again = 0
     for number in range(60):
-        part = memory.empty(LIKE, draw.randrange(LEAST, 3 * LEAST)).fill_(number)
+        part = library.empty(LIKE, draw.randrange(LEAST, 3 * LEAST)).fill_(number)
         again += part.data_ptr() in seen
         seen.add(part.data_ptr())
         views = [part, part[5:], part.detach(), part.view(1, -1), part.untyped_storage(), part.numpy()]
@@ -80,10 +80,10 @@ def test_a_block_that_nobody_wants_gives_way() -> None:
             libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), ctypes.create_string_buffer(1)) == 0
         )
 
-    first, second = [memory.empty(LIKE, LEAST).data_ptr() for _ in range(2)]
+    first, second = [library.empty(LIKE, LEAST).data_ptr() for _ in range(2)]
     assert first == second
     assert is_mapped(first)
-    kept = [memory.empty(LIKE, 5 * LEAST) for _ in range(16)]
+    kept = [library.empty(LIKE, 5 * LEAST) for _ in range(16)]
     assert len({part.data_ptr() for part in kept}) == 16
     assert first in {part.data_ptr() for part in kept} or not is_mapped(first)
 
@@ -93,7 +93,7 @@ def test_threads_share_nothing_at_a_time() -> None:
 
     def work(number: int) -> None:
         for _ in range(30):
-            parts = [memory.empty(LIKE, LEAST + number).fill_(sign * number) for sign in (1, -1)]
+            parts = [library.empty(LIKE, LEAST + number).fill_(sign * number) for sign in (1, -1)]
             if not all((part == sign * number).all() for part, sign in zip(parts, (1, -1), strict=True)):
                 wrong.append(number)
 
@@ -106,13 +106,13 @@ def test_threads_share_nothing_at_a_time() -> None:
 
 
 def test_a_forked_process_has_memory_of_its_own() -> None:
-    memory.empty(LIKE, LEAST)  # which waits
+    library.empty(LIKE, LEAST)  # which waits
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, f"{memory.empty(LIKE, LEAST).fill_(1).data_ptr()}".encode())
+        os.write(write, f"{library.empty(LIKE, LEAST).fill_(1).data_ptr()}".encode())
         os._exit(0)
-    mine = memory.empty(LIKE, LEAST).fill_(2)
+    mine = library.empty(LIKE, LEAST).fill_(2)
     assert os.waitpid(child, 0)[1] == 0
     assert int(os.read(read, 100)) == mine.data_ptr()
     assert (mine == 2).all()
@@ -120,8 +120,8 @@ def test_a_forked_process_has_memory_of_its_own() -> None:
 
 def test_without_memory_torch_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"can.t allocate memory|not enough memory"):
-        memory.empty(LIKE, 1 << 60)
-    assert memory.empty(LIKE, LEAST).numel() == LEAST
+        library.empty(LIKE, 1 << 60)
+    assert library.empty(LIKE, LEAST).numel() == LEAST
 
 
 class _Torn:

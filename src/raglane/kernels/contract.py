@@ -186,10 +186,6 @@ class Backend(Protocol):
     """What executes a cell on a schedule."""
 
     @property
-    def name(self) -> str:
-        """The backend's key in ``BACKENDS``."""
-
-    @property
     def schedules(self) -> tuple[str, ...]:
         """The names of the schedules that it can execute."""
 

@@ -133,14 +133,9 @@ def pick(
         if refusal is None:
             return name, wanted
         refusals.append(refusal)
-    raise DispatchError(
-        message(
-            "schedule, backend",
-            f"{schedule!r}, {backend!r}",
-            "; ".join(refusals) or "no backend runs that schedule",
-            f"choose among {_pairs()}, or leave both at 'auto'",
-        )
-    )
+    got, rule = f"{schedule!r}, {backend!r}", "; ".join(refusals) or "no backend runs that schedule"
+    fix = f"choose among {_pairs()}, or leave both at 'auto'"
+    raise DispatchError(message("schedule, backend", got, rule, fix))
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
@@ -166,18 +161,11 @@ def check_names(schedule: str, backend: str) -> None:
     """Raise a DispatchError where a schedule, a backend or the pair of them does not exist."""
     for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
         if name != AUTO and not (isinstance(name, str) and name in known):
-            raise DispatchError(
-                message(argument, repr(name), f"one of {', '.join(known)} or auto", f"the pairs are {_pairs()}")
-            )
+            rule = f"one of {', '.join(known)} or auto"
+            raise DispatchError(message(argument, repr(name), rule, f"the pairs are {_pairs()}"))
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
-        raise DispatchError(
-            message(
-                "schedule, backend",
-                f"{schedule!r}, {backend!r}",
-                f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}",
-                f"choose among {_pairs()}",
-            )
-        )
+        got, rule = f"{schedule!r}, {backend!r}", f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}"
+        raise DispatchError(message("schedule, backend", got, rule, f"choose among {_pairs()}"))
 
 
 def _pairs() -> str:

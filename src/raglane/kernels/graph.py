@@ -140,25 +140,15 @@ class Scans:
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
-class StepEquations(Protocol):
-    """What a :class:`Step` asks of a cell."""
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Their names."""
-
-    def step(self, weights: Any, prepared: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """See :class:`~raglane.cells.spec.CellSpec`."""
-
-
 class Step(nn.Module):
     """One step of a cell as a module of tensors alone, for whoever traces it: with the mask, and the weights last.
 
-    The weights are those of one layer in one direction: the tuple, or the user's module. With ``need_states`` the new
-    states are given once more, as what a loop collects.
+    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights are those of one layer in
+    one direction: the tuple, or the user's module. With ``need_states`` the new states are given once more, as what a
+    loop collects.
     """
 
-    def __init__(self, cell: StepEquations, weights: Any, need_states: bool = False) -> None:
+    def __init__(self, cell: Any, weights: Any, need_states: bool = False) -> None:
         super().__init__()
         self.cell, self.need_states = cell, need_states
         self.states = len(cell.states)
@@ -240,10 +230,7 @@ def _run_direction(
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     step = Step(layer.cell, weights, layer.need_states)
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
-    sizes = [_output_size(layer), *([part.shape[1] for part in state] if layer.need_states else [])]
+    width = layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
+    sizes = [width, *([part.shape[1] for part in state] if layer.need_states else [])]
     final, collected = run_steps(table, step, prepared, state, sizes, reverse=reverse)
     return DirectionResult(collected[0], final, tuple(collected[1:]))
-
-
-def _output_size(layer: Request) -> int:
-    return layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]

@@ -34,13 +34,8 @@ class ReferenceBackend:
     recurrent layers do: all that comes out has autocast's dtype. float64 is left alone.
     """
 
-    name = "reference"
+    schedules = tuple(SCHEDULES)
     layouts: ClassVar[dict[str, type]] = {}
-
-    @property
-    def schedules(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(SCHEDULES)
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""

@@ -7,6 +7,7 @@ lies past a length; torch has no name for that, and the final state and the reve
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +39,6 @@ _SHUT = 3.0e4
 class TorchBackend:
     """Runs RNN, LSTM and GRU by :func:`torch.lstm` and its kin."""
 
-    name = "torch"
     schedules = ("packed", "padded")
     layouts: ClassVar[dict[str, type]] = {"packed": Packed, "padded": Dense}
 
@@ -69,7 +69,7 @@ class TorchBackend:
         lengths = request.host_lengths
         if bool((lengths == lengths[0]).all()):
             return _run_equal(request) if together else run_layers(request, _run_equal)
-        return run_layers(request, _run_padded)
+        return run_layers(request, partial(run_directions, run=_run_padded_direction))
 
 
 BACKEND = TorchBackend()
@@ -135,11 +135,6 @@ def _run_equal(request: Request) -> Result:
     batch = request.values.reshape(request.count, -1, request.values.shape[1])
     output, final = _call(request, (batch,), request.initial(), True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
-
-
-def _run_padded(layer: Request) -> Result:
-    """Run one layer on a padded tensor, direction by direction."""
-    return run_directions(layer, _run_padded_direction)
 
 
 def _run_padded_direction(

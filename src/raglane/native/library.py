@@ -8,13 +8,15 @@ layers are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.el
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -93,7 +95,7 @@ class Library:
         isa: the one in use.
         few_elements: up to this many, the kernels make the gradients of values and weights best,
         few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
-        least_block: bytes that are worth a block; see :mod:`raglane.native.memory`.
+        least_block: bytes that are worth a block; see :func:`empty`.
         flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
     """
 
@@ -114,9 +116,8 @@ class Library:
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set."""
         if isa not in self.isas:
-            raise ArgumentError(
-                message("RAGLANE_ISA", repr(isa), f"one of those available here, {', '.join(self.isas)}", "unset it")
-            )
+            rule = f"one of those available here, {', '.join(self.isas)}"
+            raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
     def threads(self) -> int:
@@ -346,3 +347,36 @@ def has_cell(name: str) -> bool:
         return name in cell_facts()
     except MissingExtraError:
         return False
+
+
+# ---- large tensors ------------------------------------------------------------------------------------------------
+
+# What a training step saves for its backward pass is about as large in the next step. An allocator hands large blocks
+# back to the system at once, and the pages of new ones take time, so the kernels keep theirs (csrc/runtime/blocks.h).
+#
+# NOTE (whose memory it is): a tensor's storage holds the array over its block, whoever holds the storage: autograd,
+# another tensor, a hook. The block is given back when the array has gone, and no sooner.
+_uses_torch = False
+
+
+def empty(like: Tensor, *shape: int) -> Tensor:
+    """A tensor of any content, as ``like.new_empty(*shape)`` gives it, which only the kernels and autograd may hold."""
+    count = math.prod(shape)
+    bytes_wanted, kernels = count * like.element_size(), library()
+    if bytes_wanted < kernels.least_block or _uses_torch:
+        return like.new_empty(*shape)
+    memory = kernels.block(bytes_wanted)
+    if memory is None:
+        return like.new_empty(*shape)  # or torch's words for a lack of memory
+    return torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape)
+
+
+@contextmanager
+def from_torch() -> Iterator[None]:
+    """Take all memory from torch meanwhile, whose profiler counts it."""
+    global _uses_torch
+    before, _uses_torch = _uses_torch, True
+    try:
+        yield
+    finally:
+        _uses_torch = before

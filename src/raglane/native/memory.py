@@ -1,17 +1,8 @@
-"""Memory that C may read, and memory for large tensors that only the kernels see, which stays for the next call.
-
-What a training step saves for its backward pass is about as large in the next step. An allocator hands large blocks
-back to the system at once, and the pages of new ones take time, so the kernels keep theirs (``csrc/runtime/blocks.h``).
-
-NOTE (whose memory it is): a tensor's storage holds the array over its block, whoever holds the storage: autograd,
-another tensor, a hook. The block is given back when the array has gone, and no sooner.
-"""
+"""Memory that C may read: tensors whose numbers are side by side on the host, and their addresses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +10,6 @@ from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError, message
-from raglane.native import library
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
 """What is raised where a quick look meets no tensor, or one without memory."""
@@ -109,31 +99,3 @@ def _lies_in_memory(part: Tensor) -> bool:
         return False
     last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
     return part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()
-
-
-# ---- large tensors ------------------------------------------------------------------------------------------------
-
-_uses_torch = False
-
-
-def empty(like: Tensor, *shape: int) -> Tensor:
-    """A tensor of any content, as ``like.new_empty(*shape)`` gives it, which only the kernels and autograd may hold."""
-    count = math.prod(shape)
-    bytes_wanted, kernels = count * like.element_size(), library.library()
-    if bytes_wanted < kernels.least_block or _uses_torch:
-        return like.new_empty(*shape)
-    memory = kernels.block(bytes_wanted)
-    if memory is None:
-        return like.new_empty(*shape)  # or torch's words for a lack of memory
-    return torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape)
-
-
-@contextmanager
-def from_torch() -> Iterator[None]:
-    """Take all memory from torch meanwhile, whose profiler counts it."""
-    global _uses_torch
-    before, _uses_torch = _uses_torch, True
-    try:
-        yield
-    finally:
-        _uses_torch = before

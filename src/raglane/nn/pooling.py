@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.checks import check_count, check_dtype, check_fits, check_kind
+from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_kind
 from raglane.errors import ArgumentError, ShapeError, message, quote
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
@@ -53,10 +53,7 @@ class Pooling(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        if not isinstance(name, str) or name not in _PLAIN:
-            fix = 'for "attention" build an AttentionPooling'
-            raise ArgumentError(message("name", quote(name), f"one of {', '.join(_PLAIN)}", fix))
-        self.name = name
+        self.name = check_choice("name", name, tuple(_PLAIN), 'for "attention" build an AttentionPooling')
 
     def forward(self, batch: Ragged) -> Tensor:
         """Pool each sequence.

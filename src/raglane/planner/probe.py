@@ -22,7 +22,7 @@ from raglane import nn
 from raglane._utils.files import read_file
 from raglane.errors import DataError, message, quote
 from raglane.kernels.dispatch import using
-from raglane.native import memory
+from raglane.native import library
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.model import Way
 from raglane.ragged import Ragged
@@ -171,7 +171,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with memory.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            with library.from_torch(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
                 call()
         results: Any = getattr(record.profiler, "kineto_results", None)
         events = [event for event in results.events() if event.name() == "[memory]"]

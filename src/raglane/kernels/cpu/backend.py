@@ -13,17 +13,7 @@ from raglane.cells import CELLS
 from raglane.kernels import reference
 from raglane.kernels.checks import check
 from raglane.kernels.contract import Request, Result, Traits, run_layers
-from raglane.kernels.cpu.layer import (
-    Admitted,
-    Given,
-    Grads,
-    Layer,
-    Saved,
-    Tensors,
-    is_last_use,
-    kind_of,
-    layer_of,
-)
+from raglane.kernels.cpu.layer import Admitted, Given, Grads, Layer, Saved, Tensors, is_last_use, kind_of, layer_of
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -37,7 +27,6 @@ class CpuBackend:
     layer; float64 is left alone. The reference kernel computes forward-mode derivatives.
     """
 
-    name = "cpu"
     schedules = ("lanes",)
     layouts: ClassVar[dict[str, type]] = {}
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, message
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
-from raglane.native import memory
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
+from raglane.native import library
 from raglane.native.library import cell_facts
 
 
@@ -58,8 +58,8 @@ class ElementwiseLayer(Layer):
         skips = self.skips and weights[0].skip is None
         width = rows if weights[0].skip is None else rows + size
         keeps = overwrite and saved.gates.numel() > 0
-        gates = saved.gates if keeps else memory.empty(values, count, values.shape[0], width)
-        skipped = memory.empty(values, count, *values.shape) if skips else None
+        gates = saved.gates if keeps else library.empty(values, count, values.shape[0], width)
+        skipped = library.empty(values, count, *values.shape) if skips else None
         initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
         makes_all = self._makes_all(tensors)
         grad_values = torch.empty_like(values) if makes_all and wanted[0] else None
@@ -99,9 +99,9 @@ class ElementwiseLayer(Layer):
             wants = wanted[1 + states + 4 * d :][:4]
             of_skip = None if part.skip is None else gates[d, :, rows:]
             if wanted[0]:
-                grad_values = _add_product(grad_values, of_input, part.input)
+                grad_values = add_product(grad_values, of_input, part.input)
                 if of_skip is not None:
-                    grad_values = _add_product(grad_values, of_skip, cast(Tensor, part.skip))
+                    grad_values = add_product(grad_values, of_skip, cast(Tensor, part.skip))
             found += [
                 outer(of_input, values) if wants[0] else None,
                 *made[4 * d + 1 : 4 * d + 3],
@@ -114,8 +114,3 @@ class ElementwiseLayer(Layer):
 
 
 KINDS[ElementwiseWeights] = ElementwiseLayer
-
-
-def _add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
-    """The gradients of products x their weights, added to ``total``."""
-    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

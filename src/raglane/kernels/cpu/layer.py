@@ -14,7 +14,7 @@ from raglane.cells import CELLS
 from raglane.errors import ArgumentError, message
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.gate import Gate, admit, refuse
-from raglane.native import library, memory
+from raglane.native import library
 from raglane.native.memory import NO_MEMORY
 
 Tensors = tuple[Any, ...]
@@ -167,8 +167,8 @@ class Layer(ABC):
         if save or need_c:
             gates_shape, c_shape = self.saved_shapes(elements)
             # Torch reads sizes one by one in half the time that it takes for a tuple of them.
-            gates = memory.empty(values, *gates_shape) if save else None
-            c_states = values.new_empty(*c_shape) if need_c else memory.empty(values, *c_shape)
+            gates = library.empty(values, *gates_shape) if save else None
+            c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
         pointers = self._pack_forward(*addresses, *[0 if part is None else part.data_ptr() for part in parts])
         head = self._head(sequences, elements, self.dtype if packed is None else self._weights_dtype(packed.dtype))
@@ -330,3 +330,8 @@ def outer(gates: Tensor, inputs: Tensor) -> Tensor:
         return torch.mm(gates.t(), inputs)
     # MKL takes a tall and narrow product a fifth to a third faster from the other side.
     return torch.mm(inputs.t(), gates).t().contiguous()
+
+
+def add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
+    """The gradients of products x their weights, added to ``total``."""
+    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from raglane.cells.spec import Weights
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, outer, spend
-from raglane.native import memory
+from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
+from raglane.native import library
 from raglane.native.library import cell_facts
 
 
@@ -93,10 +93,10 @@ class MatrixLayer(Layer):
         projects, is_lstm = self.weights_of(tensors, 0)[4] is not None, len(self.sizes) > 1
         reuse_gates = overwrite and self.saves
         reuse_c = overwrite and is_lstm and not projects and not saved.is_shared and not self.checkpoint_every
-        gates = saved.gates if reuse_gates else memory.empty(values, count, total, self.stride)
-        previous = saved.c_states if reuse_c else memory.empty(values, count, total, width)
-        projected = memory.empty(values, count, total, width) if projects else None
-        unprojected = memory.empty(values, count, total, self.hidden_size) if projects else None
+        gates = saved.gates if reuse_gates else library.empty(values, count, total, self.stride)
+        previous = saved.c_states if reuse_c else library.empty(values, count, total, width)
+        projected = library.empty(values, count, total, width) if projects else None
+        unprojected = library.empty(values, count, total, self.hidden_size) if projects else None
         states = zip(self.initial(tensors), wanted, strict=True)
         initial = tuple([torch.empty_like(part) if want else None for part, want in states])
         made = within or [None] * (1 + self.weights)
@@ -116,7 +116,8 @@ class MatrixLayer(Layer):
         for direction in range(self.directions):
             weights = Weights(*self.weights_of(tensors, direction))
             if wanted[0]:
-                grad_values = _input_gradient(walked.gates[direction], weights.input, grad_values)
+                gates = walked.gates[direction, :, : weights.input.shape[0]]
+                grad_values = add_product(grad_values, gates, weights.input)
             wants = wanted[begin + self.each * direction :][: self.each]
             grad_weights += self._weight_gradients(tensors[0], walked, direction, weights, wants)
         return grad_values, *walked.initial, *grad_weights
@@ -171,12 +172,6 @@ class _Walked(NamedTuple):
     projected: Tensor | None
     unprojected: Tensor | None
     initial: Grads
-
-
-def _input_gradient(gates: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
-    """The gates' gradients x ``W_ih``, added to ``total``, the other direction's."""
-    gates = gates[:, : weight.shape[0]]
-    return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)
 
 
 # As ``lane_capacity`` in csrc/scan/lanes.h has it, with the constants of csrc/runtime/tuning.h, for caches that hold

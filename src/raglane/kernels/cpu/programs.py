@@ -211,9 +211,8 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
     """``rows @ weight.T``, group by group."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
-        raise ShapeError(
-            message("weight", got, "(groups, width, depth), none of them 0", "pass a tensor of that shape")
-        )
+        rule = "(groups, width, depth), none of them 0"
+        raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
     offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
     outputs, _ = run(_product(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight])

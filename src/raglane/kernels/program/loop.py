@@ -20,7 +20,7 @@ from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import is_last_use, spend
 from raglane.kernels.cpu.programs import outer_products, times
 from raglane.kernels.cpu.programs import run as run_program
-from raglane.native import memory
+from raglane.native import library
 from raglane.programs.compiled import Backward, CompiledStep, Fetch, Forward, Wanted
 from raglane.programs.lower import Lowered
 from raglane.programs.parameters import ParameterValues
@@ -101,7 +101,7 @@ def _beside(program: Forward, like: Tensor) -> dict[int, Tensor]:
     }
     if len(widths) < 2:
         return {}
-    whole = memory.empty(like, like.shape[0], sum(widths.values()))
+    whole = library.empty(like, like.shape[0], sum(widths.values()))
     return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
 
 

@@ -167,9 +167,8 @@ class Recurrent(RecurrentLayer):
         if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
             rule = "an output that knows its lengths: this cell's output is not its state"
-            raise ArgumentTypeError(
-                message("out", got, rule, "call the layer with a Ragged, without return_output=False")
-            )
+            fix = "call the layer with a Ragged, without return_output=False"
+            raise ArgumentTypeError(message("out", got, rule, fix))
         inputs = read(out, None, self.batch_first)
         batch, _ = inputs.flattened()
         vectors = batch.last()
@@ -275,9 +274,8 @@ def _checked(module: Any) -> Any:
     """The module, if it can be a cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
         rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
-        raise ArgumentTypeError(
-            message("cell", f"a {type(module).__name__}", rule, "call the layer, without Recurrent")
-        )
+        got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
+        raise ArgumentTypeError(message("cell", got, rule, fix))
     for name in ("prepare", "initial_state"):
         if hasattr(module, name) and not callable(getattr(module, name)):
             got = f"a {type(getattr(module, name)).__name__}"

@@ -215,9 +215,7 @@ def prepare(
     values, offsets = batch._values, batch._offsets
     state: tuple[Tensor, ...] = ()
     if hx is not None:
-        state = _parts_of(plan, hx)
-        if not inputs.is_batched:
-            state = tuple([part.unsqueeze(1) for part in state])
+        state = _parts_of(plan, inputs, hx)
         if pieces is not None:
             pairs = zip(state, _own_state(layer, plan, batch), strict=True)
             state = tuple([pieces.enter(*pair, plan.directions) for pair in pairs])
@@ -269,9 +267,7 @@ def _prepare_as_it_came(
     state: tuple[Tensor, ...] = ()
     if hx is not None:
         _check_state(plan, hx, inputs.count if inputs.is_batched else None, inputs.data)
-        state = _parts_of(plan, hx)
-        if not inputs.is_batched:
-            state = tuple([part.unsqueeze(1) for part in state])
+        state = _parts_of(plan, inputs, hx)
     return Request(
         plan.cell,
         inputs.data,
@@ -297,12 +293,12 @@ def _unbatched(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple([part.squeeze(1) for part in state])
 
 
-def _parts_of(plan: Plan, hx: Any) -> tuple[Tensor, ...]:
-    """The tensors of a state, as many as the cell has."""
+def _parts_of(plan: Plan, inputs: Inputs, hx: Any) -> tuple[Tensor, ...]:
+    """The tensors of a state, as many as the cell has, each with a dimension of the sequences."""
     parts = (hx,) if len(plan.state_sizes) == 1 else hx
     if not isinstance(parts, tuple | list) or len(parts) != len(plan.state_sizes):
         raise _not_a_state(plan, hx, "hx")
-    return tuple(parts)
+    return tuple(parts) if inputs.is_batched else tuple([part.unsqueeze(1) for part in parts])
 
 
 def _not_a_state(plan: Plan, hx: Any, argument: str) -> ArgumentTypeError:
@@ -328,14 +324,12 @@ def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any
     batch, _ = inputs.flattened()
     values = batch.values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
-        raise ShapeError(
-            message(
-                "input",
-                f"elements of shape {tuple(values.shape[1:])}",
-                f"each element has input_size = {layer.input_size} features",
-                "embed or reshape it, or build the layer with another input_size",
-            )
+        got, rule = (
+            f"elements of shape {tuple(values.shape[1:])}",
+            f"each element has input_size = {layer.input_size} features",
         )
+        fix = "embed or reshape it, or build the layer with another input_size"
+        raise ShapeError(message("input", got, rule, fix))
     like = layer._like(weights)
     # What is not a tensor at all the backend will find, and name.
     if isinstance(like, Tensor):
@@ -358,13 +352,8 @@ def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argumen
     for name, size, part in zip(names, plan.state_sizes, given, strict=True):
         wanted = (rows, size) if count is None else (rows, count, size)
         if part.shape != wanted:
-            raise ShapeError(
-                message(
-                    f"{argument} ({name})",
-                    f"shape {tuple(part.shape)}",
-                    f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size",
-                    "give each sequence its state, in the order of the batch",
-                )
-            )
+            rule = f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size"
+            fix = "give each sequence its state, in the order of the batch"
+            raise ShapeError(message(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix))
         check_fits(f"{argument} ({name})", part, values)
         check_storage(f"{argument} ({name})", part)

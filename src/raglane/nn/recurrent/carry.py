@@ -86,11 +86,7 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
         return  # a question about values would break the graph
     goes_on = ~begins.cpu() & (input.host_lengths > 0)
     if bool(goes_on.any()):
-        raise ArgumentError(
-            message(
-                "hx",
-                f"None, and row {int(goes_on.nonzero()[0, 0])} that does not begin",
-                "a sequence goes on from the state in which the last chunk left it",
-                "pass the state that the layer returned then; save it with whatever is saved in the middle of an epoch",
-            )
-        )
+        got = f"None, and row {int(goes_on.nonzero()[0, 0])} that does not begin"
+        rule = "a sequence goes on from the state in which the last chunk left it"
+        fix = "pass the state that the layer returned then; save it with whatever is saved in the middle of an epoch"
+        raise ArgumentError(message("hx", got, rule, fix))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -43,8 +42,8 @@ class CellLayer(RecurrentLayer):
         ArgumentTypeError: an argument that the layer does not have.
     """
 
-    # The layer's own arguments, with their defaults.
-    _own: ClassVar[dict[str, Any]] = {}
+    _cell_name: ClassVar[str]  # a key of ``CELLS``, where the layer has no arguments of its own
+    _own: ClassVar[dict[str, Any]] = {}  # the layer's own arguments, with their defaults
 
     def __init__(
         self,
@@ -82,9 +81,9 @@ class CellLayer(RecurrentLayer):
         self.reset_parameters()
         self._set_options(**options)
 
-    @abstractmethod
     def _make_cell(self) -> CellSpec:
         """The equations, from the layer's own arguments, which are its attributes by now."""
+        return CELLS[self._cell_name]
 
     @property
     def cell(self) -> CellSpec:
@@ -186,8 +185,7 @@ class LayerNormLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["layernorm_lstm"]
+    _cell_name = "layernorm_lstm"
 
 
 class LayerNormGRU(CellLayer):
@@ -203,8 +201,7 @@ class LayerNormGRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["layernorm_gru"]
+    _cell_name = "layernorm_gru"
 
 
 class SLSTM(CellLayer):
@@ -261,8 +258,7 @@ class GRUD(CellLayer):
         (torch.Size([4, 4]), torch.Size([1, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["grud"]
+    _cell_name = "grud"
 
 
 class CfC(CellLayer):

@@ -118,8 +118,7 @@ class SRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["sru"]
+    _cell_name = "sru"
 
 
 class QRNN(CellLayer):
@@ -135,8 +134,7 @@ class QRNN(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["qrnn"]
+    _cell_name = "qrnn"
 
 
 class MinGRU(CellLayer):
@@ -152,8 +150,7 @@ class MinGRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["mingru"]
+    _cell_name = "mingru"
 
 
 class MinLSTM(CellLayer):
@@ -169,5 +166,4 @@ class MinLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    def _make_cell(self) -> CellSpec:
-        return CELLS["minlstm"]
+    _cell_name = "minlstm"

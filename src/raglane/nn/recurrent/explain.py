@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane import errors
+from raglane.errors import ArgumentTypeError, message
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
@@ -40,19 +40,12 @@ def explain(
         backend torch, schedule packed: backend torch chosen for this layer
     """
     if not isinstance(layer, RecurrentLayer):
-        raise errors.ArgumentTypeError(
-            errors.message(
-                "layer",
-                type(layer).__name__,
-                "a recurrent layer of rl.nn",
-                "call rl.accelerate(model) first, and pass one of its layers",
-            )
-        )
+        fix = "call rl.accelerate(model) first, and pass one of its layers"
+        raise ArgumentTypeError(message("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix))
     values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
     if not isinstance(values, Tensor):
-        raise errors.ArgumentTypeError(
-            errors.message("batch", type(batch).__name__, "what the layer is called with", "pass a Ragged or a tensor")
-        )
+        rule, fix = "what the layer is called with", "pass a Ragged or a tensor"
+        raise ArgumentTypeError(message("batch", type(batch).__name__, rule, fix))
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
     sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
@@ -62,7 +55,9 @@ def explain(
         said = f"backward computes again what it needs, {every} steps at a time"
         choice = replace(choice, reason=f"{choice.reason}; {said}")
     if choice.backend == "program":
-        return _with_program(choice, traits, program)
+        # Where the program comes from, how long that took, and what it is.
+        said, shown = programs.BACKEND.origin(traits, program)
+        return replace(choice, reason=f"{choice.reason}; {said}", program=shown)
     kept = kept_of(layer)
     if kept is None or choice.backend != "cpu":
         return choice
@@ -73,9 +68,3 @@ def explain(
         if layer.training:
             said = "frozen, but in training mode, where its weights stay float32"
     return replace(choice, reason=f"{choice.reason}; {said}")
-
-
-def _with_program(choice: Choice, traits: Traits, shows: bool) -> Choice:
-    """The choice of a program: where it comes from, how long that took, and what it is."""
-    said, shown = programs.BACKEND.origin(traits, shows)
-    return replace(choice, reason=f"{choice.reason}; {said}", program=shown)

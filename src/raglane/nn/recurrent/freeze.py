@@ -81,9 +81,8 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        raise ArgumentError(
-            message("model", "a model in training mode", "int8 weights are for inference", "call model.eval() first")
-        )
+        rule, fix = "int8 weights are for inference", "call model.eval() first"
+        raise ArgumentError(message("model", "a model in training mode", rule, fix))
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
@@ -159,7 +158,7 @@ def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dty
 class Kept:
     """The weights of all layers and directions as they were, and what :meth:`Layer.packed` made of each layer's."""
 
-    __slots__ = ("_known", "_packed", "ended", "of_int8")
+    __slots__ = ("_known", "_packed", "of_int8")
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
         self.of_int8 = packed[0].dtype is torch.int8
@@ -169,7 +168,6 @@ class Kept:
             (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
         ]
         self._packed = tuple(packed)
-        self.ended = False
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
         """What was packed of exactly these weights, or nothing; a change of one of them ends it for good."""
@@ -201,7 +199,7 @@ class Kept:
             self._end()
 
     def _end(self) -> None:
-        self.ended, self._packed, self._known = True, (), []
+        self._packed, self._known = (), []
 
 
 # Not on the layers themselves: a copy of a layer has weights of its own, and a pickle none of this.

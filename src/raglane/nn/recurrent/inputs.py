@@ -55,37 +55,26 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     """Accept an input of any kind that ``forward`` of a layer takes."""
     if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
-            raise ArgumentTypeError(
-                message("lengths", "lengths", f"a {type(input).__name__} brings its own", "leave them out")
-            )
+            rule = f"a {type(input).__name__} brings its own"
+            raise ArgumentTypeError(message("lengths", "lengths", rule, "leave them out"))
         if isinstance(input, Ragged):
             flat = input, input._like
             return Inputs(input._values, lambda: flat, flat=flat)
         return _read_packed(input)
     if not isinstance(input, Tensor) or input.is_nested:
-        raise ArgumentTypeError(
-            message(
-                "input",
-                "a nested tensor" if isinstance(input, Tensor) else f"a {type(input).__name__}",
-                "a Ragged, a PackedSequence, or a tensor",
-                "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
-                if not isinstance(input, torch.fx.Proxy)
-                else "have the tracer of torch.fx treat the layer as a leaf, in is_leaf_module",
-            )
-        )
+        got = "a nested tensor" if isinstance(input, Tensor) else f"a {type(input).__name__}"
+        fix = "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
+        if isinstance(input, torch.fx.Proxy):
+            fix = "have the tracer of torch.fx treat the layer as a leaf, in is_leaf_module"
+        raise ArgumentTypeError(message("input", got, "a Ragged, a PackedSequence, or a tensor", fix))
     check_dense("input", input)
     check_storage("input", input)
     if input.dim() == 2 and lengths is None:
         return _read_one(input, batch_first)
     if input.dim() != 3:
-        raise ShapeError(
-            message(
-                "input",
-                f"a tensor of shape {tuple(input.shape)}",
-                f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}",
-                "add the missing dimension, or pass a Ragged",
-            )
-        )
+        rule = f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}"
+        fix = "add the missing dimension, or pass a Ragged"
+        raise ShapeError(message("input", f"a tensor of shape {tuple(input.shape)}", rule, fix))
     if lengths is None:
         return _read_dense(input, batch_first)
     return Inputs(input, partial(_flatten_padded, input, lengths, batch_first))

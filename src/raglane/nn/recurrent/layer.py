@@ -127,13 +127,8 @@ class RecurrentLayer(Stack):
                 raise DispatchError(message("input", "a PackedSequence under torch.export", rule, fix))
             # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
             # take up again within a transformation of torch.func what it leaves out.
-            options = {
-                "lengths": lengths,
-                "resets": resets,
-                "return_output": return_output,
-                "return_states": return_states,
-            }
-            return _outside_of_graphs(self, input, hx, **options)
+            wishes = {"return_output": return_output, "return_states": return_states}
+            return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **wishes)
         return run(self, input, hx, lengths, resets, return_output, return_states)
 
     if TYPE_CHECKING:
@@ -165,19 +160,13 @@ class RecurrentLayer(Stack):
             (torch.Size([2, 4]), torch.Size([1, 2, 4]))
         """
         if self.bidirectional:
-            raise ArgumentTypeError(
-                message(
-                    "step",
-                    "a bidirectional layer",
-                    "a stream has one direction: the other would begin at an end that has not arrived",
-                    "build the layer with bidirectional=False",
-                )
-            )
+            rule = "a stream has one direction: the other would begin at an end that has not arrived"
+            fix = "build the layer with bidirectional=False"
+            raise ArgumentTypeError(message("step", "a bidirectional layer", rule, fix))
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
-            raise ShapeError(
-                message("x_t", got, "a tensor (B, input_size) or (input_size,)", "pass one element of each stream")
-            )
+            rule = "a tensor (B, input_size) or (input_size,)"
+            raise ShapeError(message("x_t", got, rule, "pass one element of each stream"))
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
         output, state = self(x_t.unsqueeze(time), state)
         return output.squeeze(time), state
@@ -208,9 +197,8 @@ class RecurrentLayer(Stack):
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
-            raise ArgumentTypeError(
-                message("state", f"a {type(state).__name__}", "the final state", "pass what the layer returned second")
-            )
+            got, fix = f"a {type(state).__name__}", "pass what the layer returned second"
+            raise ArgumentTypeError(message("state", got, "the final state", fix))
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:

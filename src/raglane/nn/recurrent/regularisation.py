@@ -42,9 +42,8 @@ class Regularisation:
         for name, given in vars(self).items():
             for share in given if name == "zoneout" and isinstance(given, tuple) else (given,):
                 if not (isinstance(share, float | int) and 0 <= share < 1):
-                    raise ArgumentError(
-                        message(name, repr(given), "a probability, at least 0 and below 1", "pass 0.2, say")
-                    )
+                    rule = "a probability, at least 0 and below 1"
+                    raise ArgumentError(message(name, repr(given), rule, "pass 0.2, say"))
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
         """Refuse a probability that acts on nothing in a cell.
@@ -61,14 +60,8 @@ class Regularisation:
             raise ArgumentError(message("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
-                raise ArgumentError(
-                    message(
-                        name,
-                        repr(getattr(self, name)),
-                        "no weight of this cell meets the state",
-                        "use input_dropout or zoneout",
-                    )
-                )
+                got, rule = repr(getattr(self, name)), "no weight of this cell meets the state"
+                raise ArgumentError(message(name, got, rule, "use input_dropout or zoneout"))
 
     def held(self, states: int) -> tuple[float, ...] | None:
         """The probability of zoneout for each state, or None where no state has one."""

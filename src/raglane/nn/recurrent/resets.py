@@ -52,9 +52,8 @@ def check_marks(resets: Any, inputs: Any) -> None:
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
         rule = f"bools of the input's kind, which is a {type(inputs).__name__}"
-        raise ArgumentTypeError(
-            message("resets", f"a {type(resets).__name__}", rule, "wrap a list of sequences with rl.Ragged(sequences)")
-        )
+        got, fix = f"a {type(resets).__name__}", "wrap a list of sequences with rl.Ragged(sequences)"
+        raise ArgumentTypeError(message("resets", got, rule, fix))
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
         rule = "bool, True where an episode starts"
@@ -70,14 +69,9 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     How many pieces there are must be known on the host: resets on a GPU are waited for, resets on the CPU are not.
     """
     if resets.features or not torch.equal(resets.host_lengths, batch.host_lengths):
-        raise ShapeError(
-            message(
-                "resets",
-                f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}",
-                f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}",
-                "pass one for each element",
-            )
-        )
+        got = f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
+        rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
+        raise ShapeError(message("resets", got, rule, "pass one for each element"))
     lengths = batch.host_lengths
     offsets = segments.offsets_from_lengths(lengths)
     marked = resets.values.cpu().nonzero().flatten()

@@ -97,14 +97,10 @@ class Stack(torch.nn.Module):
         for name in ("input_size", "hidden_size", "num_layers"):
             check_count(name, getattr(self, name))
         if count != self.num_layers * (2 if self.bidirectional else 1):
-            raise ArgumentError(
-                message(
-                    "num_layers, bidirectional",
-                    f"{self.num_layers!r}, {self.bidirectional!r}",
-                    f"the layer was built with weights for {count}: layers times directions",
-                    "build a layer of the size that you need",
-                )
-            )
+            got = f"{self.num_layers!r}, {self.bidirectional!r}"
+            rule = f"the layer was built with weights for {count}: layers times directions"
+            fix = "build a layer of the size that you need"
+            raise ArgumentError(message("num_layers, bidirectional", got, rule, fix))
         check_every(self.checkpoint_every)
 
     def _has_own_initial(self) -> bool:
@@ -134,14 +130,9 @@ class Stack(torch.nn.Module):
             self.initial_state, self.initial_module = "module", initial_state
             return
         if initial_state not in ("zeros", "learned", "lengths"):
-            raise ArgumentError(
-                message(
-                    "initial_state",
-                    repr(initial_state),
-                    "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state",
-                    "choose one of them, or pass the state of each sequence as hx",
-                )
-            )
+            rule = "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state"
+            fix = "choose one of them, or pass the state of each sequence as hx"
+            raise ArgumentError(message("initial_state", repr(initial_state), rule, fix))
         self.initial_state = initial_state
         if initial_state == "zeros":
             return

@@ -35,18 +35,13 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         self,
         mode: str,
         variant: CellSpec | None,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
+        as_torch: tuple[Any, ...],
         proj_size: int = 0,
         device: Any = None,
         dtype: Any = None,
         **options: Any,
     ) -> None:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional = as_torch
         check_dtype(dtype)
         super().__init__(
             mode,
@@ -79,9 +74,8 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         if self._variant is not None:
             return self._variant
         if self.mode not in _CELL_OF_MODE:
-            raise ArgumentError(
-                message("mode", repr(self.mode), f"one of {', '.join(_CELL_OF_MODE)}", "leave it alone")
-            )
+            rule = f"one of {', '.join(_CELL_OF_MODE)}"
+            raise ArgumentError(message("mode", repr(self.mode), rule, "leave it alone"))
         return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
@@ -164,7 +158,7 @@ class RNN(_TorchLayer):
             raise ArgumentError(message("nonlinearity", repr(nonlinearity), "'tanh' or 'relu'", "choose one of them"))
         variant = None if clip is None else cells.Elman(nonlinearity, check_clip(clip))
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__(f"RNN_{nonlinearity.upper()}", variant, *as_torch, device=device, dtype=dtype, **options)
+        super().__init__(f"RNN_{nonlinearity.upper()}", variant, as_torch, device=device, dtype=dtype, **options)
         self.nonlinearity = nonlinearity
 
 
@@ -211,7 +205,7 @@ class LSTM(_TorchLayer):
     ) -> None:
         variant = None if clip is None else cells.LSTM(check_clip(clip))
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__("LSTM", variant, *as_torch, proj_size, device=device, dtype=dtype, **options)
+        super().__init__("LSTM", variant, as_torch, proj_size, device=device, dtype=dtype, **options)
 
 
 class GRU(_TorchLayer):
@@ -260,4 +254,4 @@ class GRU(_TorchLayer):
         plain = check_flag("reset_after", reset_after) and clip is None
         variant = None if plain else cells.GRU(reset_after, check_clip(clip))
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__("GRU", variant, *as_torch, device=device, dtype=dtype, **options)
+        super().__init__("GRU", variant, as_torch, device=device, dtype=dtype, **options)
