@@ -27,7 +27,7 @@ import torch
 from shuffling import shuffling
 
 from raglane.data import Batches, Limit, Order
-from raglane.data.order.shares import owners_of
+from raglane.data.order.batches import owners_of
 from safety import processor
 
 Integers = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import raglane as rl
-from raglane.runs.holding_out import hold_out
+from raglane.runs.training import hold_out
 
 BEGIN, END = "<begin>", "<end>"
 

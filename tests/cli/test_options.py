@@ -17,7 +17,7 @@ from raglane.cli.app import app
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
 from raglane.runs.sources import ColumnNames
-from raglane.training.options import options
+from raglane.training.options import flag_of, options
 from raglane.training.settings import Settings
 
 
@@ -60,8 +60,8 @@ def test_every_role_of_a_column_is_an_option(
     assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps", "on_bad_row")
     page = _page(capsys, monkeypatch, command)
     assert f" --format {'|'.join(FORMATS)} " in page
-    for option in options(ColumnNames).values():
-        assert f" {option.flag} " in page
+    for name, option in options(ColumnNames).items():
+        assert f" {flag_of(ColumnNames, name)} " in page
         assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page
 
 

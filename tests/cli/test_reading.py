@@ -12,7 +12,7 @@ from commands import undrawn_pictures  # noqa: F401
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentTypeError, RaglaneError
-from raglane.runs.holding_out import hold_out
+from raglane.runs.training import hold_out
 from raglane.training.checkpoint import load_model
 from raglane.training.inference import Predictions, predict
 from raglane.training.predictions import write_predictions

@@ -11,7 +11,7 @@ import pytest
 
 from raglane.data import FORMATS, Columns, read
 from raglane.data.formats import csv, ipc, pick, pieces
-from raglane.data.formats.pieces import pieces_of, sift
+from raglane.data.formats.pieces import sift
 from raglane.data.records import Skipped
 from raglane.errors import DataError
 from small_files import ROWS, WRITERS, asked, joined, same
@@ -37,15 +37,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_are_the_whole_from_wherever_they_begin(file: Path) -> None:
     wanted = asked(pick(file).name)
     whole = read(file, wanted)
-    found = list(pieces_of(pick(file), file, wanted, ()))
+    found = list(pick(file).pieces(file, wanted, ()))
     assert len(found) > 3
     parts = [records for piece in found for records in sift(piece, None)]
     same(joined(parts), whole)
     columns = parts[0].columns
     for number, piece in enumerate(found[:-1], start=1):
-        rest = [records for later in pieces_of(pick(file), file, columns, piece.end) for records in sift(later, None)]
+        rest = [records for later in pick(file).pieces(file, columns, piece.end) for records in sift(later, None)]
         same(joined(rest), joined([records for later in found[number:] for records in sift(later, None)]))
-    assert list(pieces_of(pick(file), file, columns, found[-1].end)) == []
+    assert list(pick(file).pieces(file, columns, found[-1].end)) == []
 
 
 def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
@@ -54,7 +54,7 @@ def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
     monkeypatch.setattr(csv, "ROWS", 3)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
-    parts = [records for piece in pieces_of(pick(path), path, Columns(), ()) for records in sift(piece, None)]
+    parts = [records for piece in pick(path).pieces(path, Columns(), ()) for records in sift(piece, None)]
     assert len(parts) > 1
     assert joined(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
 
@@ -63,7 +63,7 @@ def test_rows_that_do_not_stand_together_are_read_whole(tmp_path: Path, monkeypa
     monkeypatch.setattr(csv, "ROWS", 2)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))
-    (piece,) = pieces_of(pick(path), path, Columns(), ())
+    (piece,) = pick(path).pieces(path, Columns(), ())
     same(joined(list(sift(piece, None))), read(path))
     assert joined([piece.read(1, 2)]).ids == (2,)
 
@@ -73,11 +73,11 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     with pytest.raises(DataError, match="a null in row 7, step 0"):
-        [list(sift(piece, None)) for piece in pieces_of(pick(path), path, Columns(), ())]
+        [list(sift(piece, None)) for piece in pick(path).pieces(path, Columns(), ())]
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n".join(json.dumps(row) for row in rows))
     with pytest.raises(DataError, match=r"a null in line 8, step 0"):
-        [list(sift(piece, None)) for piece in pieces_of(pick(lines), lines, Columns(), ())]
+        [list(sift(piece, None)) for piece in pick(lines).pieces(lines, Columns(), ())]
 
 
 def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
     lines = ["{" if row in bad else json.dumps(ROWS[row]) for row in range(23)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
-    (piece,) = pieces_of(pick(path), path, Columns(), ())
+    (piece,) = pick(path).pieces(path, Columns(), ())
     found: list[Skipped] = []
     parts = list(sift(piece, found))
     assert [row.place for row in found] == [f"line {row + 1}" for row in sorted(bad)]
@@ -98,7 +98,7 @@ def test_a_line_that_is_not_utf8_has_its_number(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(rows)
     with pytest.raises(DataError, match=r"line 32: got the byte 0xff"):
-        list(pieces_of(pick(path), path, Columns(), ()))
+        list(pick(path).pieces(path, Columns(), ()))
 
 
 def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeyp
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{row},{word},a\n" for row, word in enumerate(["a", "b", "c", "1", "2"])))
     columns = read(path, Columns(label="kind")).columns
-    found = list(pieces_of(pick(path), path, Columns(label="kind"), ()))
+    found = list(pick(path).pieces(path, Columns(label="kind"), ()))
     assert len(found) > 1
     assert joined([records for piece in found for records in sift(piece, None)]).is_tokens
-    for piece in pieces_of(pick(path), path, columns, found[0].end):
+    for piece in pick(path).pieces(path, columns, found[0].end):
         assert all(records.is_tokens for records in sift(piece, None))

@@ -12,6 +12,7 @@ import pytest
 from raglane.data.dataset import held_out
 from raglane.data.encoders import FeatureEncoder, encode, fit_vocabulary, look_up, places_of, sort_labels
 from raglane.data.epochs import check_least
+from raglane.data.formats.arrow import labels_in, names_of
 from raglane.data.formats.base import (
     check_text,
     choose_column,
@@ -25,17 +26,14 @@ from raglane.data.formats.base import (
 from raglane.data.formats.csv import repeats_ids
 from raglane.data.formats.csv_table import gaps_between
 from raglane.data.formats.ipc import is_converted, is_sealed, seal, with_names
-from raglane.data.formats.labels import labels_in, names_of
 from raglane.data.formats.pieces import lines_of, skipped_lines
 from raglane.data.fragments import Fragment, Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
-from raglane.data.locations import expand, is_url
 from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
 from raglane.data.objects import is_panel, is_text
+from raglane.data.order.batches import owners_of, share_out
 from raglane.data.order.limit import Limit, pieces_of, settle
-from raglane.data.order.order import falling
-from raglane.data.order.permutation import Permutation, key_of, shares_of, shuffle
-from raglane.data.order.shares import owners_of, share_out
+from raglane.data.order.order import Permutation, falling, key_of, shares_of, shuffle
 from raglane.data.records import (
     Columns,
     Feature,
@@ -51,6 +49,7 @@ from raglane.data.records import (
 )
 from raglane.data.splitting import characters_in, check_split, join_tokens, split_texts
 from raglane.data.statistics import Channel, FeatureCounts
+from raglane.data.stores import expand, is_url
 from raglane.errors import ArgumentError, DataError
 
 

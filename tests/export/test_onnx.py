@@ -36,12 +36,13 @@ class Tagger(nn.Module):
             nn.init.normal_(self.first.get_parameter(name))
 
     def forward(self, batch: rl.Ragged, h: Tensor) -> dict[str, Any]:
-        features, _ = self.first(batch)
+        features, (first, _) = self.first(batch)
         out, state = self.second(features, h)
         return {
             "class": self.head(self.pool(out)).softmax(-1),
             "tags": out.map(self.head),
             "state": state,
+            "first": first,
             "last": out.last(),
         }
 
@@ -54,7 +55,7 @@ def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None
     example = (a_batch([3, 5]), torch.randn(1, 2, 6))
     exported = rl.export.onnx(model, path, example=example, layout=layout, metadata={"labels": "a b"})
     assert model.training
-    assert exported.outputs == ["output_class", "output_tags", "output_state", "output_last"]
+    assert exported.outputs == ["output_class", "output_tags", "output_state", "output_first", "output_last"]
     assert exported.operators["LSTM"] == exported.operators["Scan"] == 1
     assert exported.verified is not None
     assert exported.verified.largest_difference < 1e-5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 import raglane as rl
 from exported import FEW, D, a_batch, largest_error, truth
 from raglane.errors import ArgumentError, ExportError
+from raglane.export.aot import _Loops
+from raglane.export.signature import Signature
+from raglane.export.tracing import traced
 from raglane.native import missing_kernels
 from scripts import Script
 
@@ -151,6 +154,21 @@ def test_what_no_package_can_be_made_of_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(ExportError, match=r"operators: got no C\+\+ compiler; .*slower"):
         rl.export.build_operators(tmp_path / "operators")
     assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> None:
+    class States(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = rl.nn.LSTM(D, 4)
+
+        def forward(self, batch: rl.Ragged) -> Tensor:
+            states: Any = self.layer(batch, return_states=True)[2]
+            return cast(Tensor, states[0][0].values)
+
+    model, loops = States().eval(), _Loops(has_kernels=True)
+    traced(model, Signature.of(model, a_batch([3, 5]), "flat"), loops)
+    assert (loops.layers, loops.loops) == (0, 1)
 
 
 @pytest.mark.slow

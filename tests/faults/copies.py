@@ -16,6 +16,7 @@ from faults.place import ROOT
 
 # What is not source at the top of the repository: what was built, and what hides (.git, .venv).
 _NO_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs")
+# Seconds for a test, and for each one more: a fault may keep one from ending.
 _LONGEST = 600
 
 
@@ -58,7 +59,7 @@ class Copy:
         Returns:
             Pytest's exit code, None where it did not end, and what it said.
         """
-        code, said = child.run(self.folder, ["-x", "-q", "-p", "no:cacheprovider", *tests], _LONGEST)
+        code, said = child.run(self.folder, ["-x", "-q", "-p", "no:cacheprovider", *tests], _LONGEST + 20 * len(tests))
         return code, said[-4000:]
 
     @contextmanager

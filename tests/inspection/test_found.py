@@ -15,7 +15,7 @@ import pytest
 from made_plans import made_plans
 from raglane._utils.table import Table
 from raglane.data import records
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError
@@ -60,7 +60,7 @@ def drawn() -> str:
         from made_plans import make_plan
 
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
-        return page.as_page(_inspect(_contents(), ranks=4)).decode()
+        return page.as_page(_inspect(_contents(1500), ranks=4)).decode()
 
 
 def test_text_ends_in_the_facts_of_the_plan() -> None:

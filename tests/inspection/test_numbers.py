@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from made_plans import make_plan
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.runs.inspection import charts
 from raglane.runs.inspection.inspect import ORDERS, Inspection, as_json, batch_sizes, examples, inspect, lines
 from raglane.runs.inspection.page import as_page

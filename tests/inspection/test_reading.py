@@ -12,8 +12,8 @@ import pytest
 
 from commands import write_steps
 from raglane.data import convert
+from raglane.data.conversion import Progress
 from raglane.data.formats.ipc import read_parquet
-from raglane.data.jobs import Progress
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.records import Feature as Beside
 from raglane.errors import DataError

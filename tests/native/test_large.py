@@ -93,8 +93,8 @@ def test_threads_share_nothing_at_a_time() -> None:
 
     def work(number: int) -> None:
         for _ in range(30):
-            parts = [large.empty(LIKE, LEAST + number).fill_(number) for _ in range(2)]
-            if not all((part == number).all() for part in parts):
+            parts = [large.empty(LIKE, LEAST + number).fill_(sign * number) for sign in (1, -1)]
+            if not all((part == sign * number).all() for part, sign in zip(parts, (1, -1), strict=True)):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -149,6 +149,7 @@ def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: boo
     both=st.booleans(),
     seed=st.integers(0, 2**30),
 )
+@example(marks=[[], [1, 0]], with_hx=True, both=False, seed=0)
 def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int) -> None:
     torch.manual_seed(seed)
     compare(build("gru", 2, bidirectional=both), marks, with_hx)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 
 from made_plans import make_plan
 from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
 from raglane.runs.inspection.reading import Contents, Feature, labels_of

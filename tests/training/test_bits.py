@@ -13,7 +13,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.native.cells import has_cell
 from raglane.training.checkpoint import SavedModel
-from raglane.training.inference import predict
+from raglane.training.inference import answering, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
 
@@ -91,3 +91,12 @@ def test_of_every_pooling_and_initial_state() -> None:
         _assert_equal(Settings(pooling=pooling, **_SMALL), is_tokens=True)
     for initial_state in INITIAL_STATES:
         _assert_equal(Settings(initial_state=initial_state, **_SMALL), is_tokens=True)
+
+
+def test_torch_computes_row_by_row_what_no_kernel_does() -> None:
+    """A cell that no program can hold runs in torch, which rounds a row in a batch in another way than alone."""
+    settings = Settings(layer="cfc", **_SMALL)
+    model = SequenceModel(ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task)))
+    gates = torch.randn(50, 65)
+    with answering(model):
+        assert torch.equal(torch.sigmoid(gates), torch.cat([torch.sigmoid(row) for row in gates.split(1)]))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.training.tasks.classify import accuracy, confusion_matrix, f1_scores, macro_f1
+from raglane.training.tasks.labels import accuracy, confusion_matrix, f1_scores, macro_f1
 
 _PAIRS = st.integers(1, 5).flatmap(
     lambda classes: st.tuples(

@@ -38,11 +38,17 @@ from raglane.training.settings import ModelSettings, Settings, left_to_plan
 from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, rate_of, warning
 from raglane.training.stored import build, checked, finite, parse_json, rule_of, to_json
 from raglane.training.tasks import Score, make_task, settle
-from raglane.training.tasks.classify import Classify, accuracy, confusion_matrix, f1_scores, macro_f1
-from raglane.training.tasks.forecast import Forecast
+from raglane.training.tasks.labels import (
+    Classify,
+    MultiLabel,
+    accuracy,
+    best_thresholds,
+    confusion_matrix,
+    f1_scores,
+    macro_f1,
+)
 from raglane.training.tasks.language import Language
-from raglane.training.tasks.multilabel import MultiLabel, best_thresholds
-from raglane.training.tasks.regress import Regress, loss_of_errors
+from raglane.training.tasks.numbers import Forecast, Regress, loss_of_errors
 
 
 def _batch(inputs: torch.Tensor, target: torch.Tensor) -> Batch:

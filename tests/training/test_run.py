@@ -22,7 +22,7 @@ from raglane.training.run import TrainingResult, train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
 from raglane.training.tasks import Score
-from raglane.training.tasks.classify import Classify
+from raglane.training.tasks.labels import Classify
 from small_runs import QUICK, small_records
 
 

@@ -25,8 +25,8 @@ from raglane.training.settings import LOSSES, ModelSettings, Settings
 from raglane.training.settings import TASKS as NAMES
 from raglane.training.state import TrainingState, rate_of
 from raglane.training.tasks import TASKS, make_task, settle
-from raglane.training.tasks.multilabel import best_thresholds
-from raglane.training.tasks.regress import loss_of_errors
+from raglane.training.tasks.labels import best_thresholds
+from raglane.training.tasks.numbers import loss_of_errors
 
 _BOTH = ("best", "last")
 _QUICK = Settings(epochs=15, hidden=12, lr=0.02, threads=1)

@@ -16,8 +16,7 @@ from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
-from raglane.cli.train import train
-from raglane.cli.tune import tune
+from raglane.cli.train import train, tune
 from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
 from raglane.training.own_cell import place_of_error
 

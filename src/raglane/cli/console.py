@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from raglane.errors import printable
 
@@ -11,6 +12,11 @@ def say(*lines: str) -> None:
     """Print lines to the standard output, each as one line of printable characters."""
     for line in lines:
         print(_shown(line, sys.stdout.encoding), flush=True)
+
+
+def speaker(quiet: bool) -> Callable[[str], None]:
+    """A function that prints a line, or nothing where a command is to be quiet."""
+    return (lambda _: None) if quiet else say
 
 
 def complain(*lines: str) -> None:

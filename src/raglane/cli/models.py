@@ -62,10 +62,7 @@ def evaluate(
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
-    def say(line: str) -> None:
-        if not quiet:
-            console.say(line)
-
+    say = console.speaker(quiet)
     # Before anything is read, which can take a while.
     where = pick_device(device)
     model_folder(run)
@@ -271,9 +268,8 @@ def _on_ray(
         raise ArgumentError(message("data", "nothing", "a cluster predicts for Parquet files", "give DATA"))
     if named:
         name = next(iter(named))
-        raise ArgumentError(
-            message(name, quote(named[name]), "a cluster takes the columns of the training data", "leave it out")
-        )
+        rule = "a cluster takes the columns of the training data"
+        raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load
 

@@ -12,42 +12,27 @@ from typing import TYPE_CHECKING, Any
 from raglane.data.collate import collate
 
 if TYPE_CHECKING:
-    from raglane.data.chunks import Chunk, Chunks
-    from raglane.data.conversion import Conversion, convert
-    from raglane.data.dataset import SequenceDataset, split
-    from raglane.data.formats import FORMATS, Format, japanese_vowels, read
-    from raglane.data.missing import observations
-    from raglane.data.objects import records_from
-    from raglane.data.order import Batches, Limit, Order
-    from raglane.data.preprocess import Preprocessor
-    from raglane.data.records import Columns, Feature, Records
-    from raglane.data.statistics import Statistics
-    from raglane.data.stored_dataset import Dataset
-
-__all__ = [
-    "FORMATS",
-    "Batches",
-    "Chunk",
-    "Chunks",
-    "Columns",
-    "Conversion",
-    "Dataset",
-    "Feature",
-    "Format",
-    "Limit",
-    "Order",
-    "Preprocessor",
-    "Records",
-    "SequenceDataset",
-    "Statistics",
-    "collate",
-    "convert",
-    "japanese_vowels",
-    "observations",
-    "read",
-    "records_from",
-    "split",
-]
+    from raglane.data.chunks import Chunk as Chunk
+    from raglane.data.chunks import Chunks as Chunks
+    from raglane.data.conversion import Conversion as Conversion
+    from raglane.data.conversion import convert as convert
+    from raglane.data.dataset import SequenceDataset as SequenceDataset
+    from raglane.data.dataset import split as split
+    from raglane.data.formats import FORMATS as FORMATS
+    from raglane.data.formats import Format as Format
+    from raglane.data.formats import japanese_vowels as japanese_vowels
+    from raglane.data.formats import read as read
+    from raglane.data.missing import observations as observations
+    from raglane.data.objects import records_from as records_from
+    from raglane.data.order import Batches as Batches
+    from raglane.data.order import Limit as Limit
+    from raglane.data.order import Order as Order
+    from raglane.data.preprocess import Preprocessor as Preprocessor
+    from raglane.data.records import Columns as Columns
+    from raglane.data.records import Feature as Feature
+    from raglane.data.records import Records as Records
+    from raglane.data.statistics import Statistics as Statistics
+    from raglane.data.stored_dataset import Dataset as Dataset
 
 _HOMES = {
     "FORMATS": "formats",
@@ -72,6 +57,8 @@ _HOMES = {
     "records_from": "objects",
     "split": "dataset",
 }
+
+__all__ = ["collate", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from raglane._utils.checks import check_flag, check_tensor
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
-from raglane.data.order.shares import share_out
+from raglane.data.order.batches import share_out
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
 from raglane.ragged import Ragged
 

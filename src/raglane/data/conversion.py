@@ -7,32 +7,42 @@ a shard follows from where it begins, the bytes are those of a conversion that n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raglane._utils.checks import check_choice, check_flag
-from raglane._utils.files import as_path, check_place, put_folder, settle, whole_file, write_file
-from raglane._utils.lock import locked
+from raglane._utils.files import as_path, check_place, put_folder, remove, settle, whole_file, write_file
+from raglane._utils.lock import LOCK, locked
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
-from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, pieces_of, sift, skipped_lines
+from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, sift, skipped_lines
 from raglane.data.fragments import Layout, check_labels
-from raglane.data.jobs import Job, Progress, State, clear, progress_file
-from raglane.data.locations import expand, fingerprint, local, size_of
 from raglane.data.records import LISTS, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.data.statistics import Statistics
+from raglane.data.stores import expand, fingerprint, local, size_of
 from raglane.errors import ArgumentError, DataError, argument, message, quote, require
 
 FORMAT = "raglane-dataset"
+
+
+class Progress:
+    """What is told how far the work has come; this one keeps it to itself."""
+
+    def stage(self, name: str) -> None:
+        """The next part of the work begins."""
+
+    def done(self, share: float) -> None:
+        """So much of the part is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -186,17 +196,19 @@ class _Writer:
         job, location = self._job, self._job.locations[number]
         columns = self._state.columns or job.columns
         done, size = 0, max(size_of(location), 1)
-        for piece in pieces_of(pick(path, job.format), path, columns, start):
+        for piece in pick(path, job.format).pieces(path, columns, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read, kinds = 0, set[str]()
-            for records in sift(piece, bad, self._checked, location):
+            for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)
                 for part in bounded(records, shards.SHARD):
                     if self._held_bytes >= 2 * shards.SHARD:
                         self._write(None)
-                    self._hold(part)
-                    done += bytes_of(part)
+                    size_of_part = bytes_of(part)
+                    self._held.append(part)
+                    self._held_bytes += size_of_part
+                    done += size_of_part
             if bad and not read and not start:
                 # Not the rows are bad, but how they are read.
                 raise DataError(bad[0].error)
@@ -213,20 +225,6 @@ class _Writer:
             if begun:
                 check_labels(tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0])
             self._state.layout = replace(layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds})))
-
-    def _checked(self, records: Records) -> Records:
-        """Records that are like those before."""
-        state = self._state
-        alike = Alike(state.layout, state.columns, self._job.locations[0])
-        try:
-            return alike.checked(records)
-        finally:
-            state.layout, state.columns = alike.layout, alike.columns
-
-    def _hold(self, records: Records) -> None:
-        """Keep records for the next shard."""
-        self._held.append(records)
-        self._held_bytes += bytes_of(records)
 
     def _write(self, position: tuple[int, ...] | None) -> None:
         """Write a shard, and then what it holds and where the data goes on; None where only a later shard can say."""
@@ -315,3 +313,98 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     if key is not None:
         fix += f", or {argument('overwrite', True)} to replace it"
     raise ArgumentError(message("output", got, "what is there is not replaced unasked", fix))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What makes two conversions the same."""
+
+    locations: tuple[str, ...]
+    fingerprints: tuple[str, ...]
+    columns: Columns
+    format: str | None
+    on_bad_row: str
+
+    def sources(self) -> list[dict[str, str]]:
+        """Where the data came from."""
+        pairs = zip(self.locations, self.fingerprints, strict=True)
+        return [{"location": location, "fingerprint": mark} for location, mark in pairs]
+
+    def key(self) -> str:
+        """A short text that differs for other data, or another way to read it."""
+        facts = [self.sources(), asdict(self.columns), self.format, self.on_bad_row, shards.SHARD, FORMAT_VERSION]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+@dataclass
+class State(Alike):
+    """How far a conversion is, and what its rows have in common."""
+
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    source: int = 0
+    start: tuple[int, ...] = ()
+
+    @classmethod
+    def stored(cls, work: Path, job: Job, overwrite: bool) -> State:
+        """What an earlier conversion has come to; at the beginning where there was none."""
+        path = work / "job.json"
+        try:
+            key = json.loads(path.read_bytes())["key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            key = None
+        if key not in (None, job.key()) and not overwrite:
+            got = f"{quote(str(work))}, an unfinished conversion of other data, or in another way"
+            fix = f"finish that first, or drop it with {argument('overwrite', True)}"
+            raise ArgumentError(message("output", got, "what is half done is not replaced unasked", fix))
+        if key != job.key():
+            clear(work)
+            write_file(path, json.dumps({"key": job.key()}).encode())
+            return cls(first=job.locations[0])
+        state, sound = cls(first=job.locations[0]), cls(first=job.locations[0])
+        while (entry := _read_progress(work, len(state.shards))) is not None:
+            state.add(entry)
+            if entry["position"] is not None:
+                sound = replace(state, shards=list(state.shards), skipped=list(state.skipped))
+        return sound
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The columns of the shards by their roles."""
+        return {} if self.layout is None or self.columns is None else self.layout.names(self.columns)
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Take in what is kept of a shard."""
+        self.shards.append(entry["shard"])
+        self.statistics = self.statistics + Statistics.from_config(entry["statistics"])
+        self.skipped += entry["skipped"]
+        self.layout = Layout.from_config(entry["layout"])
+        # What Python calls a tuple is a list in JSON.
+        named: dict[str, Any] = entry["columns"]
+        lists = {role: tuple(name) for role, name in named.items() if isinstance(name, list)}
+        self.columns = Columns(**{**named, **lists})
+        if entry["position"] is not None:
+            self.source, *start = entry["position"]
+            self.start = tuple(start)
+
+
+def progress_file(work: Path, number: int) -> Path:
+    """What is kept of a shard while others are still to come."""
+    return work / "progress" / f"{number:05d}.json"
+
+
+def _read_progress(work: Path, number: int) -> dict[str, Any] | None:
+    """What is kept of a shard; None where it was not written."""
+    try:
+        entry: dict[str, Any] = json.loads(progress_file(work, number).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return entry if (work / "data" / entry["shard"]["file"]).is_file() else None
+
+
+def clear(work: Path) -> None:
+    """Empty the folder in which a conversion is made, but for its lock."""
+    for path in work.iterdir():
+        if path.name != LOCK:
+            remove(path)

@@ -100,10 +100,11 @@ class Layout:
         return {**asdict(self), "channels": list(self.channels)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Layout:
-        """The object that :meth:`to_config` described."""
-        names = {name: tuple(config.get(name, ())) for name in ("channels", "target_names", "label_kinds")}
-        return cls(**{**config, **names, "features": tuple(map(tuple, config.get("features", ())))})
+    def from_config(cls, config: Mapping[str, Any]) -> Layout:
+        """The object that :meth:`to_config` described, alone or among other entries."""
+        entries = {field.name: config[field.name] for field in fields(cls)}
+        names = {name: tuple(entries[name]) for name in ("channels", "target_names", "label_kinds")}
+        return cls(**{**entries, **names, "features": tuple(map(tuple, entries["features"]))})
 
     def names(self, columns: Columns) -> dict[str, str]:
         """What the columns of a shard are called, by their roles: as in the source, where that has names."""
@@ -139,11 +140,6 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
         got += f" in {first}" if first and first != source else ""
         rule = "the labels of all files are of one kind"
         raise DataError(message(source, got, rule, "write them alike, or read the files one by one"))
-
-
-def layout_in(description: Mapping[str, Any]) -> Layout:
-    """The layout of a folder that was converted."""
-    return Layout.from_config({field.name: description[field.name] for field in fields(Layout)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,40 +293,20 @@ class Store(ABC):
     def name(self, number: int) -> str:
         """The name of a fragment in messages."""
 
-    @abstractmethod
-    def load(self, number: int) -> Fragment:
-        """A fragment."""
-
-    @abstractmethod
-    def statistics(self) -> Statistics:
-        """The statistics of all sequences."""
-
-    @abstractmethod
-    def lengths(self) -> npt.NDArray[Any]:
-        """``(B,)`` int32 or int64: the elements of each sequence."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Give back the memory into which files are mapped; they are read again where they are needed."""
-
-
-class RecordStore(Store):
-    """A source whose fragments are read as records."""
-
-    @abstractmethod
     def records(self, number: int) -> Records:
-        """A fragment as records."""
+        """A fragment as records; a source that loads fragments in a way of its own has none."""
+        raise NotImplementedError
 
     def load(self, number: int) -> Fragment:
         """A fragment."""
         return Fragment.of(self.records(number))
 
     def statistics(self) -> Statistics:
-        """The statistics, counted now."""
+        """The statistics of all sequences, counted now."""
         return sum((Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics())
 
     def lengths(self) -> npt.NDArray[Any]:
-        """The lengths of all fragments."""
+        """``(B,)`` int32 or int64: the elements of each sequence."""
         found = [self.lengths_of(number) for number in range(len(self.sizes))]
         every = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
         return every.astype(np.int32 if every.max(initial=0) < 2**31 else np.int64, copy=False)
@@ -339,5 +315,5 @@ class RecordStore(Store):
         """``(B,)`` integers: the lengths of one fragment."""
         return self.records(number).lengths
 
-    def drop(self) -> None:
-        """Nothing is mapped that could be given back."""
+    def drop(self) -> None:  # noqa: B027
+        """Give back the memory into which files are mapped; they are read again where they are needed."""

@@ -209,8 +209,7 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
 
 def _with_labels(records: Records, labels: Any, task: str) -> Records:
     """Records with labels, read as a column of a file would be."""
-    from raglane.data.formats.arrow import Reader
-    from raglane.data.formats.labels import read_labels
+    from raglane.data.formats.arrow import Reader, read_labels
 
     rule = "a list with one entry per sequence"
     if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):

@@ -137,25 +137,12 @@ def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What is to be learned of sequences or elements, where it is not one class each.
+    """What is to be learned of sequences or elements, where it is not one class each."""
 
-    Attributes:
-        values: ``(M, T)`` float64, ``T`` finite numbers each; or ``(M,)`` object, a tuple of labels (str) each. There
-            are ``M`` sequences or elements.
-        per_element: whether there is one row per element.
-        names: of the ``T`` numbers; () for labels.
-
-    Raises:
-        ArgumentTypeError: an attribute of the wrong class.
-        DataError: values of another shape or dtype.
-
-    Example:
-        >>> Targets(np.array([[1.5], [2.0]]), names=("height",)).is_numbers
-        True
-    """
-
+    # (M, T) float64, T finite numbers each; or (M,) object, a tuple of labels (str) each, of M sequences or elements.
     values: npt.NDArray[Any]
     per_element: bool = False
+    # Of the T numbers; () for labels.
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from raglane.data.formats.ipc import (
     readable,
     verify_file,
 )
-from raglane.data.fragments import Fragment, Layout, Store, fragment_in, layout_in, values_in
+from raglane.data.fragments import Fragment, Layout, Store, fragment_in, values_in
 from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError, message, quote, require
@@ -176,7 +176,7 @@ class Shards(Store):
         """The shards of a folder, and the task that it was converted for."""
         description = described(folder)
         try:
-            layout = layout_in(description)
+            layout = Layout.from_config(description)
             shards, names = description["shards"], description["columns"]
             return cls(folder, shards, names, layout, description["checksums"]), description["task"]
         except (KeyError, TypeError, ValueError) as error:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -206,18 +206,7 @@ class Statistics:
 
     def to_config(self) -> dict[str, Any]:
         """Everything as JSON values; :meth:`from_config` gives back an equal object."""
-        return {
-            "sequences": self.sequences,
-            "elements": self.elements,
-            "empty": self.empty,
-            "longest": self.longest,
-            "channels": {name: channel.to_config() for name, channel in self.channels.items()},
-            "tokens": dict(self.tokens),
-            "labels": dict(self.labels),
-            "targets": {name: channel.to_config() for name, channel in self.targets.items()},
-            "per_element": self.per_element,
-            "features": {name: counts.to_config() for name, counts in self.features.items()},
-        }
+        return {field.name: _config_of(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Statistics:
@@ -227,17 +216,19 @@ class Statistics:
             KeyError, TypeError, ValueError: it is not such a description.
         """
         # What was converted before has neither numbers to learn nor features.
-        channels, targets = (
-            {name: Channel.from_config(channel) for name, channel in part.items()}
-            for part in (config["channels"], config.get("targets", {}))
-        )
-        features = {name: FeatureCounts.from_config(counts) for name, counts in config.get("features", {}).items()}
-        sequences, elements, empty, longest = (
-            int(config[name]) for name in ("sequences", "elements", "empty", "longest")
-        )
-        tokens, labels = Counter(config["tokens"]), Counter(config["labels"])
-        per_element = bool(config.get("per_element", False))
-        return cls(sequences, elements, empty, longest, channels, tokens, labels, targets, per_element, features)
+        config = {"targets": {}, "features": {}, "per_element": False, **config}
+        values: dict[str, Any] = {name: int(config[name]) for name in ("sequences", "elements", "empty", "longest")}
+        values |= {name: Counter(config[name]) for name in ("tokens", "labels")}
+        for part, kind in (("channels", Channel), ("targets", Channel), ("features", FeatureCounts)):
+            values[part] = {name: kind.from_config(counts) for name, counts in config[part].items()}
+        return cls(**values, per_element=bool(config["per_element"]))
+
+
+def _config_of(value: Any) -> Any:
+    """What is counted as JSON values, by name where it has names."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: counts if isinstance(counts, int) else counts.to_config() for name, counts in value.items()}
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

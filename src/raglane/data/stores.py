@@ -1,19 +1,24 @@
-"""Parts that lie in files: the shards of a folder that was converted, and the row groups of Parquet files."""
+"""Where data is: paths, patterns, folders and URLs, and the fragments that lie there."""
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import os
+import shutil
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import numpy.typing as npt
 
+from raglane._utils.checks import check_kind
+from raglane._utils.files import whole_file
 from raglane.data.formats import FORMATS, pick, read
-from raglane.data.formats.base import check_readable
+from raglane.data.formats.base import check_readable, open_error
 from raglane.data.formats.ipc import (
     is_converted,
     named,
@@ -23,15 +28,27 @@ from raglane.data.formats.ipc import (
     with_names,
 )
 from raglane.data.formats.table import Chosen, choose, records_of
-from raglane.data.fragments import Layout, RecordStore, Store, check_labels
-from raglane.data.locations import expand, is_url, local, open_location
+from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, argument, message, quote, require
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DataError,
+    argument,
+    message,
+    printable,
+    quote,
+    require,
+    shorten,
+)
+
+# Bytes at each end of a file that tell it from another of the same size.
+_EDGE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Memory(RecordStore):
+class Memory(Store):
     """Records in memory: one fragment."""
 
     held: Records
@@ -56,7 +73,7 @@ class Memory(RecordStore):
 
 
 @dataclass(frozen=True, eq=False)
-class Tables(RecordStore):
+class Tables(Store):
     """Tables of Arrow, cut into runs of rows: for each its file, and the number of its first row there."""
 
     tables: list[tuple[Path, int, Any]]
@@ -106,7 +123,7 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Groups(RecordStore):
+class Groups(Store):
     """The row groups of a Parquet file, which are read when they are needed."""
 
     # Row groups that are read are in memory.
@@ -250,3 +267,127 @@ def _of_file(location: str, columns: Columns, format: str | None) -> Store:
         return _of_table(path, table_of(path), columns)
     with tempfile.TemporaryDirectory() as folder, local(location, Path(folder)) as copy:
         return Memory(replace(read(copy, columns, name), source=path))
+
+
+def is_url(location: str) -> bool:
+    """Whether a location is a URL rather than a path."""
+    return "://" in location
+
+
+def expand(locations: Any) -> list[str]:
+    """The files, folders and URLs that are meant, in order."""
+    many = isinstance(locations, Sequence) and not isinstance(locations, (str, bytes))
+    found: list[str] = []
+    for given in locations if many else [locations]:
+        rule, fix = "a path, a pattern or a URL, or a list of these", "pass a str or a pathlib.Path"
+        check_kind("location", given, (str, os.PathLike), rule, fix)
+        found += _expand(os.fspath(given))
+    if not found:
+        raise ArgumentError(message("location", "an empty list", "at least one file", "name the data"))
+    return found
+
+
+def _expand(location: str) -> list[str]:
+    has_pattern = any(sign in location for sign in "*?[")
+    if is_url(location):
+        if not has_pattern:
+            return [location]
+        with _reaching(location):
+            system, path = _fsspec().url_to_fs(location)
+            found = [system.unstrip_protocol(name) for name in sorted(system.glob(path))]
+    elif has_pattern and not os.path.lexists(location):
+        found = sorted(glob.glob(location, recursive=True))
+    elif os.path.isdir(location):
+        return _files_of(Path(location)) or [location]
+    else:
+        return [location]
+    if not found:
+        raise DataError(message(quote(location), "no file", "a pattern fits at least one", "check the pattern"))
+    return found
+
+
+def _files_of(folder: Path) -> list[str]:
+    """The files of known formats in a folder; none where the folder itself is the data."""
+    if is_converted(folder):
+        return []
+    # Texts are a format of folders, or stand beside the data and describe it.
+    known = {suffix for format in FORMATS.values() if format.name != "text" for suffix in format.suffixes}
+    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in known and path.is_file())
+
+
+def _fsspec() -> Any:
+    return require("fsspec.core", "data")
+
+
+@contextmanager
+def _reaching(location: str) -> Iterator[None]:
+    """Say of whatever goes wrong at a URL that it cannot be reached: each kind of storage has errors of its own."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
+        got = f"no answer that can be used ({detail})"
+        fix = "check the URL, the connection and the rights; what is done so far is kept"
+        raise DataError(message(quote(location), got, "a URL leads to a file that can be read", fix)) from error
+
+
+@contextmanager
+def open_location(location: str) -> Iterator[IO[bytes]]:
+    """A file to read from, wherever it is."""
+    if is_url(location):
+        with _reaching(location), _fsspec().open(location, "rb") as file:
+            yield file
+    else:
+        try:
+            with open(location, "rb") as file:
+                yield file
+        except OSError as error:
+            raise open_error(Path(location), error) from error
+
+
+@contextmanager
+def local(location: str, folder: Path) -> Iterator[Path]:
+    """A path where the data can be read: its own, or that of a copy of what is at a URL, removed afterwards."""
+    if not is_url(location):
+        yield Path(location)
+        return
+    copy = folder / f"copy{PurePosixPath(location.split('?')[0]).suffix}"
+    try:
+        with open_location(location) as source, whole_file(copy) as file:
+            shutil.copyfileobj(source, file, 1 << 22)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def size_of(location: str) -> int:
+    """Bytes of a file, or of the files of a folder; 0 where nobody can say."""
+    if is_url(location):
+        with _reaching(location):
+            system, path = _fsspec().url_to_fs(location)
+            return int(system.size(path) or 0)
+    path = Path(location)
+    files = [path] if path.is_file() else path.glob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def fingerprint(location: str) -> str:
+    """A short text that differs for a file of another size, or that begins or ends in another way.
+
+    Of a folder it is made of the files in it.
+    """
+    if not is_url(location) and os.path.isdir(location):
+        digest = hashlib.sha256()
+        for path in sorted(Path(location).iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                digest.update(f"{path.name}\n{fingerprint(str(path))}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()[:16]
+    with open_location(location) as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(f"{size}\n".encode())
+        for start in (0, max(size - _EDGE, 0)):
+            file.seek(start)
+            digest.update(file.read(_EDGE))
+    return digest.hexdigest()[:16]

@@ -331,14 +331,10 @@ def _model(saved: SavedModel, weights: int) -> Table:
 
 def _settings(settings: Settings) -> Table:
     default = {entry.key: entry.value for entry in entries(Settings(task=settings.task))}
-    rows = tuple(
-        (
-            entry.key,
-            entry.unset if entry.value is None else str(entry.value),
-            "" if entry.value == default[entry.key] else "chosen",
-        )
-        for entry in entries(settings)
-    )
+    rows = []
+    for entry in entries(settings):
+        value = entry.unset if entry.value is None else str(entry.value)
+        rows.append((entry.key, value, "" if entry.value == default[entry.key] else "chosen"))
     return Table("Every option, and which differ from their defaults", ("option", "value", "chosen"), rows, words=3)
 
 
@@ -350,7 +346,7 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
         ("training", seconds_in_words(seconds)),
         ("an epoch", seconds_in_words(seconds / len(history))),
         ("elements per second", f"{elements / seconds:,.0f}"),
-        *((name, value) for name, value in versions.items()),
+        *versions.items(),
     )
     return Table("Time and speed of training, the machine, and versions", ("what", "value"), rows, words=2)
 

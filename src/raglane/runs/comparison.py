@@ -101,7 +101,9 @@ def _group(task: str, runs: Sequence[Reached]) -> Compared:
         row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
         row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
         rows.append(row)
-    columns = _merged([list(row) for row in rows])
+    # All columns, each before those that follow it somewhere.
+    ends = ("weights", "seconds", "epochs run", "best epoch")
+    columns = [*dict.fromkeys(name for row in rows for name in row if name not in ends), *ends]
     names = list(dict.fromkeys(run.data for run in runs))
     title = f"{', '.join(names)}: {task}, {len(runs)} run" + ("" if len(runs) == 1 else "s")
     told = metric.replace("_", " ")
@@ -122,10 +124,3 @@ def _differing(settings: Sequence[Settings]) -> list[str]:
     return [
         entry.key for place, entry in enumerate(listed[0]) if any(one[place].value != entry.value for one in listed)
     ]
-
-
-def _merged(rows: Sequence[Sequence[str]]) -> list[str]:
-    """All columns, each before those that follow it somewhere."""
-    ends = ("weights", "seconds", "epochs run", "best epoch")
-    middle = dict.fromkeys(name for row in rows for name in row if name not in ends)
-    return [*middle, *ends]

@@ -90,17 +90,9 @@ def _place(key: str, path: str | None) -> Entry:
     """A file by its name; an empty one, which the commands refuse, where no name can stand in TOML."""
     if path == "":
         return Entry(key, "", comment="was in memory: name a file")
-    if path is not None and not _is_text(path):
+    if path is not None and any("\ud800" <= letter <= "\udfff" for letter in path):
         return Entry(key, "", comment=f"its name is not UTF-8: {printable(path)}")
     return Entry(key, path, _UNSET[key])
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def entry_in_toml(entry: Entry) -> str:

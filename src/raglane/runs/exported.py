@@ -30,7 +30,11 @@ class RunModule(nn.Module):
 
     def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
         super().__init__()
-        _check(preprocessor)
+        if preprocessor.features:
+            got = f"{len(preprocessor.features)} beside the main column"
+            rule = "one column of numbers or tokens: features beside it are joined outside of the network"
+            fix = "prepare the data before the file, and export run.model by rl.export.onnx"
+            raise ExportError(message("features", got, rule, fix))
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
@@ -45,12 +49,11 @@ class RunModule(nn.Module):
 
     def forward(self, batch: Ragged) -> dict[str, Any]:
         """Channels as they are in the data, or places of tokens; to probabilities, or numbers in the data's units."""
-        answers = self.network.forecast(self._read(batch))[:, 0] if self.task == "forecast" else self._answers(batch)
+        read = self._read(batch)
+        answers: Tensor | Ragged
+        answers = self.network.forecast(read)[:, 0] if self.task == "forecast" else self.network(read)
         name = _OUTPUTS.get(self.task, "probabilities")
         return {name: answers.map(self._in_words) if isinstance(answers, Ragged) else self._in_words(answers)}
-
-    def _answers(self, batch: Ragged) -> Tensor | Ragged:
-        return self.network(self._read(batch))  # type: ignore[no-any-return]
 
     def _read(self, batch: Ragged) -> Ragged:
         if self.network.encoder.embedding is not None:
@@ -117,13 +120,6 @@ def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) 
         before = torch.maximum(segments.shift(last, offsets, 1, fill=-1), starts)
         parts.append((times - times.gather(0, before)).to(values.dtype))
     return torch.cat(parts, 1)
-
-
-def _check(preprocessor: Preprocessor) -> None:
-    fix = "prepare the data before the file, and export run.model by rl.export.onnx"
-    if preprocessor.features:
-        rule = "one column of numbers or tokens: features beside it are joined outside of the network"
-        raise ExportError(message("features", f"{len(preprocessor.features)} beside the main column", rule, fix))
 
 
 def description_path(path: Path) -> Path:

@@ -165,9 +165,8 @@ def _own_state(device: Any) -> Iterator[None]:
 
 def _bar(metric: str, progress: bool | None) -> BarWatcher | None:
     """A bar, where somebody is looking and wants one."""
-    if progress is None and not (sys.stdout is not None and sys.stdout.isatty()) and "ipykernel" not in sys.modules:
-        return None
-    if progress is False:
+    is_seen = (sys.stdout is not None and sys.stdout.isatty()) or "ipykernel" in sys.modules
+    if not (is_seen if progress is None else progress):
         return None
     try:
         require("rich", "cli")

@@ -22,6 +22,7 @@ from raglane._utils.files import check_place, put_folder, write_file
 from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
+from raglane.training.predictions import parquet_bytes
 from raglane.training.ranks.on_ray import check_machines, connected
 
 # Rows of a block at most; a row group is never in two.
@@ -135,10 +136,7 @@ def _predicted(predictor: TablePredictor, block: Block) -> bytes:
     answers = predictor(table.take(order)).take(np.argsort(order, kind="stable"))
     if "id" not in answers.column_names:
         answers = answers.add_column(0, "id", arrow.array(np.arange(block.first, block.first + len(answers))))
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(answers.combine_chunks(), sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return parquet_bytes(answers.combine_chunks())
 
 
 def _lengths(table: Any, arrow: Any) -> Any:

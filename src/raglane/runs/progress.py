@@ -16,7 +16,7 @@ from raglane.errors import ArgumentError, MissingExtraError, message, quote, req
 from raglane.training.folder import LOGS
 
 if TYPE_CHECKING:
-    from raglane.data.jobs import Progress
+    from raglane.data.conversion import Progress
     from raglane.training.settings import Settings
     from raglane.training.state import Totals, TrainingState
 
@@ -35,8 +35,7 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
 class LineWatcher:
     """One line per epoch: for logs and pipes."""
 
-    def __init__(self) -> None:
-        self._epochs = 0
+    _epochs = 0
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002
         """The loop starts."""
@@ -114,7 +113,7 @@ def shown(quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    from raglane.data.jobs import Progress
+    from raglane.data.conversion import Progress
 
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:
@@ -171,9 +170,8 @@ class LoggingWatcher:
         except Exception as error:
             # What its package finds missing: an account, a server, a database.
             got = f"{quote(self._settings.logger)}, which says: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            raise ArgumentError(
-                message("logger", got, "a logger that can begin", "set it up, or leave it out")
-            ) from error
+            rule, fix = "a logger that can begin", "set it up, or leave it out"
+            raise ArgumentError(message("logger", got, rule, fix)) from error
         if self._watcher is not None:
             self._watcher.started(state, epochs, batches)
 

@@ -78,7 +78,6 @@ class ColumnNames:
         None,
         "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
         DATA,
-        flag="--split",
         metavar="words|characters|bytes|FILE",
         unset="columns: words; files: characters",
     )
@@ -87,19 +86,14 @@ class ColumnNames:
         "Whether whole numbers are tokens.",
         DATA,
         choices=("yes", "no"),
-        flag="--tokens",
         unset="for a language model, and in a column called input_ids, token_ids or tokens",
     )
-
-    time_gaps: bool = option(
-        False, "Take the time since the element before as a feature too (CSV).", DATA, flag="--time-gaps"
-    )
+    time_gaps: bool = option(False, "Take the time since the element before as a feature too (CSV).", DATA)
     on_bad_row: str = option(
         "fail",
         "Stop at a row that breaks a rule, or leave it out and list it in skipped.jsonl.",
         DATA,
         choices=("fail", "skip"),
-        flag="--on-bad-row",
     )
 
     def __post_init__(self) -> None:

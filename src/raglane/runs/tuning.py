@@ -148,14 +148,6 @@ def as_table(space: Space, comments: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def as_config(space: Mapping[str, tuple[Any, ...] | Range]) -> dict[str, Any]:
-    """A space as JSON holds it."""
-    return {
-        name: dataclasses.asdict(values) if isinstance(values, Range) else list(values)
-        for name, values in sorted(space.items())
-    }
-
-
 @dataclass(frozen=True)
 class Tuned:
     """How a search went."""
@@ -222,7 +214,10 @@ class Search:
         wanted: dict[str, Any] = {
             "data": identity(self.parts.training, self.parts.validation),
             "settings": {name: value for name, value in self.settings.to_config().items() if name not in self.space},
-            "space": as_config(self.space),
+            "space": {
+                name: dataclasses.asdict(values) if isinstance(values, Range) else list(values)
+                for name, values in sorted(self.space.items())
+            },
         }
         for name in ("threads", "workers", "device", "logger"):
             wanted["settings"].pop(name, None)

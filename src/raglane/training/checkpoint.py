@@ -88,18 +88,16 @@ def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> 
 def count_weights(path: str | os.PathLike[str]) -> int:
     """The number of weights of a saved model, read without its code."""
     folder = model_folder(as_path(path))
-    config = read_json(folder / CONFIG)
-    check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
-    with reading(folder / CONFIG):
-        sizes = ModelConfig.from_config(config["model"])
+    sizes = _sizes(read_json(folder / CONFIG), folder)
     weights = read_tensors(folder / WEIGHTS)
-    if not is_own(sizes.layer):
-        with reading(folder / CONFIG):
-            wanted = sizes.count()[0]
-        if sum(tensor.numel() for tensor in weights.values()) < wanted:
-            raise damaged(folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes")
-        return wanted
-    return sum(tensor.numel() for tensor in weights.values())
+    found = sum(tensor.numel() for tensor in weights.values())
+    if is_own(sizes.layer):
+        return found
+    with reading(folder / CONFIG):
+        wanted = sizes.count()[0]
+    if found < wanted:
+        raise damaged(folder / WEIGHTS, f"fewer than the {wanted:,} weights that {CONFIG} describes")
+    return wanted
 
 
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
@@ -111,13 +109,17 @@ def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
     return _made(config, lambda: parse_tensors(files[WEIGHTS], folder / WEIGHTS), folder)
 
 
+def _sizes(config: Mapping[str, Any], folder: Path) -> ModelConfig:
+    check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
+    with reading(folder / CONFIG):
+        return ModelConfig.from_config(config["model"])
+
+
 def _made(
     config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path, cell: str | None = None
 ) -> SavedModel:
     """The model of a configuration, with the weights that are read once it is known how many there should be."""
-    check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
-    with reading(folder / CONFIG):
-        sizes = ModelConfig.from_config(config["model"])
+    sizes = _sizes(config, folder)
     # Outside of reading, whose messages are about the file.
     check_named(sizes.layer, cell)
     with reading(folder / CONFIG):
@@ -136,22 +138,13 @@ def _made(
     # The weights that a new model draws are not those that it gets: the caller's random numbers stay as they were.
     with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
         model = SequenceModel(sizes)
-    _put_weights(model, stored, folder)
+    load_weights(model, stored, folder / WEIGHTS)
     return SavedModel(model.eval(), preprocessor, columns)
 
 
-def load_weights(model: SequenceModel, folder: Path) -> None:
-    """Put the weights of a saved model into a model of the same sizes."""
-    _put_weights(model, read_tensors(folder / WEIGHTS), folder)
-
-
-def _put_weights(model: SequenceModel, weights: Mapping[str, Tensor], folder: Path) -> None:
-    check_tensors(folder / WEIGHTS, weights, model.state_dict())
-    model.load_state_dict(weights)
-
-
-def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not those of a model: others, of another shape or dtype, or not finite."""
+def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Put weights into a model that they are for: not others, nor of another shape or dtype, nor not finite."""
+    wanted = model.state_dict()
     for name in [*(name for name in wanted if name not in tensors), *(name for name in tensors if name not in wanted)]:
         raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
     for name, like in wanted.items():
@@ -164,6 +157,7 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], wanted: Mapping[str
                 raise damaged(path, f"{name} of {what} {value} where {expected} is expected")
         if not tensor.isfinite().all():
             raise damaged(path, f"{name} with numbers that are not finite")
+    model.load_state_dict(tensors)
 
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
@@ -172,14 +166,8 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
     if config.get("format") != name or not isinstance(version, int):
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
-        raise CheckpointError(
-            message(
-                str(path),
-                f"format version {version}",
-                f"this version of Raglane reads up to {newest}",
-                "pip install --upgrade raglane",
-            )
-        )
+        rule = f"this version of Raglane reads up to {newest}"
+        raise CheckpointError(message(str(path), f"format version {version}", rule, "pip install --upgrade raglane"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -203,26 +191,15 @@ def model_folder(path: Path) -> Path:
     """The folder of a saved model."""
     # Not by the methods of Path, which fail at a name that is too long.
     if not os.path.isdir(path):
-        raise CheckpointError(
-            message(
-                str(path),
-                "a file" if os.path.exists(path) else "no such folder",
-                "the folder of a run or of a model",
-                "give the folder that raglane train wrote",
-            )
-        )
+        got, fix = "a file" if os.path.exists(path) else "no such folder", "give the folder that raglane train wrote"
+        raise CheckpointError(message(str(path), got, "the folder of a run or of a model", fix))
     if (path / CONFIG).is_file():
         return path
     folder = find(path, BEST)
     if not folder.is_dir():
-        raise CheckpointError(
-            message(
-                str(path),
-                "a folder without a saved model",
-                "a run holds its model in the folder best",
-                "give the folder that raglane train wrote; a run that was stopped in its first epoch has no model yet",
-            )
-        )
+        rule = "a run holds its model in the folder best"
+        fix = "give the folder that raglane train wrote; a run that was stopped in its first epoch has no model yet"
+        raise CheckpointError(message(str(path), "a folder without a saved model", rule, fix))
     return folder
 
 

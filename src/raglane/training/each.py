@@ -93,12 +93,7 @@ class Each:
         return tuple(
             Hard(str(name), int(length), float(self.loss[place]), float(self.metric[place]), is_so, said)
             for name, length, place, is_so, said in zip(
-                names,
-                chosen.lengths.tolist(),
-                order.tolist(),
-                true,
-                told,
-                strict=True,
+                names, chosen.lengths.tolist(), order.tolist(), true, told, strict=True
             )
         )
 

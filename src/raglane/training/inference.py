@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.memory import check_memory
-from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
 from raglane.data.records import Records
@@ -107,9 +106,8 @@ class Evaluation:
     def __getitem__(self, name: str) -> float:
         """One of the numbers."""
         if name not in self.numbers:
-            raise ArgumentError(
-                message("number", quote(name), f"the numbers are {quote_all(self.numbers)}", "choose one of them")
-            )
+            rule = f"the numbers are {quote_all(self.numbers)}"
+            raise ArgumentError(message("number", quote(name), rule, "choose one of them"))
         return self.numbers[name]
 
     def __repr__(self) -> str:
@@ -157,9 +155,8 @@ def pick_device(name: str) -> torch.device:
         raise ArgumentError(message("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        raise ArgumentError(
-            message("device", "'cuda'", "PyTorch must see a CUDA device, and sees none", "pass auto or cpu")
-        )
+        rule = "PyTorch must see a CUDA device, and sees none"
+        raise ArgumentError(message("device", "'cuda'", rule, "pass auto or cpu"))
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
 
@@ -198,10 +195,17 @@ def predict(
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
     check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
-    answers = _answers(saved, task, dataset, batch_size, horizon, device)
+    device = device or torch.device("cpu")
+    model = saved.model.to(device)
+    with answering(model):
+        # Without targets the whole sequence goes in.
+        batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
+        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
+    answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
     columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
     if task.is_per_element:
-        columns = {name: _by_sequence(values, dataset.offsets) for name, values in columns.items()}
+        own = [slice(start, end) for start, end in pairwise(dataset.offsets.tolist())]
+        columns = {name: [values[part] for part in own] for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
 
@@ -288,24 +292,7 @@ def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = 
             raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
 
 
-def _answers(
-    saved: SavedModel, task: Task, dataset: SequenceDataset, batch_size: int, horizon: int, device: torch.device | None
-) -> Tensor:
-    """The model's answers to whole sequences, on the CPU, one row per sequence or per element."""
-    device = device or torch.device("cpu")
-    model = saved.model.to(device)
-    with answering(model):
-        # Without targets the whole sequence goes in.
-        batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
-        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
-
-
 def _short(entry: Any) -> str:
     if isinstance(entry, list):
         return f"[{', '.join(map(_short, entry[:_SHOWN]))}{', ...' if len(entry) > _SHOWN else ''}]"
     return f"{entry:.4g}" if isinstance(entry, float) else str(entry)
-
-
-def _by_sequence(values: list[Any], offsets: Tensor) -> list[list[Any]]:
-    return [values[start:end] for start, end in pairwise(offsets.tolist())]

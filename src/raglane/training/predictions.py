@@ -22,9 +22,8 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
     """Refuse a file that could not be written, before anything is computed."""
     path = as_path(path)
     if path.suffix.lower() not in WRITERS:
-        raise ArgumentError(
-            message("output", repr(str(path)), f"a name that ends in {', '.join(WRITERS)}", "change the suffix")
-        )
+        rule = f"a name that ends in {', '.join(WRITERS)}"
+        raise ArgumentError(message("output", repr(str(path)), rule, "change the suffix"))
     if escape_formulas and path.suffix.lower() != ".csv":
         rule = "a .csv file, which spreadsheets read as text"
         raise ArgumentError(message("escape_formulas", f"it for {quote(str(path))}", rule, "leave it out"))
@@ -38,16 +37,14 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     # Of a link both count: the place where it stands, and the file that it leads to.
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
-        raise ArgumentError(
-            message("output", repr(str(path)), "another file than the data, which it would replace", "name a new file")
-        )
+        rule = "another file than the data, which it would replace"
+        raise ArgumentError(message("output", repr(str(path)), rule, "name a new file"))
     folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
-            raise ArgumentError(
-                message("output", repr(str(path)), "no file of the run or its model", "name a file elsewhere")
-            )
+            rule = "no file of the run or its model"
+            raise ArgumentError(message("output", repr(str(path)), rule, "name a file elsewhere"))
 
 
 def _real(path: Path) -> Path:
@@ -91,13 +88,17 @@ def write_predictions(
     write_files({path: WRITERS[path.suffix.lower()](finite(predictions.columns)), **(beside or {})})
 
 
-def _parquet(columns: dict[str, list[Any]]) -> bytes:
-    arrow = require("pyarrow", "data")
-    sink = arrow.BufferOutputStream()
-    table = arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()})
+def parquet_bytes(table: Any) -> bytes:
+    """A table of Arrow as the bytes of a Parquet file."""
+    sink = require("pyarrow", "data").BufferOutputStream()
     require("pyarrow.parquet", "data").write_table(table, sink)
     content: bytes = sink.getvalue().to_pybytes()
     return content
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    arrow = require("pyarrow", "data")
+    return parquet_bytes(arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()}))
 
 
 def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:

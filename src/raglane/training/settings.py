@@ -139,49 +139,24 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        self._refuse(
-            "bidirectional",
-            self.bidirectional and self.task in FORWARDS,
-            "a forecast runs forwards only; the backward direction would see the element it has to predict",
-            f"leave it out for the task {self.task}",
-        )
-        self._refuse(
-            "layer_norm",
-            self.layer_norm and self.layer not in NORMALISED_LAYERS,
-            f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.layer}",
-            "choose another cell, or leave it out",
-        )
+        forwards, losses = self.task in FORWARDS, LOSSES[self.task]
+        rule = "a forecast runs forwards only; the backward direction would see the element it has to predict"
+        fix = f"leave it out for the task {self.task}"
+        self._refuse("bidirectional", self.bidirectional and forwards, rule, fix)
+        rule = f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.layer}"
+        fix = "choose another cell, or leave it out"
+        self._refuse("layer_norm", self.layer_norm and self.layer not in NORMALISED_LAYERS, rule, fix)
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
-        self._refuse(
-            "layer",
-            self.layer == "grud" and self.task in FORWARDS,
-            f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been",
-            "choose another cell",
-        )
-        self._refuse(
-            "initial_state",
-            self.initial_state == "lengths" and self.task in FORWARDS,
-            "a forecast must not know how long its sequence will be",
-            "pass learned or zeros",
-        )
-        self._refuse(
-            "tie_weights",
-            self.tie_weights and self.task != "language",
-            "only a language model's answers are the tokens that it reads",
-            "leave it out",
-        )
-        self._refuse(
-            "loss",
-            self.loss is not None and self.loss not in LOSSES[self.task],
-            f"the losses of the task {self.task} are {', '.join(LOSSES[self.task])}",
-            "choose one of them, or leave it out",
-        )
-        self._refuse(
-            "quantile",
-            self.quantile != 0.5 and self.loss != "quantile",
-            "it belongs to the loss quantile",
-            f"pass {argument('loss', 'quantile')} too, or leave it out",
-        )
+        rule = f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been"
+        self._refuse("layer", self.layer == "grud" and forwards, rule, "choose another cell")
+        rule = "a forecast must not know how long its sequence will be"
+        self._refuse("initial_state", self.initial_state == "lengths" and forwards, rule, "pass learned or zeros")
+        rule = "only a language model's answers are the tokens that it reads"
+        self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
+        rule, fix = f"the losses of the task {self.task} are {', '.join(losses)}", "choose one of them, or leave it out"
+        self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
+        rule, fix = "it belongs to the loss quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
+        self._refuse("quantile", self.quantile != 0.5 and self.loss != "quantile", rule, fix)
 
     def to_config(self) -> dict[str, Any]:
         """The settings as a dictionary that JSON can hold.
@@ -198,14 +173,10 @@ class ModelSettings:
         return self.loss or LOSSES[self.task][0]
 
     def _refuse_pooling(self, is_per_element: bool) -> None:
-        self._refuse(
-            "pooling",
-            self.pooling != "summary" and is_per_element,
-            f"the task {self.task} has an answer for each element: there is nothing to pool",
-            "leave it out",
-        )
+        rule = f"the task {self.task} has an answer for each element: there is nothing to pool"
+        self._refuse("pooling", self.pooling != "summary" and is_per_element, rule)
 
-    def _refuse(self, name: str, is_broken: bool, rule: str, fix: str) -> None:
+    def _refuse(self, name: str, is_broken: bool, rule: str, fix: str = "leave it out") -> None:
         if is_broken:
             raise ArgumentError(message(name, quote(getattr(self, name)), rule, fix))
 
@@ -357,41 +328,29 @@ class Settings(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse(
-            "too_long",
-            self.too_long != "refuse" and self.batch_elements is None,
-            f"a batch is limited by its sequences, and any fits, unless {argument('batch_elements')} is given",
-            f"give {argument('batch_elements')}, or leave it out",
-        )
-        self._refuse(
-            "missing",
-            self.layer == "grud" and self.missing != "elapsed",
-            "the cell grud reads when each channel was seen",
-            f"pass {argument('missing', 'elapsed')}, or choose another cell",
-        )
-        self._refuse(
-            "missing",
-            self.missing == "elapsed" and self.task in FORWARDS,
-            f"when a channel was seen is not known of what the task {self.task} foretells",
-            "pass forward or zero",
-        )
+        limit = argument("batch_elements")
+        rule = f"a batch is limited by its sequences, and any fits, unless {limit} is given"
+        is_unlimited = self.too_long != "refuse" and self.batch_elements is None
+        self._refuse("too_long", is_unlimited, rule, f"give {limit}, or leave it out")
+        rule, fix = "the cell grud reads when each channel was seen", argument("missing", "elapsed")
+        is_untold = self.layer == "grud" and self.missing != "elapsed"
+        self._refuse("missing", is_untold, rule, f"pass {fix}, or choose another cell")
+        rule = f"when a channel was seen is not known of what the task {self.task} foretells"
+        is_foretold = self.missing == "elapsed" and self.task in FORWARDS
+        self._refuse("missing", is_foretold, rule, "pass forward or zero")
         for is_broken, rule in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
             (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
         ):
-            self._refuse("steps", self.steps is not None and is_broken, rule, "leave it out")
+            self._refuse("steps", self.steps is not None and is_broken, rule)
         for name in ("activation_penalty", "temporal_penalty"):
-            rule = "it is for a language model"
-            self._refuse(name, getattr(self, name) > 0 and self.task != "language", rule, "leave it out")
-        of_classes = self.task in ("classify", "tag")
-        rule = "it is for the tasks that tell classes"
-        is_weighted = self.class_weights != "none"
-        self._refuse(
-            "class_weights", is_weighted and not (of_classes or self.task == "multilabel"), rule, "leave it out"
-        )
-        self._refuse("label_smoothing", self.label_smoothing > 0 and not of_classes, rule, "leave it out")
+            self._refuse(name, getattr(self, name) > 0 and self.task != "language", "it is for a language model")
+        tells_classes, rule = self.task in ("classify", "tag"), "it is for the tasks that tell classes"
+        is_weighed = tells_classes or self.task == "multilabel"
+        self._refuse("class_weights", self.class_weights != "none" and not is_weighed, rule)
+        self._refuse("label_smoothing", self.label_smoothing > 0 and not tells_classes, rule)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from raglane._utils.files import write_file, write_folder
 from raglane.data.chunks import Chunks
 from raglane.data.dataset import Sequences
-from raglane.data.order.permutation import key_of
+from raglane.data.order.order import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError, argument, message
@@ -31,7 +31,7 @@ from raglane.training.batches import (
     shares_of,
     training_batches,
 )
-from raglane.training.checkpoint import load_weights, model_files
+from raglane.training.checkpoint import WEIGHTS, load_weights, model_files, read_tensors
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
 from raglane.training.inference import pick_device
 from raglane.training.job import Job, TrainingResult
@@ -143,7 +143,7 @@ class Trainer:
         """Put the last checkpoint in place, and bring the best model up to it."""
         settings = self.settings
         state, optimizer, self.carried = load_state(last)
-        load_weights(self.model, last)
+        load_weights(self.model, read_tensors(last / WEIGHTS), last / WEIGHTS)
         check_optimizer(optimizer, self.optimizer, last)
         with reading(last):
             self.order.set_epoch(state.epoch)
@@ -169,10 +169,6 @@ class Trainer:
 
     def _model_files(self) -> dict[str, bytes]:
         return model_files(self.model, self.preprocessor, self.job.columns)
-
-    # ---------------------------------------------------------------------------------------------------------------
-    # The loop
-    # ---------------------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
         """Train to the last epoch, saving after each."""
@@ -212,8 +208,7 @@ class Trainer:
         self._stop = Stop(self.ranks, self.stops)
         self._saved = time.monotonic()
         # The state at the last step of the optimizer, and whether the weights may be between those of two steps.
-        self._stepped, self._stepped_carried = self._snapshot()
-        self._is_stepping = False
+        self._mark_step()
         # Of the validation part, on this rank until the epoch is complete; and the answers, where the task keeps some.
         self._validated = Totals()
         self._answers: list[tuple[Tensor, Batch]] = []
@@ -221,8 +216,10 @@ class Trainer:
         if self.watcher is not None:
             self.watcher.started(self.state, self.settings.epochs, self._batches)
 
-    def _snapshot(self) -> tuple[TrainingState, Any]:
-        return replace(self.state, totals=replace(self.state.totals)), self._learner.carried
+    def _mark_step(self) -> None:
+        self._stepped = replace(self.state, totals=replace(self.state.totals))
+        self._stepped_carried = self._learner.carried
+        self._is_stepping = False
 
     def _explained(self, error: Exception) -> Exception | None:
         """The error for what PyTorch or the pipe to a worker raised, after what was done is saved; None for others."""
@@ -277,10 +274,6 @@ class Trainer:
                     self._answers.append((values_of(output).cpu(), moved))
         self.model.train()
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # History and checkpoints
-    # ---------------------------------------------------------------------------------------------------------------
-
     def _batch_started(self) -> None:
         self._set_rate(rate_of(self.settings, self.state, self._batches))
         # What is dropped or hidden in a batch follows from where it is, so that a run that goes on has the same.
@@ -308,8 +301,7 @@ class Trainer:
             state.start_loss = state.totals.mean_loss
         is_step = state.batch % self.settings.accumulate == 0
         if is_step:
-            self._stepped, self._stepped_carried = self._snapshot()
-            self._is_stepping = False
+            self._mark_step()
         asked = self._stop.answer()
         # The last batch of an epoch is saved by the end of the epoch, which comes next.
         if is_step and state.batch < self._batches:
@@ -337,8 +329,7 @@ class Trainer:
         state.waited = 0 if is_best else state.waited + 1
         if is_best:
             state.best_epoch, state.best_loss = state.epoch, watched
-        self._stepped, self._stepped_carried = self._snapshot()
-        self._is_stepping = False
+        self._mark_step()
         if self.ranks.is_first:
             self._save_epoch(is_best)
         if self.watcher is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from looped import looped
@@ -44,6 +44,8 @@ def _cut(limit: Limit, lengths: list[int], descending: bool = False) -> list[lis
 
 
 @given(_LENGTHS, st.booleans(), _NUMBER, _NUMBER, _NUMBER)
+@example([2] * 9, False, None, 5, None)
+@example([1] * 9, False, None, 2, None)
 def test_batches_are_as_large_as_can_be(
     lengths: list[int], descending: bool, sequences: int | None, elements: int | None, padded: int | None
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import numpy as np
 
-from raglane.data.order.permutation import Permutation, key_of, shares_of, shuffle
+from raglane.data.order.order import Permutation, key_of, shares_of, shuffle
 
 
 def test_every_number_comes_once() -> None:

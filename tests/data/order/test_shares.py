@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.data.order import shares
+from raglane.data.order import batches as shares
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12))

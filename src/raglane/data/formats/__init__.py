@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.files import as_path, check_file
@@ -23,13 +22,13 @@ _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 _TABLE = ("sequence", "label", "id", *LISTS)
 
 FORMATS: dict[str, Format] = {
-    "ts": Format("ts", (".ts",), ts.read, pieces=ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, _TABLE, ipc.parquet_pieces),
-    "arrow": Format("arrow", _ARROW, ipc.read, _TABLE, ipc.pieces),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, _TABLE, jsonl.pieces),
-    "csv": Format("csv", (".csv",), csv.read, (*_TABLE, "time"), csv.pieces),
-    "text": Format("text", (".txt",), text.read, pieces=text.pieces),
-    "folder": Format("folder", (), text.read_folder, pieces=text.folder_pieces),
+    "ts": Format("ts", (".ts",), ts.read, ts.pieces),
+    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, _TABLE),
+    "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, _TABLE),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, jsonl.pieces, _TABLE),
+    "csv": Format("csv", (".csv",), csv.read, csv.pieces, (*_TABLE, "time")),
+    "text": Format("text", (".txt",), text.read, text.pieces),
+    "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
 
 # Characters of a note: it may list all columns of a file.
@@ -72,7 +71,8 @@ def read(
         >>> records.labels, records.lengths.tolist()
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
-    path, columns = as_path(path), _columns(columns)
+    path, columns = as_path(path), Columns() if columns is None else columns
+    check_kind("columns", columns, Columns, "an object of Columns, or None", "pass rl.data.Columns(label=...), say")
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
@@ -80,15 +80,6 @@ def read(
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
     return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
-
-
-def _columns(columns: Any) -> Columns:
-    if columns is None:
-        return Columns()
-    fix = "pass rl.data.Columns(label=...), say"
-    check_kind("columns", columns, Columns, "an object of Columns, or None", fix)
-    found: Columns = columns
-    return found
 
 
 def _not_used(format: Format, columns: Columns) -> list[str]:

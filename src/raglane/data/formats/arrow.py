@@ -1,8 +1,15 @@
-"""Arrow columns: what they can be, their elements, and how messages name their rows."""
+"""Arrow columns: what they can be, their elements, what is to be learned, and how messages name their rows.
+
+Numbers are one per row, a list of them as long as the sequence (one per element), a list of any other length that all
+rows share (several per sequence), or a list of lists (several per element). Sets of labels are a text with ``;``
+between the labels, a list of labels, or a list of these as long as the sequence (one set per element).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +18,11 @@ import numpy.typing as npt
 
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
-from raglane.data.records import Columns, offsets_of, place_of
+from raglane.data.records import TASKS, Columns, Targets, offsets_of, place_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError, count_of, quote, require
+
+_Found = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
 
 
 def arrow_types() -> Any:
@@ -93,20 +102,41 @@ class Reader:
         """The error for this file."""
         return data_error(self.path, got, rule, fix)
 
+    def wrong(
+        self,
+        what: str,
+        at: int,
+        name: str,
+        rule: str,
+        fix: str,
+        offsets: npt.NDArray[np.int64] | None = None,
+        after: str = "",
+    ) -> DataError:
+        """The error for an entry of a column, by its row, or with ``offsets`` by its place among all elements."""
+        row, step = (at, "") if offsets is None else place_of(offsets, at)
+        place = self.row(row) + ("" if offsets is None else f", step {step}")
+        return self.error(f"{what} in {place}, column {quote(name)}{after}", rule, fix)
+
+    def wrong_type(self, column: Any, name: str, rule: str, fix: str) -> DataError:
+        """The error for a column of another type."""
+        return self.error(f"{column.type} in column {quote(name)}", rule, fix)
+
     def refuse_nulls(self, column: Any, name: str, role: str) -> None:
         """Raise if an entry of a column is null."""
         if column.null_count:
-            row = int(column.is_null().to_numpy().argmax())
-            fix = "fill it, or remove the row"
-            raise self.error(f"a null in {self.row(row)}, column {quote(name)}", f"each row has a {role}", fix)
+            raise self.wrong(
+                "a null", _first_null(column), name, f"each row has a {role}", "fill it, or remove the row"
+            )
 
     def refuse_inner_nulls(self, elements: Any, offsets: npt.NDArray[np.int64], name: str) -> None:
         """Raise if an element of a column of lists is null."""
         if elements.null_count:
-            row, step = place_of(offsets, int(elements.is_null().to_numpy().argmax()))
-            got = f"a null in {self.row(row)}, step {step}, column {quote(name)}"
-            fix = f"fill it, remove the row, or write NaN and {how_to_fill()}"
-            raise self.error(got, "the elements of a sequence are not null", fix)
+            rule, fix = "the elements of a sequence are not null", "fill it, remove the row, or write NaN and "
+            raise self.wrong("a null", _first_null(elements), name, rule, fix + how_to_fill(), offsets)
+
+
+def _first_null(column: Any) -> int:
+    return int(column.is_null().to_numpy().argmax())
 
 
 def words_of(
@@ -114,8 +144,7 @@ def words_of(
 ) -> npt.NDArray[np.object_]:
     """A column of labels or tokens, without nulls, as ``(M,)`` str; ``offsets`` where they are elements of rows."""
     if not is_label(column.type):
-        rule = "strings, integers or booleans"
-        raise reader.error(f"{column.type} in column {quote(name)}", rule, "convert the column, or name another")
+        raise reader.wrong_type(column, name, "strings, integers or booleans", "convert the column, or name another")
     texts = column.cast("large_string")
     try:
         words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
@@ -130,10 +159,8 @@ def not_utf8(reader: Reader, texts: Any, name: str, offsets: npt.NDArray[np.int6
         try:
             content.decode()
         except UnicodeDecodeError:
-            row, step = (element, None) if offsets is None else place_of(offsets, element)
-            place = reader.row(row) + ("" if step is None else f", step {step}")
-            got = f"{quote(content)} in {place}, column {quote(name)}"
-            return reader.error(got, "a text is UTF-8", "decode the column before you write it")
+            fix = "decode the column before you write it"
+            return reader.wrong(quote(content), element, name, "a text is UTF-8", fix, offsets)
     return reader.error(f"a text in column {quote(name)}", "a text is UTF-8", "decode it before you write it")
 
 
@@ -171,9 +198,7 @@ def sequences_of(
         return _split_texts(reader, column, name, columns.split)
     if not is_sequence(column.type):
         rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
-        raise reader.error(
-            f"{column.type} in column {quote(name)}", rule, f"name another with {columns_argument('sequence')}"
-        )
+        raise reader.wrong_type(column, name, rule, f"name another with {columns_argument('sequence')}")
     lengths, elements = explode(column)
     offsets = offsets_of(lengths)
     reader.refuse_inner_nulls(elements, offsets, name)
@@ -189,19 +214,16 @@ def sequences_of(
         return np.zeros((0, 0), dtype=np.float32), offsets
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
-        row, step = place_of(offsets, odd)
-        got = f"{count_of(widths[odd], 'channel')} in {reader.row(row)}, step {step}, column {quote(name)}"
-        got += f", after {count_of(widths[0], 'channel')}"
-        raise reader.error(got, "all steps have the same channels", "correct the row, or remove it")
+        got, after = count_of(widths[odd], "channel"), f", after {count_of(widths[0], 'channel')}"
+        rule, fix = "all steps have the same channels", "correct the row, or remove it"
+        raise reader.wrong(got, odd, name, rule, fix, offsets, after)
     if widths[0] == 0:
-        row, step = place_of(offsets, 0)
-        got = f"no channel in {reader.row(row)}, step {step}, column {quote(name)}"
-        raise reader.error(got, "a step has at least one channel", "write the empty sequence as an empty list")
+        rule, fix = "a step has at least one channel", "write the empty sequence as an empty list"
+        raise reader.wrong("no channel", 0, name, rule, fix, offsets)
     if entries.null_count:
-        # The place of an entry is that of its step.
-        first = int(entries.is_null().to_numpy().argmax())
-        row, step = place_of(offsets, first // int(widths[0]))
-        got = f"a null in {reader.row(row)}, step {step}, channel {first % int(widths[0])}, column {quote(name)}"
+        element, channel = divmod(_first_null(entries), int(widths[0]))
+        row, step = place_of(offsets, element)
+        got = f"a null in {reader.row(row)}, step {step}, channel {channel}, column {quote(name)}"
         fix = f"fill it, or write NaN and {how_to_fill()}"
         raise reader.error(got, "the elements of a sequence are not null", fix)
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
@@ -225,3 +247,163 @@ def _split_texts(
     kept = words != ""
     before = np.concatenate([[0], np.cumsum(kept)])
     return words[kept], before[offsets_of(lengths)]
+
+
+def labels_in(text: str) -> tuple[str, ...]:
+    """The labels that a text names, between semicolons, each once."""
+    return tuple(dict.fromkeys(label for part in text.split(";") if (label := part.strip())))
+
+
+def names_of(column: str, count: int) -> tuple[str, ...]:
+    """The names of the numbers of a column."""
+    return (column,) if count == 1 else tuple(f"{column}_{place}" for place in range(count))
+
+
+def label_kind(task: str) -> tuple[Callable[[Any], bool], str]:
+    """What a column must be to be guessed as the label of a task: a test of its type, and words for it."""
+    if TASKS[task].label == "numbers":
+        return _is_numbers, "column of numbers, or of lists of them"
+    if TASKS[task].label == "set":
+        return _is_sets, "column of lists of labels, of lists of lists of them, or of texts"
+    if TASKS[task].per == "element":
+        return is_label_list, "column of lists of strings, integers or booleans, one per element"
+    return is_label, "column of strings, integers or booleans"
+
+
+def column_kinds(kind: Any, task: str) -> tuple[str, ...]:
+    """What the labels of a column are, by its type, in the words of :func:`~raglane.data.records.kinds_of`."""
+    while is_list(kind):
+        kind = kind.value_type
+    if not is_label(kind) or TASKS[task].label == "numbers":
+        return ()
+    return ("texts",) if is_text(kind) else ("truth values",) if arrow_types().is_boolean(kind) else ("whole numbers",)
+
+
+def _is_numbers(kind: Any, depth: int = 2) -> bool:
+    return is_number(kind) or (depth > 0 and is_list(kind) and _is_numbers(kind.value_type, depth - 1))
+
+
+def _is_sets(kind: Any) -> bool:
+    return is_text(kind) or is_label_list(kind) or (is_list(kind) and is_label_list(kind.value_type))
+
+
+def read_labels(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64], task: str) -> _Found:
+    """What a column holds for a task."""
+    if TASKS[task].label == "numbers":
+        return None, None, _numbers(reader, column, name, offsets)
+    if TASKS[task].label == "set":
+        return None, None, _sets(reader, column, name, offsets)
+    if TASKS[task].per == "element":
+        return None, _tags(reader, column, name, offsets), None
+    reader.refuse_nulls(column, name, "label")
+    return tuple(words_of(reader, column, name).tolist()), None, None
+
+
+def _tags(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
+    """The labels of the elements, ``(N,)`` str."""
+    reader.refuse_nulls(column, name, "list of labels")
+    if not is_list(column.type):
+        raise reader.wrong_type(column, name, "tagging needs a list of labels, one per element", _another())
+    lengths, tags = explode(column)
+    _check_lengths(reader, lengths, offsets, name, "labels")
+    reader.refuse_inner_nulls(tags, offsets, name)
+    return words_of(reader, tags, name, offsets)
+
+
+def _numbers(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]) -> Targets:
+    """One or several numbers per sequence or per element."""
+    reader.refuse_nulls(column, name, "number to learn")
+    if not _is_numbers(column.type):
+        raise reader.wrong_type(column, name, "a number, or lists of numbers, are to be learned", _another())
+    rows = np.arange(len(column))
+    if not is_list(column.type):
+        return _matrix(reader, column, name, 1, rows, None)
+    lengths, entries = explode(column)
+    per_element = bool((lengths == np.diff(offsets)).all())
+    if is_list(entries.type):
+        _check_lengths(reader, lengths, offsets, name, "lists of numbers")
+        reader.refuse_inner_nulls(entries, offsets, name)
+        lengths, entries = explode(entries)
+        rows, per_element = np.repeat(rows, np.diff(offsets)), True
+    elif per_element:
+        return _matrix(reader, entries, name, 1, np.repeat(rows, lengths), offsets)
+    odd = lengths != (lengths[0] if len(lengths) else 0)
+    if odd.any() or (len(lengths) and lengths[0] == 0):
+        row = int(odd.argmax())
+        rule, fix = "one number per element, or as many in each row, at least one", "correct the row, or remove it"
+        raise reader.wrong(count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix)
+    width = int(lengths[0]) if len(lengths) else 1
+    return _matrix(reader, entries, name, width, np.repeat(rows, lengths), offsets if per_element else None)
+
+
+def _matrix(
+    reader: Reader,
+    entries: Any,
+    name: str,
+    width: int,
+    rows: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64] | None,
+) -> Targets:
+    """Finite numbers, ``width`` to a row; ``rows`` says of which sequence each is, for messages."""
+    values = entries.cast("double", safe=False).to_numpy() if entries.null_count == 0 else entries.to_numpy()
+    values = np.asarray(values, dtype=np.float64)
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        first = int(wrong.argmax())
+        what = "a null" if entries.null_count else f"{values[first]}"
+        rule, fix = "a number to learn is finite", "fill it, or remove the row"
+        raise reader.wrong(what, int(rows[first]), name, rule, fix)
+    return Targets(values.reshape(-1, width), per_element=offsets is not None, names=names_of(name, width))
+
+
+def _sets(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]) -> Targets:
+    """A tuple of labels per sequence or per element."""
+    reader.refuse_nulls(column, name, "list of labels; write [] for none")
+    if is_text(column.type):
+        texts = words_of(reader, column, name)
+        return Targets(_objects([labels_in(text) for text in texts.tolist()]))
+    if not _is_sets(column.type):
+        rule = "labels are a text with ; between them, a list, or a list of lists"
+        raise reader.wrong_type(column, name, rule, _another())
+    lengths, entries = explode(column)
+    starts = offsets_of(lengths)
+    if not is_list(entries.type):
+        reader.refuse_inner_nulls(entries, starts, name)
+        return Targets(_cut(words_of(reader, entries, name, starts), starts))
+    _check_lengths(reader, lengths, offsets, name, "lists of labels")
+    reader.refuse_inner_nulls(entries, offsets, name)
+    lengths, entries = explode(entries)
+    inner = offsets_of(lengths)
+    if entries.null_count:
+        row, _ = place_of(offsets, place_of(inner, _first_null(entries))[0])
+        raise reader.wrong("a null", row, name, "labels are not null", "remove it")
+    return Targets(_cut(words_of(reader, entries, name), inner), per_element=True)
+
+
+def _cut(words: npt.NDArray[np.object_], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
+    """The labels between offsets as tuples, each label once."""
+    everything = words.tolist()
+    return _objects([tuple(dict.fromkeys(everything[start:end])) for start, end in pairwise(offsets.tolist())])
+
+
+def _objects(sets: list[tuple[str, ...]]) -> npt.NDArray[np.object_]:
+    """``(M,)`` object: NumPy would make a matrix of tuples of one length."""
+    result = np.empty(len(sets), dtype=object)
+    result[:] = sets
+    return result
+
+
+def _check_lengths(
+    reader: Reader, lengths: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], name: str, what: str
+) -> None:
+    """Raise unless there is one entry per element."""
+    differs = lengths != np.diff(offsets)
+    if differs.any():
+        row = int(differs.argmax())
+        rule = f"one {'label' if what == 'labels' else 'list'} per element"
+        got = f"{lengths[row]} {what} for {np.diff(offsets)[row]} elements"
+        raise reader.wrong(got, row, name, rule, "correct the row, or remove it")
+
+
+def _another() -> str:
+    return f"name another with {columns_argument('label')}"

@@ -39,15 +39,15 @@ class Format:
         name: what ``format=`` takes, and the key in ``FORMATS``.
         suffixes: the file suffixes that mean this format, in lower case; () for a folder.
         reader: from a path that exists and the columns asked for to the records.
+        pieces: the same piece by piece, from where one begins.
         roles: which columns it has, of ``ROLES``.
-        pieces: the same piece by piece, from where one begins; None where a file is read whole.
     """
 
     name: str
     suffixes: tuple[str, ...]
     reader: Callable[[Path, Columns], Records]
+    pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]]
     roles: tuple[str, ...] = ()
-    pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]] | None = None
 
     def read(self, path: Path, columns: Columns) -> Records:
         """Read ``path``; raises :class:`~raglane.errors.DataError` for everything that is wrong with it."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.formats.arrow import labels_in
 from raglane.data.formats.base import TIME_NAMES, choose_column, columns_argument, data_error, named_column
-from raglane.data.formats.labels import labels_in
-from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, offsets_of
+from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, offsets_of, place_of
 from raglane.errors import DataError, argument, quote, quote_all, require
 
 # How a missing number is written.
@@ -35,8 +35,16 @@ class Table:
 
     def place(self, row: int) -> str:
         """A row in words."""
-        sequence = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return f"data row {self.rows[row]} (id {quote(self.ids[sequence])})"
+        return f"data row {self.rows[row]} (id {quote(self.ids[place_of(self.offsets, row)[0]])})"
+
+    def refuse(
+        self, wrong: npt.NDArray[np.bool_], name: str, rule: str, fix: str, got: str = "{}", after: str = ""
+    ) -> None:
+        """Raise for the first entry of a column that is wrong; ``got`` has room for it."""
+        if wrong.any():
+            row = int(wrong.argmax())
+            entry = got.format(quote(self.entries[name][row]))
+            raise data_error(self.path, f"{entry} in {self.place(row)}, column {quote(name)}{after}", rule, fix)
 
     def constant(self, name: str) -> npt.NDArray[np.bool_]:
         """For each row, whether the entry is that of the first row of its sequence."""
@@ -160,11 +168,10 @@ def _refuse_change(table: Table, name: str) -> None:
     if same.all():
         return
     row = int((~same).argmax())
-    entries = table.entries[name]
-    first = entries[table.offsets[int(np.searchsorted(table.offsets, row, side="right")) - 1]]
-    got = f"the label {quote(entries[row])} in {table.place(row)}, column {quote(name)}, after {quote(first)}"
+    first = table.entries[name][table.offsets[place_of(table.offsets, row)[0]]]
     fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
-    raise data_error(table.path, got, "the rows of a sequence have one label", fix)
+    rule, after = "the rows of a sequence have one label", f", after {quote(first)}"
+    table.refuse(~same, name, rule, fix, "the label {}", after)
 
 
 def numbers_only(table: Table, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -217,12 +224,9 @@ def _as_features(
     table: Table, name: str, numbers: npt.NDArray[np.float64], odd: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
     """The numbers of a column as float32; raises for the first that is none."""
-    if odd.any():
-        row = int(odd.argmax())
-        got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
-        fix = f"correct it, name the features with {columns_argument('features')}"
-        fix += f", or those that are categories with {columns_argument('categorical')}"
-        raise data_error(table.path, got, "features are numbers, or words throughout", fix)
+    fix = f"correct it, name the features with {columns_argument('features')}"
+    fix += f", or those that are categories with {columns_argument('categorical')}"
+    table.refuse(odd, name, "features are numbers, or words throughout", fix)
     # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32)
@@ -230,12 +234,9 @@ def _as_features(
 
 def static_feature(table: Table, name: str, columns: Columns) -> Feature:
     """What each sequence has as a whole: the entry that is the same in all its rows."""
-    same = table.constant(name)
-    if not same.all():
-        row = int((~same).argmax())
-        got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}, after another entry"
-        rule = "what a sequence has as a whole is the same in all its rows"
-        raise data_error(table.path, got, rule, f"correct it, or take the column with {columns_argument('features')}")
+    rule = "what a sequence has as a whole is the same in all its rows"
+    fix = f"correct it, or take the column with {columns_argument('features')}"
+    table.refuse(~table.constant(name), name, rule, fix, after=", after another entry")
     found, odd = numbers_in(table.entries[name])
     first = table.offsets[:-1]
     if _has_words(name, odd, columns):
@@ -266,10 +267,7 @@ def labels_of(
     if TASKS[columns.task].label != "class":
         return None, None, _targets(table, columns, name)
     entries = table.entries[name]
-    blank = entries == ""
-    if blank.any():
-        got = f"an empty entry in {table.place(int(blank.argmax()))}, column {quote(name)}"
-        raise data_error(table.path, got, "each row has a label", "fill it, or remove the row")
+    table.refuse(entries == "", name, "each row has a label", "fill it, or remove the row", "an empty entry")
     if columns.task == "tag":
         return None, entries, None
     _refuse_change(table, name)
@@ -294,10 +292,7 @@ def _targets(table: Table, columns: Columns, label: str) -> Targets:
     for place, name in enumerate(names):
         numbers, odd = numbers_in(table.entries[name])
         wrong = odd | ~np.isfinite(numbers)
-        if wrong.any():
-            row = int(wrong.argmax())
-            got = f"{quote(table.entries[name][row])} in {table.place(row)}, column {quote(name)}"
-            raise data_error(table.path, got, "a number to learn is finite", "correct it, or remove the row")
+        table.refuse(wrong, name, "a number to learn is finite", "correct it, or remove the row")
         values[:, place] = numbers[rows]
     return Targets(values, per_element=per_element, names=tuple(names))
 

@@ -44,23 +44,6 @@ class Piece:
     place: Callable[[int], str] = field(repr=False)
 
 
-def pieces_of(format: Format, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The pieces of a file: one, of all its rows, where the format has no others."""
-    if format.pieces is not None:
-        yield from format.pieces(path, columns, start)
-    elif not start:
-        yield whole(format.read(path, columns))
-
-
-def whole(records: Records) -> Piece:
-    """A piece of all rows of a file, which were read already."""
-
-    def select(low: int, high: int) -> Records:
-        return records.select(np.arange(low, high))
-
-    return Piece(len(records), select, (len(records),), records.describe_row)
-
-
 def sift(
     piece: Piece,
     bad: list[Skipped] | None,
@@ -159,7 +142,8 @@ class Alike:
 
     layout: Layout | None = None
     columns: Columns | None = None
-    source: str = ""
+    # Where the first rows stand, for messages.
+    first: str = ""
 
     def checked(self, records: Records) -> Records:
         """Records that are like those before; without ids, where those had none."""
@@ -172,9 +156,9 @@ class Alike:
             before, self.layout = self.layout, Layout.of(records)
             if before is not None:
                 kept = replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels)
-                kept.check(records, self.source)
+                kept.check(records, self.first)
         records = _alike(records, self.layout)
-        self.layout.check(records, self.source)
+        self.layout.check(records, self.first)
         return records
 
 
@@ -203,7 +187,7 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
         first = error
     alike, skipped, count = Alike(), list[Skipped](), 0
     held: list[Records] = []
-    for piece in pieces_of(format, path, columns):
+    for piece in format.pieces(path, columns, ()):
         bad: list[Skipped] = []
         held += sift(_numbered(piece, count), bad, alike.checked, str(path))
         if not held:

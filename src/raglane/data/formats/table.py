@@ -26,6 +26,7 @@ import numpy.typing as npt
 from raglane.data.formats.arrow import (
     Reader,
     arrow_types,
+    column_kinds,
     is_id,
     is_label,
     is_list,
@@ -33,6 +34,8 @@ from raglane.data.formats.arrow import (
     is_sequence,
     is_text,
     is_whole,
+    label_kind,
+    read_labels,
     sequences_of,
     words_of,
 )
@@ -45,7 +48,6 @@ from raglane.data.formats.base import (
     named_column,
     takes_tokens,
 )
-from raglane.data.formats.labels import column_kinds, label_kind, read_labels
 from raglane.data.records import Columns, Feature, Records
 from raglane.errors import quote
 
@@ -198,7 +200,7 @@ def with_features(
         if not is_list(column.type):
             rule = "a feature of elements is a list as long as the sequence"
             fix = f"for one that a sequence has as a whole: {columns_argument('static')}"
-            raise reader.error(f"{column.type} in column {quote(name)}", rule, fix)
+            raise reader.wrong_type(column, name, rule, fix)
         found, ends = sequences_of(reader, column, name, asked)
         if not np.array_equal(ends, offsets):
             row = int((np.diff(ends) != np.diff(offsets)).argmax())
@@ -238,7 +240,7 @@ def static_of(reader: Reader, column: Any, name: str, columns: Columns) -> Featu
         return Feature(name, words_of(reader, column.cast("large_string").fill_null(""), name), per_sequence=True)
     if is_words or not is_number(column.type):
         rule = "what a sequence has as a whole is a number or a word"
-        raise reader.error(f"{column.type} in column {quote(name)}", rule, "convert the column, or leave it out")
+        raise reader.wrong_type(column, name, rule, "convert the column, or leave it out")
     numbers = column.cast("double").to_numpy()
     # A number that float32 cannot hold becomes infinite, and is then reported or filled as missing.
     with np.errstate(over="ignore"):

@@ -68,12 +68,15 @@ def _check_asked(path: Path, columns: Columns) -> None:
         raise data_error(path, "a text file", rule, fix)
 
 
-def _records(path: Path, lines: Sequence[str], columns: Columns) -> Records:
-    """Lines, cut into tokens."""
+def _records(path: Path, lines: Sequence[str], columns: Columns, classes: Sequence[str] | None = None) -> Records:
+    """Lines, cut into tokens; those of a folder have classes, and notes of the folder's own."""
     split = columns.split or "characters"
+    notes = (f"a line is a sequence, split into {split}",) if classes is None else ()
+    labels = tuple(classes) if classes is not None and columns.wants_labels else None
     tokens, lengths = split_texts(lines, split)
-    notes = (f"a line is a sequence, split into {split}",)
-    return Records(tokens, offsets_of(lengths), source=path, notes=notes, columns=columns.with_split(split))
+    return Records(
+        tokens, offsets_of(lengths), labels=labels, source=path, notes=notes, columns=columns.with_split(split)
+    )
 
 
 def read_folder(path: Path, columns: Columns) -> Records:
@@ -94,7 +97,7 @@ def read_folder(path: Path, columns: Columns) -> Records:
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
-    return replace(_records_of_folder(path, lines, classes.tolist(), columns), notes=tuple(notes))
+    return replace(_records(path, lines, columns, classes.tolist()), notes=tuple(notes))
 
 
 def folder_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -111,7 +114,7 @@ def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Sta
     """The pieces of one text."""
 
     def records(lines: Sequence[Line]) -> Records:
-        return _records_of_folder(path, texts_of(text, lines), [text.stem] * len(lines), columns)
+        return _records(path, texts_of(text, lines), columns, [text.stem] * len(lines))
 
     lines = kept_lines(text, start)
     yield from line_pieces(lines, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
@@ -126,14 +129,6 @@ def _check_folder(path: Path, columns: Columns) -> None:
         rule = "a folder has one label per sequence, tagging needs one per element"
     fix = f"pass {columns_argument('task', 'classify')}, or another format"
     raise data_error(path, f"a folder for the task {columns.task}", rule, fix)
-
-
-def _records_of_folder(path: Path, lines: Sequence[str], classes: Sequence[str], columns: Columns) -> Records:
-    """Lines, without the white space around them: an accident of typing, and one that can tell the class."""
-    split = columns.split or "characters"
-    tokens, lengths = split_texts(lines, split)
-    labels = tuple(classes) if columns.wants_labels else None
-    return Records(tokens, offsets_of(lengths), labels=labels, source=path, columns=columns.with_split(split))
 
 
 def _texts_in(path: Path) -> tuple[list[Path], list[str]]:

@@ -1,8 +1,7 @@
 """The order of an epoch is a function: which sequences come in which batch, on which rank.
 
 ``limit.py`` says how large a batch is, ``order.py`` in which order sequences come. ``Arrangement`` is the function: it
-answers for any part of an epoch, by a permutation that can be evaluated at a place (``permutation.py``).
-``batches.py`` hands the batches to a DataLoader, and ``shares.py`` shares them out to ranks.
+answers for any part of an epoch. ``batches.py`` hands the batches to a DataLoader, and shares them out to ranks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.table import aligned
-from raglane.data.jobs import Progress
+from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
 from raglane.data.order import Batches, Limit, Order
 from raglane.data.statistics import FeatureCounts
@@ -111,6 +111,12 @@ class Inspection:
         """The rows of the recommended way with so many sequences in a batch: the smallest batches first."""
         rows = [row for row in self.plan.rows if row.way == self.plan.best.way and row.batch_size is not None]
         return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
+
+    @property
+    def known_fills(self) -> tuple[list[int], dict[tuple[int, str], float]]:
+        """The sizes of batches, and how full they are by size and order."""
+        known = {(one.batch_size, one.order): one.fill for one in self.fills}
+        return sorted({size for size, _ in known}), known
 
     @property
     def sentence(self) -> str:
@@ -302,10 +308,9 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
 
 def _fills(inspection: Inspection) -> list[str]:
     """How full padded batches are, a line per order."""
-    sizes = sorted({one.batch_size for one in inspection.fills})
-    by_size = {(one.batch_size, one.order): one.fill for one in inspection.fills}
+    sizes, known = inspection.known_fills
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
-    rows += [[f"  {order}", *(f"{by_size[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    rows += [[f"  {order}", *(f"{known[size, order]:.0%}" for size in sizes)] for order in ORDERS]
     return aligned(rows)
 
 

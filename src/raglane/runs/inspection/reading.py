@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.conversion import Progress
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, read_parquet
 from raglane.data.formats.table import Chosen, choose
 from raglane.data.fragments import Layout
-from raglane.data.jobs import Progress
 from raglane.data.missing import BLOCKS
 from raglane.data.records import TASKS, Columns, Records
 from raglane.data.statistics import FeatureCounts, Statistics

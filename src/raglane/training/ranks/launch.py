@@ -240,9 +240,7 @@ def _words_for(code: int | None) -> str:
     return f"which ended with exit code {code}"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# In the process of a rank
-# ---------------------------------------------------------------------------------------------------------------
+# From here on: in the process of a rank.
 
 
 class _Teller:
@@ -253,7 +251,6 @@ class _Teller:
         self._told = 0.0
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts."""
         _send(self._pipe, "started", state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
@@ -264,7 +261,6 @@ class _Teller:
             _send(self._pipe, "batch_done", epoch, batch, Totals(**totals.to_config()))
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete."""
         _send(self._pipe, "epoch_done", row, is_best)
 
 

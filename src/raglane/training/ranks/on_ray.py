@@ -84,15 +84,12 @@ class _Messages:
         self.error: BaseException | None = None
 
     def tell(self, *words: Any) -> None:
-        """Keep something."""
         self._kept.append(words)
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first error."""
         self.error = self.error or error
 
     def failed(self) -> BaseException | None:
-        """The first error."""
         return self.error
 
     def take(self) -> list[tuple[Any, ...]]:
@@ -113,7 +110,6 @@ class _Reporter:
             self._messages.tell.remote(*words)
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts."""
         self._batches = batches
         self._tell("started", state, epochs, batches)
 
@@ -126,7 +122,6 @@ class _Reporter:
             self._tell("batch_done", epoch, batch, Totals(**totals.to_config()))
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete."""
         from ray import train
 
         train.report(dict(row))
@@ -172,7 +167,11 @@ def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     try:
         own.mkdir(exist_ok=True)
         check_machines(ray, own, "out")
-        given = {"messages": messages, "flags": current_flags(), "job": [ray.put(_absolute(job))]}
+        given = {
+            "messages": messages,
+            "flags": current_flags(),
+            "job": [ray.put(replace(job, folder=folder.absolute()))],
+        }
         with _heard(ray, messages, watcher):
             for _ in range(_ATTEMPTS):
                 error = _fit(job, given, own.absolute())
@@ -188,10 +187,6 @@ def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
         ray.kill(messages)
     state = load_state(folder / LAST)[0]
     return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], state)
-
-
-def _absolute(job: Job) -> Job:
-    return replace(job, folder=None if job.folder is None else job.folder.absolute())
 
 
 def _fit(job: Job, given: dict[str, Any], own: Path) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""The tasks that a model is trained for: one file per task, and one line in ``TASKS``.
+"""The tasks that a model is trained for: one class per task, and one line in ``TASKS``.
 
 A task knows how many numbers the head gives, the loss, the metrics, the baseline and what predictions look like. What
 it wants of the data stands in :data:`raglane.data.records.TASKS`.
@@ -15,11 +15,9 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError, argument, message, quote
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
-from raglane.training.tasks.classify import Classify, Tag
-from raglane.training.tasks.forecast import Forecast
+from raglane.training.tasks.labels import Classify, MultiLabel, Tag
 from raglane.training.tasks.language import Language
-from raglane.training.tasks.multilabel import MultiLabel
-from raglane.training.tasks.regress import Regress
+from raglane.training.tasks.numbers import Forecast, Regress
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -56,9 +54,8 @@ def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
         # Any model would be right, and none would have learned.
         got, rule = f"one class throughout, {quote((fitted.labels or ())[0])}", "at least two classes to tell apart"
-        raise DataError(
-            message(str(training.source), got, rule, "add data of another, or check which column holds the labels")
-        )
+        fix = "add data of another, or check which column holds the labels"
+        raise DataError(message(str(training.source), got, rule, fix))
     return fitted
 
 

@@ -142,8 +142,8 @@ class Task(ABC):
 
     @property
     def is_per_element(self) -> bool:
-        """True where each element has a prediction."""
-        return bool(self.preprocessor.per_element)
+        """True where each element has a prediction; a text or a forecast goes on from its end."""
+        return bool(self.preprocessor.per_element) and "horizon" not in self.options
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:  # noqa: ARG002
         """The answers to one batch, as :meth:`columns` takes them.
@@ -189,7 +189,6 @@ def values_of(output: Tensor | Ragged) -> Tensor:
 def targets_of(batch: Batch) -> Tensor:
     """The targets of a batch."""
     if batch.targets is None:
-        raise ArgumentError(
-            message("batch", "sequences without targets", "a score needs targets", "give data with labels")
-        )
+        rule, fix = "a score needs targets", "give data with labels"
+        raise ArgumentError(message("batch", "sequences without targets", rule, fix))
     return batch.targets

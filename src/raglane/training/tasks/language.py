@@ -31,11 +31,6 @@ class Language(Task):
         """The number of tokens."""
         return len(preprocessor.vocabulary or ())
 
-    @property
-    def is_per_element(self) -> bool:
-        """A text goes on from its end."""
-        return False
-
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
         """Compare logits ``(N, V)`` with the tokens that came."""
         targets = targets_of(batch)
@@ -75,7 +70,6 @@ class _Bits:
         self.nats = 0.0
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in."""
         self.nats += float(self.task.score(output, batch).loss.double())
         self.counts.update(targets_of(batch).tolist())
 
