@@ -142,11 +142,7 @@ def _place_wide(values: Tensor, index: Tensor, size: int, fill: float, wide: tor
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of ``values`` in the order of ``index``, no row twice.
-
-    The backward pass copies instead of adding, which is only right because no row is taken twice: the caller
-    promises that.
-    """
+    """Rows of ``values`` in the order of ``index``, no row twice, which the caller promises."""
     if values.dtype in _MOVED_AS:
         return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
     if _wants_a_function(values):
