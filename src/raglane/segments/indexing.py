@@ -113,10 +113,7 @@ def _is_differentiated(values: Tensor) -> bool:
 
 
 def _widest(rows: Tensor) -> torch.dtype:
-    """The widest dtype that every row is a whole number of.
-
-    On a CPU index_copy_ copies number by number, and the wider the number the fewer there are.
-    """
+    """The widest dtype that every row is a whole number of: on a CPU index_copy_ copies number by number."""
     row_bytes = rows.numel() // rows.shape[0] * rows.element_size()
     start = rows.storage_offset() * rows.element_size()
     for dtype in (torch.complex128, torch.int64):
