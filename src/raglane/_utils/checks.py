@@ -41,10 +41,7 @@ _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
 
 
 def as_tensor(data: Any, device: str | None = None) -> Tensor:
-    """A tensor that shares memory with a tensor or NumPy array where it can, and copies anything else.
-
-    A read-only NumPy array is shared too: nothing in Raglane writes into what a caller gave.
-    """
+    """A tensor that shares memory with a tensor or NumPy array, a read-only one too, and copies anything else."""
     if isinstance(data, Tensor):
         return data
     if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
@@ -84,10 +81,7 @@ def check_device(name: str, given: Tensor, device: torch.device) -> None:
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Refuse a tensor of another dtype, device or layout than what it meets.
-
-    Autocast converts float32, bfloat16 and float16 into each other by itself, and nothing else.
-    """
+    """Refuse a tensor of another dtype, which autocast does not convert, device or layout than what it meets."""
     check_dense(name, given)
     check_device(name, given, other.device)
     if given.dtype == other.dtype:
@@ -348,10 +342,7 @@ def check_lengths(lengths: Tensor) -> None:
 
 @index_arithmetic
 def check_offsets(offsets: Tensor, total: int, name: str) -> None:
-    """Refuse int64 offsets on a CPU, or the lengths that they came from, that do not describe ``total`` elements.
-
-    ``name`` is "lengths" where it is these that the caller gave.
-    """
+    """Refuse int64 offsets on a CPU, or the "lengths" that they came from, that do not describe ``total`` elements."""
     # In NumPy, whose operations cost a third of torch's to start.
     given = offsets.resolve_neg().numpy()
     # A sum that wraps around falls somewhere.

@@ -63,11 +63,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_files(files: Mapping[Path, bytes]) -> None:
-    """Write files that belong together: each whole, and none of them where one cannot be written.
-
-    All are on the disk under passing names before the first is at its place, so a disk that fills leaves what was
-    there as it was.
-    """
+    """Write files that belong together: each whole, and none, also where the disk fills, if one cannot be written."""
     partials = {path: _partial(path) for path in files}
     new = {path for path in files if not os.path.lexists(path)}
     placed: list[Path] = []

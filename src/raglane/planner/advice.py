@@ -88,33 +88,28 @@ class Plan:
         return words.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
     def __str__(self) -> str:
-        return _table(self)
+        seen = words.shown(self.rows, self.best)
+        rows = [("", *words.COLUMNS), *((">" if row is self.best else "", *words.fields(row)) for row in seen)]
+        lines = aligned(rows, words=5)
+        head = f"{self.count:,} sequences, {self.layer}; times of an epoch"
+        if self.ranks > 1:
+            head += f" on one of {self.ranks} processes, which wait for the slowest: {self.best.rank_spread:.2f} times"
+        notes = [f"best: {self.best}", self.why]
+        if self.others:
+            ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.others.items())
+            notes.append(f"other cells of this width, time of training in proportion: {ratios}")
+        run = "" if self.most_bytes is None else f" (one was run: {words.bytes_in_words(self.most_bytes)})"
+        notes.append(f"a training step fits into memory up to {self.most_elements:,} elements{run}")
+        notes += [self.tail] if self.tail else []
+        notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
+        if self.busy:
+            notes.append(
+                f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"
+            )
+        return "\n".join([head, "", *lines, "", *notes])
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.rows)} rows: {self.why}>"
-
-
-def _table(plan: Plan) -> str:
-    """A plan for a terminal: the layer, the rows that matter, the recommendation, and what else there is to say."""
-    seen = words.shown(plan.rows, plan.best)
-    rows = [("", *words.COLUMNS), *((">" if row is plan.best else "", *words.fields(row)) for row in seen)]
-    lines = aligned(rows, words=5)
-    head = f"{plan.count:,} sequences, {plan.layer}; times of an epoch"
-    if plan.ranks > 1:
-        head += f" on one of {plan.ranks} processes, which wait for the slowest: {plan.best.rank_spread:.2f} times"
-    notes = [f"best: {plan.best}", plan.why]
-    if plan.others:
-        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in plan.others.items())
-        notes.append(f"other cells of this width, time of training in proportion: {ratios}")
-    run = "" if plan.most_bytes is None else f" (one was run: {words.bytes_in_words(plan.most_bytes)})"
-    notes.append(f"a training step fits into memory up to {plan.most_elements:,} elements{run}")
-    notes += [plan.tail] if plan.tail else []
-    notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
-    if plan.busy:
-        notes.append(
-            f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"
-        )
-    return "\n".join([head, "", *lines, "", *notes])
 
 
 def plan(
@@ -194,7 +189,7 @@ def plan(
         elements,
         held,
         words.tail(known, best, rows, calibration),
-        words.describe(twin),
+        " ".join(repr(twin).split()),
         known.shape[0],
         ranks,
         busy,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, frame
-from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
@@ -58,11 +57,6 @@ def bytes_in_words(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{max(1, round(count / 2**10))} KB"
-
-
-def describe(layer: RecurrentLayer) -> str:
-    """A layer as it was built, in one line."""
-    return " ".join(repr(layer).split())
 
 
 def fields(row: Row) -> tuple[str, ...]:

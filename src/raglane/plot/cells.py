@@ -1,7 +1,4 @@
-"""Rows of cells: which sequences of a batch are drawn, how large the drawing is, and the drawing itself.
-
-A run of elements is drawn as cells where there is room, else as a bar.
-"""
+"""Rows of cells: which sequences of a batch are drawn, how large the drawing is, and the drawing itself."""
 
 from __future__ import annotations
 
@@ -243,10 +240,7 @@ def draw_runs(
     top_of: Callable[[int], float] = float,
     hatch: str = "////",
 ) -> None:
-    """Draw runs into axes whose limits are set: times from left to right, rows from the top.
-
-    ``cell`` gives the text of an element, from its sequence and step; ``whole`` that of a run without cells.
-    """
+    """Draw runs into axes whose limits are set; ``cell`` and ``whole`` give the text of an element and of a run."""
     wide, high = pitch(axes)
     are_cells = wide >= _CELL and high >= _CELL and sum(run.computed for run in runs) <= _MOST_CELLS
     for run in runs:

@@ -255,10 +255,7 @@ _MEANINGS = {
 
 
 def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
-    """The size of the figure of all schedules, and the place of each: the first on top, then two and two.
-
-    A row is as high everywhere, but for the first.
-    """
+    """The size of the figure of all schedules, and the place of each: the first on top, then two and two."""
     width, between = 4.6, left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * CELL, 4.0)

@@ -80,11 +80,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """The flat values and offsets of a :mod:`torch.nested` tensor.
-
-    A jagged one without holes gives its own memory, with no copy; one with holes (``nt.lengths()`` is given) is
-    gathered, which waits for a device; one of the strided layout is taken apart and laid flat.
-    """
+    """The flat values, its own memory where it is jagged without holes, and offsets of a :mod:`torch.nested` tensor."""
     if not (isinstance(nested, Tensor) and nested.is_nested):
         fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
         raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
@@ -121,11 +117,7 @@ def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
-    """The flat values and offsets of an Arrow list array.
-
-    Numbers share Arrow's memory, with no copy, as long as the array is one chunk (several chunks are joined
-    first) and is not a list of booleans, which Arrow stores as bits. The memory is Arrow's: do not write to it.
-    """
+    """The flat values, in Arrow's memory where that is one chunk of numbers, and offsets of an Arrow list array."""
     pyarrow = require("pyarrow", "data")
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
@@ -185,10 +177,7 @@ def _numbers(flat: Any) -> Tensor:
 
 
 def to_arrow(values: Tensor, offsets: Tensor) -> Any:
-    """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU.
-
-    Feature dimensions become fixed-size lists, one inside the other. Waits for a device, if the values are on one.
-    """
+    """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU."""
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         fix = "convert with .to(torch.float32) first"

@@ -1,7 +1,4 @@
-"""Pictures and tables of a training run and of its mistakes.
-
-A picture is a PNG, or an SVG for a page, in the colours of the dark theme.
-"""
+"""Pictures and tables of a training run and of its mistakes: PNG, or SVG for a page."""
 
 from __future__ import annotations
 

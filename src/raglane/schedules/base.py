@@ -230,11 +230,7 @@ class Lanes(Schedule):
         return Table(offsets_from_lengths(rows_per_step), order[taken[by_time]], step[by_time], slot % rows)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
-        """As :meth:`Schedule.count`.
-
-        The number of steps has no closed form: the rows are followed through the run. That costs a sort of the
-        lengths, and for each different length at most some 60 microseconds, however many sequences have it.
-        """
+        """As :meth:`Schedule.count`; the number of steps has no closed form, so the rows are followed."""
         rows = _rows(lengths, lanes)
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         return real_count(lengths, _assign(waiting, rows)[1])

@@ -72,10 +72,7 @@ def repeated(rows: Tensor, repeats: Tensor, total: int) -> Tensor:
 
 
 def conjugate(counts: IntArray, size: int) -> IntArray:
-    """How many of ``counts`` exceed ``0, 1, ..., size - 1``: lengths to batch sizes of a pack, and back.
-
-    The two are conjugate partitions of N; lengths come back longest first.
-    """
+    """How many of ``counts`` exceed ``0, 1, ..., size - 1``: lengths to batch sizes of a pack; back, longest first."""
     at_most: IntArray = np.bincount(counts, minlength=size)[:size].cumsum()
     exceeding: IntArray = counts.shape[0] - at_most
     return exceeding

@@ -113,10 +113,7 @@ def _is_differentiated(values: Tensor) -> bool:
 
 
 def _widest(rows: Tensor) -> torch.dtype:
-    """The widest dtype that every row is a whole number of.
-
-    On a CPU index_copy_ copies number by number, and the wider the number the fewer there are.
-    """
+    """The widest dtype that every row is a whole number of: on a CPU index_copy_ copies number by number."""
     row_bytes = rows.numel() // rows.shape[0] * rows.element_size()
     start = rows.storage_offset() * rows.element_size()
     for dtype in (torch.complex128, torch.int64):
@@ -142,11 +139,7 @@ def _place_wide(values: Tensor, index: Tensor, size: int, fill: float, wide: tor
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of ``values`` in the order of ``index``, no row twice.
-
-    The backward pass copies instead of adding, which is only right because no row is taken twice: the caller
-    promises that.
-    """
+    """Rows of ``values`` in the order of ``index``, no row twice, which the caller promises."""
     if values.dtype in _MOVED_AS:
         return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
     if _wants_a_function(values):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raglane.data.lengths import Bin
 from raglane.errors import require
 from raglane.planner import Row
 from raglane.runs.inspection.inspect import Inspection
@@ -28,7 +27,7 @@ def script() -> str:
 def lengths(inspection: Inspection) -> dict[str, Any]:
     """The histogram of the lengths, the share that is at most as long, and where the quantiles are."""
     alt = _altair()
-    grows = _grow(inspection.bins)
+    grows = len({one.high - one.low for one in inspection.bins}) > 1  # then the axis is logarithmic
     least = 1 if grows else inspection.bins[0].low
     scale = alt.Scale(type="log" if grows else "linear", domain=[least, inspection.bins[-1].high + 1], nice=False)
     axis = alt.Axis(title="steps of a sequence" + (", logarithmic" if grows else ""), format=",d", grid=False)
@@ -157,11 +156,6 @@ def spreads(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _order(row: Row) -> str:
     return "grouped" if row.grouped else "random"
-
-
-def _grow(bins: Sequence[Bin]) -> bool:
-    """Whether bars are of growing width: then the axis is logarithmic."""
-    return len({one.high - one.low for one in bins}) > 1
 
 
 def _altair() -> Any:

@@ -113,6 +113,12 @@ class Inspection:
         return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
 
     @property
+    def known_fills(self) -> tuple[list[int], dict[tuple[int, str], float]]:
+        """The sizes of batches, and how full they are by size and order."""
+        known = {(one.batch_size, one.order): one.fill for one in self.fills}
+        return sorted({size for size, _ in known}), known
+
+    @property
     def sentence(self) -> str:
         """The result in one sentence."""
         numbers, best = self.summary, self.plan.best
@@ -302,10 +308,9 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
 
 def _fills(inspection: Inspection) -> list[str]:
     """How full padded batches are, a line per order."""
-    sizes = sorted({one.batch_size for one in inspection.fills})
-    by_size = {(one.batch_size, one.order): one.fill for one in inspection.fills}
+    sizes, known = inspection.known_fills
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
-    rows += [[f"  {order}", *(f"{by_size[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    rows += [[f"  {order}", *(f"{known[size, order]:.0%}" for size in sizes)] for order in ORDERS]
     return aligned(rows)
 
 

@@ -104,8 +104,7 @@ def _lengths(inspection: Inspection) -> list[Block]:
 
 
 def _batches(inspection: Inspection) -> list[Block]:
-    sizes = sorted({one.batch_size for one in inspection.fills})
-    known = {(one.batch_size, one.order): one.fill for one in inspection.fills}
+    sizes, known = inspection.known_fills
     rows = [(f"{size:,}", *(f"{known[size, order]:.1%}" for order in ORDERS)) for size in sizes]
     least, most = (f"{known[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
     caption = (

@@ -27,7 +27,6 @@ from raglane.data.records import TASKS, Columns, Records
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError, argument, count_of, quote, require
 
-
 _Integers = npt.NDArray[np.int64]
 
 
