@@ -147,7 +147,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
     In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
     have the package in theirs.
     """
-    before = (ROOT / "src/raglane/schedules/costs.py").read_text()
+    before = (ROOT / "src/raglane/schedules/__init__.py").read_text()
     done = subprocess.run(
         [sys.executable, "-c", _CODE], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
     )
@@ -155,11 +155,11 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text: the function _cost is src/raglane/schedules/costs.py _cost; the old" in first
+    assert "ERROR: no-such-text: the function _cost is src/raglane/schedules/__init__.py _cost; the old" in first
     assert "3 faults, 2 of the lines above need somebody" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
-    assert (ROOT / "src/raglane/schedules/costs.py").read_text() == before
+    assert (ROOT / "src/raglane/schedules/__init__.py").read_text() == before
 
 
 def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:

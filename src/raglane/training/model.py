@@ -106,7 +106,7 @@ class ModelConfig(ModelSettings):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """The configuration that :meth:`to_config` wrote.
+        """The configuration that ``to_config`` wrote.
 
         Example:
             >>> config = ModelConfig("tag", "rnn", input_size=3, output_size=2)

@@ -354,7 +354,7 @@ class Settings(ModelSettings):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
-        """The settings that :meth:`to_config` wrote.
+        """The settings that ``to_config`` wrote.
 
         Example:
             >>> Settings.from_config(Settings(seed=3).to_config()) == Settings(seed=3)

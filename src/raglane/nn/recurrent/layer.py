@@ -19,7 +19,7 @@ I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an i
 
 
 class RecurrentLayer(Stack):
-    """A recurrent layer on ragged batches; its :attr:`cell` says what it computes.
+    """A recurrent layer on ragged batches; its ``cell`` says what it computes.
 
     Every layer takes these by name, besides torch's arguments:
 
