@@ -122,14 +122,14 @@ def test_a_test_that_is_not_there_once(name: str) -> None:
         Fault("room", "", "", "", name).arguments()
 
 
-_PLACE = "schedules", "_cost", "count.elements - count.sequences"
+_PLACE = "schedules", "cost", "one.elements - one.sequences"
 _TEST = "test_multiplications_and_additions"
 # Two plays: one whose tests pass without a fault, and one whose tests cannot run.
 _PLAYS = [
     {
         "one-too-many": Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST),
         "nothing-changed": Fault(*_PLACE, f"{_PLACE[-1]} + 0", _TEST),
-        "no-such-text": Fault("schedules", "_cost", "count.of_nothing", "0", _TEST),
+        "no-such-text": Fault("schedules", "cost", "one.of_nothing", "0", _TEST),
     },
     {"no-such-case": Fault(*_PLACE, "0", f"{_TEST}[0]")},
 ]
@@ -155,7 +155,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text: the function _cost is src/raglane/schedules/__init__.py _cost; the old" in first
+    assert "ERROR: no-such-text: the function cost is src/raglane/schedules/__init__.py cost; the old" in first
     assert "3 faults, 2 of the lines above need somebody" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
