@@ -155,7 +155,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text: the function cost is src/raglane/schedules/__init__.py cost; the old" in first
+    assert "ERROR: no-such-text: the function cost is src/raglane/schedules/__init__.py cost" in first
     assert "3 faults, 2 of the lines above need somebody" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
