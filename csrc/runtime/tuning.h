@@ -2,9 +2,11 @@
 //
 // The comment of each says what was measured; docs/performance.md has where and how. "One thread" stands for float32 on
 // one core of a Zen 5 with AVX-512 and 1 MB of L2: medians of interleaved calls, in processor time, in which differences
-// of 3 % mean nothing. "Needs two free cores" stands for a number that only a quiet machine can measure. (B, H, D):
-// sequences, hidden size, input size. Bits of outputs depend on none of it. Bits of gradients depend on those that say
-// so, since these set the order of a sum, or who makes it. What follows from the number of registers is where it is used.
+// of 3 % mean nothing. "Two threads" stands for wall time on two free cores of the same processor. What these cost each
+// other changes from minute to minute, perhaps with the caches that they share: "near" and "apart" are the two states.
+// (B, H, D): sequences, hidden size, input size. Bits of outputs depend on none of it. Bits of gradients depend on those
+// that say so, since these set the order of a sum, or who makes it. What follows from the number of registers is where it
+// is used.
 #pragma once
 
 #include <stddef.h>
@@ -14,26 +16,33 @@ namespace raglane::tuning {
 
 // ---- threads ----------------------------------------------------------------------------------------------------
 
-// Operations that are worth the start of a thread. Not measured: needs two free cores.
+// Operations that are worth the start of a thread. Two threads, calls of 20 to 100 microseconds: 1e6 and 2e6 take 0.78 to
+// 1.02 times as long near and 1.00 to 1.32 apart, 8e6 up to 1.22 and 16e6 up to 1.54 near.
 inline constexpr double thread_operations = 4e6;
 // What a gate of an element-wise cell costs besides its product, in operations. One thread at H 256, lognormal lengths:
 // minGRU 52, minLSTM 59, QRNN 67. IndRNN and SRU were not measured.
 inline constexpr double row_operations = 40;
-// What an instruction of a program costs per number, in operations. Not measured.
+// What an instruction of a program costs per number, in operations. Two threads: 1.5 to 24 take 0.97 to 1.06 times as
+// long, without a trend.
 inline constexpr double instruction_operations = 6;
 // Gates of an element-wise cell, whichever it is, where its work is estimated: most have 3.
 inline constexpr double counted_gates = 3;
-// Bytes of rows to be moved that are worth the start of a thread. Not measured: needs two free cores.
+// Bytes of rows to be moved that are worth the start of a thread. Two threads: 32 to 128 KB take 0.99 to 1.03 times as
+// long, 512 KB up to 1.11, 4 MB up to 1.32.
 inline constexpr int64_t thread_bytes = 256 << 10;
-// How often a waiting thread looks before it gives up its core each time. Not measured: needs two free cores.
+// How often a waiting thread looks before it gives up its core each time. Two threads, teams: 0 takes 0.99 to 1.08 times
+// as long, 20 up to 1.01, 2,000 and 20,000 0.98 to 1.01.
 inline constexpr int spins = 200;
 
 // From this many rows per thread, each thread has lanes of its own; with fewer, threads form teams. Lanes of its own:
 // the backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 ms in place of 12.3.
 inline constexpr double own_rows = 3;
-// Rows that a team should have, and the fewest that are counted with. Not measured: needs two free cores.
+// Rows that a team should have, and the fewest that are counted with. Two threads, LSTM: in place of 6, 4 takes up to 1.13
+// times as long, 2 up to 1.39, 12 as long.
 inline constexpr double team_rows = 6, fewest_rows = 0.1;
-// Bytes of weights per step that make a wait per step worth it. Not measured: needs two free cores.
+// Bytes of weights per step that make a wait per step worth it. Two threads, LSTM, GRU and RNN, 1 and 4 rows: without
+// teams 144 KB take up to 1.39 times as long near, and 0.81 to 0.99 apart; 256 KB 0.84 to 1.41, 1 MB 1.01 to 1.32.
+// Teams at 64 KB take 0.77 to 1.49 times as long.
 inline constexpr int64_t team_weights = 128 << 10;
 
 // ---- lanes ------------------------------------------------------------------------------------------------------
@@ -84,10 +93,8 @@ inline constexpr int64_t streamed_caches = 8;
 
 // Elements of a group of sequences at least, and groups at most, about: gradients of biases and recurrent factors are
 // summed group by group, so their bits depend on both. One thread, H 128 and 256: groups of 64 to 1,024 elements take 0.94
-// to 1.04 times as long. The most is not measured: needs two free cores.
+// to 1.04 times as long. Two threads: 8 to 2,048 groups at most take 0.99 to 1.02 times as long.
 inline constexpr int64_t group_elements = 256, most_groups = 128;
-// Threads share a group that is more than one part in this many of a thread's work. Not measured: needs two free cores.
-inline constexpr int64_t lopsided = 2;
 
 // ---- programs -------------------------------------------------------------------------------------------------------
 
