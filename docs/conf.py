@@ -1,4 +1,4 @@
-"""How Sphinx makes the site of docs/: Markdown by MyST, docstrings by autodoc, the theme furo, no other host."""
+"""Sphinx configuration of the site: Markdown by MyST, docstrings by autodoc, the theme furo, no external requests."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ author = "The Raglane developers"
 version = release = raglane.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-# Headings get the anchors that a code host gives them, so that links in the Markdown work in both places.
+# Headings get the same anchors as on a code host, so that links in the Markdown work in both places.
 myst_heading_anchors = 4
 
 nitpicky = True
 nitpick_ignore_regex = [
-    # What belongs to other projects stands on other sites, which the build does not ask.
+    # Names of other projects: the build does not download their inventories.
     (
         r"py:.*",
         r"(torch|numpy|np|matplotlib|collections|copy|dataclasses|pathlib|os|typing|types)\..*|Tensor|Axes|Figure",
     ),
-    # Type variables, and bases of which only the classes are public.
+    # Type variables, and private bases of public classes.
     (
         r"py:class",
         r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter"
         r"|FeatureCounts|FeatureEncoder|Skipped)"
         r"|.*\bWatcher",
     ),
-    # Docstrings that say what they implement by its short name.
+    # Docstrings that refer to the implemented name without its module.
     (
         r"py:(meth|func)",
         r"(CellSpec|RecurrentLayer|Path|raglane\.interop)\.\w+|masked|check_output|accelerate|modify",
@@ -64,9 +64,9 @@ pygments_dark_style = "github-dark"
 
 
 def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
-    """Take links to Markdown outside of docs/, which is no page of the site, as links to the files.
+    """Convert links to Markdown files outside of docs/, which are not pages of the site, to links to the files.
 
-    The blank line that ends an example is for the eyes of who reads the source.
+    Also removes the blank line that ends an example in the source.
     """
     folder = (DOCS / page).parent
 
@@ -81,15 +81,15 @@ def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
 def _defaults_that_are_made(
     app: Sphinx, kind: str, name: str, item: object, options: object, signature: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Write "..." for the default of a dataclass that a function makes: Sphinx cannot read what Python writes there."""
+    """Write "..." for dataclass defaults made by a factory: Sphinx cannot parse Python's text for them."""
     return (signature and signature.replace("<factory>", "...")), result
 
 
 def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
-    """Mend what keeps a reader without a mouse, or with a screen reader, from a page that the theme made.
+    """Make the theme's pages accessible by keyboard and screen reader.
 
-    What scrolls can be reached with the tab key; the parameters of a long signature are no list of definitions; the
-    headings between the pages on the left have a level.
+    Scrolling elements get a tab stop, parameters of long signatures are not definition lists, and headings of the
+    navigation have a level.
     """
     body = context.get("body", "")
     body = body.replace("<pre>", '<pre tabindex="0">')
@@ -104,13 +104,13 @@ def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], 
 
 
 def _with_pictures(app: Sphinx, error: Exception | None) -> None:
-    """Copy the pictures of pages that name them in HTML, for light and for dark, which Sphinx does not read."""
+    """Copy pictures that pages include as HTML (light and dark), which Sphinx does not copy."""
     if error is None:
         shutil.copytree(DOCS / "pictures", Path(app.outdir, "pictures"), dirs_exist_ok=True)
 
 
 def setup(app: Sphinx) -> None:
-    """Connect them to the build; the last one after the theme, which comes at 500."""
+    """Connect the functions to the build; ``_accessible`` after the theme, whose priority is 500."""
     app.connect("source-read", _for_the_site)
     app.connect("autodoc-process-signature", _defaults_that_are_made)
     app.connect("html-page-context", _accessible, priority=900)

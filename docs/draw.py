@@ -1,6 +1,6 @@
-"""Draw the pictures of the documents anew, in light and dark: python docs/draw.py.
+"""Draws the pictures of the pages into docs/pictures, in light and dark: python docs/draw.py.
 
-They lie in docs/pictures. A test draws them again and compares.
+A test draws them again and compares.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ CODE = {
     "schedules": "rl.plot.schedules([4, 6, 8, 5, 4, 3, 7, 8], lanes=4)",
     "waste": "rl.plot.waste([number % 97 + 3 for number in range(3000)])",
 }
-"""Each picture by its name: what draws it, as the documents show it."""
+"""The code of each picture by name, as shown in the pages."""
 
 OF_MEASUREMENTS = {
     "times": 'rl.plot.times(measured["times"])',
     "roofline": 'rl.plot.roofline(**measured["roofline"])',
 }
-"""The same for pictures of what ``benchmarks/measured.py`` found, which the documents show without the code."""
+"""Pictures of results of ``benchmarks/measured.py``, which the pages show without the code."""
 
 
 def draw(folder: Path) -> None:
-    """Write every picture to a folder, for both themes."""
+    """Write every picture to a folder, in both themes."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {"rl": rl, "measured": json.loads(MEASURED.read_text(encoding="utf-8"))}
     for name, code in (CODE | OF_MEASUREMENTS).items():
