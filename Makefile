@@ -72,17 +72,17 @@ docs: $(READY)
 pages: docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --pages tests/pages
 
-# From the folder of the tests, whose packages they are.
+# From the folder of the tools, whose packages they are.
 fuzz: $(READY)
-	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks $(SECONDS) $(SEED)
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz $(SECONDS) $(SEED)
 
 attack: $(READY)
-	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks 3600
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz 3600
 
 # With KERNELS=1 also those of csrc, a build each; NAMES are of faults, all of them where none is given.
 faults: $(READY)
 	$(if $(KERNELS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja)
-	cd tests && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
+	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
 # emulated. AddressSanitizer also watches the attacks from Python; leaks of Python itself are not looked for there.
@@ -98,8 +98,8 @@ sanitize: $(READY)
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
 	for attack in memory programs; do \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tests \
-		$(BIN)/python -m attacks.$$attack $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native || exit 1; \
+		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tools \
+		$(BIN)/python -m fuzz.$$attack $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native || exit 1; \
 	done
 
 emulate: $(READY)

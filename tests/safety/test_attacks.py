@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-import attacks.__main__ as turns
-from attacks import cells, commands, malformed_files, numbers
+import fuzz.__main__ as turns
 from commands import undrawn_pictures  # noqa: F401
+from fuzz import cells, commands, malformed_files, numbers
 from raglane.data import Columns
 from raglane.errors import DataError
 from random_cells import ask, naive
@@ -35,7 +35,7 @@ def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cells, "ask", wrong)
     assert cells.main(2, 1000) == 2
-    assert "python -m attacks.cells 1 1001: program auto: result 0" in capsys.readouterr().out
+    assert "python -m fuzz.cells 1 1001: program auto: result 0" in capsys.readouterr().out
 
 
 def test_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_numbers_that_are_wrong_are_found(
     assert numbers.main(rounds, 1) > 0
     found = capsys.readouterr().out
     assert what in found
-    assert "python -m attacks.numbers 1 " in found
+    assert "python -m fuzz.numbers 1 " in found
 
 
 def test_attacks_in_turn_say_what_they_found(
@@ -86,7 +86,7 @@ def test_attacks_in_turn_say_what_they_found(
         assert turns.main(0, 7) == 1
         found = capsys.readouterr().out
         assert "make fuzz SECONDS=0 SEED=7" in found
-        assert "FAULT: python -m attacks.malformed_files 2 " in found
+        assert "FAULT: python -m fuzz.malformed_files 2 " in found
         assert ": exit code " in found
 
 
@@ -102,7 +102,7 @@ def test_an_attack_finds_what_should_not_be(
     monkeypatch.setattr(malformed_files, "read", fail)
     assert malformed_files.fault_of(tmp_path, None, Columns()) is not None
     assert malformed_files.main(2, 1) == 2
-    assert "python -m attacks.malformed_files 1 1 1\n" in capsys.readouterr().out
+    assert "python -m fuzz.malformed_files 1 1 1\n" in capsys.readouterr().out
 
 
 def test_a_round_can_be_repeated(tmp_path: Path) -> None:

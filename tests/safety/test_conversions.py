@@ -1,4 +1,4 @@
-"""A little of the attack by ``attacks.conversions``: what is killed ends with the bytes of what was not."""
+"""A little of the attack by ``fuzz.conversions``: what is killed ends with the bytes of what was not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.conversions import Yard, main
+from fuzz.conversions import Yard, main
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,6 @@ def test_rounds_are_drawn(monkeypatch: pytest.MonkeyPatch, yard: Yard, capsys: p
     def here(folder: Path) -> Yard:
         return yard
 
-    monkeypatch.setattr("attacks.conversions.Yard", here)
+    monkeypatch.setattr("fuzz.conversions.Yard", here)
     assert main(1, 1) == 0
     assert "conversions: 1 rounds of seed 1, " in capsys.readouterr().out

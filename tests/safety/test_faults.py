@@ -17,7 +17,7 @@ from looped import looped
 
 @looped("name", all_faults())
 def test_every_fault_has_a_place_and_its_tests(name: str) -> None:
-    """Where this fails the source has changed: tests/faults/README.md says how to mend a fault."""
+    """Where this fails the source has changed: tools/faults/README.md says how to mend a fault."""
     fault = all_faults()[name]
     path, text = fault.changed()
     assert text != (ROOT / path).read_text()
@@ -149,7 +149,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
     """
     before = (ROOT / "src/raglane/schedules/__init__.py").read_text()
     done = subprocess.run(
-        [sys.executable, "-c", _CODE], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", _CODE], cwd=ROOT / "tools", capture_output=True, text=True, check=False, timeout=600
     )
     first, second, _ = done.stdout.split("exit code 1\n")
     assert "the tests pass without a fault\n" in first

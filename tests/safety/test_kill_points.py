@@ -1,12 +1,12 @@
-"""A little of the attack by ``attacks.kill_points``: what dies or fails ends with the bits of what did neither."""
+"""A little of the attack by ``fuzz.kill_points``: what dies or fails ends with the bits of what did neither."""
 
 from __future__ import annotations
 
 import pytest
 
-from attacks.kill_points import STORIES, Workshop, attack, count_calls, main
-from attacks.runs import contents
 from commands import undrawn_pictures  # noqa: F401
+from fuzz.kill_points import STORIES, Workshop, attack, count_calls, main
+from fuzz.runs import contents
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,6 @@ def test_the_attack_notices_what_is_lost(shop: Workshop, monkeypatch: pytest.Mon
 
 
 def test_rounds_are_drawn(shop: Workshop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("attacks.kill_points.Workshop", lambda _: shop)
+    monkeypatch.setattr("fuzz.kill_points.Workshop", lambda _: shop)
     assert main(3, 1) == 0
     assert "kill_points: 3 rounds of seed 1, " in capsys.readouterr().out

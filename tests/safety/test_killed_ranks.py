@@ -1,10 +1,10 @@
-"""A little of the attack by ``attacks.killed_ranks``: what is killed ends with the bits of what nobody disturbed."""
+"""A little of the attack by ``fuzz.killed_ranks``: what is killed ends with the bits of what nobody disturbed."""
 
 from __future__ import annotations
 
 import pytest
 
-from attacks.killed_ranks import Track, main
+from fuzz.killed_ranks import Track, main
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_the_attack_notices_what_is_lost(track: Track) -> None:
 
 
 def test_rounds_are_drawn(track: Track, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("attacks.killed_ranks.Track", lambda _: track)
+    monkeypatch.setattr("fuzz.killed_ranks.Track", lambda _: track)
     monkeypatch.setattr(track, "attack", lambda *_: None)
     assert main(2, 1) == 0
     assert capsys.readouterr().out == "killed_ranks: 2 rounds of seed 1, nothing lost\n"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from attacks.memory import WRONG
+from fuzz.memory import WRONG
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import gate, matrix, operators

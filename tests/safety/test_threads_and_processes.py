@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 def test_attacks_beside_guard_pages(script: Script) -> None:
     """``make attack`` plays many more."""
-    done = script("import sys; from attacks.memory import main; sys.exit(main(rounds=250, seed=1))")
+    done = script("import sys; from fuzz.memory import main; sys.exit(main(rounds=250, seed=1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
 def test_attacks_on_programs(script: Script) -> None:
-    done = script("import sys; from attacks.programs import main; sys.exit(main(rounds=200, seed=1))")
+    done = script("import sys; from fuzz.programs import main; sys.exit(main(rounds=200, seed=1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
@@ -33,7 +33,7 @@ def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> No
     """Nobody promises the class that looks at all of them at once."""
     done = script(
         "import sys; from raglane.kernels.cpu import gate; gate._is_right = lambda: False;"
-        "from attacks.memory import main; sys.exit(main(rounds=100, seed=300))"
+        "from fuzz.memory import main; sys.exit(main(rounds=100, seed=300))"
     )
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
@@ -41,7 +41,7 @@ def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> No
 def test_guard_pages_end_a_process_that_passes_them(script: Script) -> None:
     for shift in (1, -1):
         done = script(
-            "import ctypes, torch; from attacks.guarded import guarded;"
+            "import ctypes, torch; from guarded import guarded;"
             f"x = guarded(torch.zeros(3), before={shift < 0});"
             f"ctypes.memmove(ctypes.create_string_buffer(12), x.data_ptr() + {shift}, 12)"
         )
@@ -157,8 +157,8 @@ def test_denormal_numbers_on_every_thread() -> None:
 
 GRADIENTS_BESIDE_GUARD_PAGES = """
 import torch
-from attacks.guarded import chosen_library, guarded
-from attacks.memory import LAYERS
+from guarded import chosen_library, guarded
+from fuzz.memory import LAYERS
 from raglane import Ragged
 from raglane.native.library import library
 

@@ -7,6 +7,7 @@ how they start: it is how they end.
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import resource
 import sys
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from attacks.forked import CONTEXT
-from raglane.cli import main
+__all__ = ["CONTEXT", "Command", "run", "start"]
 
-__all__ = ["Command", "run", "start"]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["raglane.cli", "raglane.training.run", "raglane.training.trainer", "raglane.report.figures"]
+)
 
 
 def _beside(folder: Path, name: str) -> Path:
@@ -26,7 +29,9 @@ def _beside(folder: Path, name: str) -> Path:
 
 
 def _run(arguments: list[str], folder: Path, largest_file: int) -> None:
-    """What the process does: it prints into two files and ends with the code of the command."""
+    """Run a command in this process: print into two files and exit with its code."""
+    from raglane.cli import main
+
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     for number, name in ((1, "stdout"), (2, "stderr")):

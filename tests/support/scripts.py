@@ -12,11 +12,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Ended", "Script"]
 
-_TESTS = Path(__file__).parents[1]
 _SERVER = """
 import json, os, signal, sys, torch, traceback
 
@@ -80,7 +78,7 @@ class Script:
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", _SERVER],
-                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(_TESTS)},
+                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

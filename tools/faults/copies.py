@@ -36,7 +36,7 @@ class Copy:
         shutil.copytree(
             ROOT, folder, ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else ()
         )
-        shutil.copy(folder / "tests/faults/redirect.py", folder / "tests/sitecustomize.py")
+        shutil.copy(folder / "tools/faults/redirect.py", folder / "tools/sitecustomize.py")
         places = [Path(place, "lib") for place in raglane.native.__path__]
         for library in [path for place in places for path in sorted(place.glob("libraglane_cpu.*"))][:1]:
             self._put_kernels(library)

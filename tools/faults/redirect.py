@@ -1,4 +1,4 @@
-"""Put into a copy of the repository as ``tests/sitecustomize.py``: Python imports the package from that copy.
+"""Put into a copy of the repository as ``tools/sitecustomize.py``: Python imports the package from that copy.
 
 A folder on the path is not enough. The hook of an editable installation answers before any folder is looked at, in
 every process that a test starts as well.

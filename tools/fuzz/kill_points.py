@@ -16,7 +16,7 @@ How it ends (``WAYS``), each at a moment that is drawn:
 Then the next command repairs what it finds: ``--resume`` where a run is, else the command itself. Compared are all
 files of the run, byte for byte, without the seconds that things took; nothing else may be left.
 
-    python -m attacks.kill_points 200 1
+    python -m fuzz.kill_points 200 1
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attacks.forked import CONTEXT
-from attacks.runs import contents, has_begun, same, write_data
+from fuzz.runs import contents, has_begun, same, write_data
+from processes import CONTEXT
 from raglane._utils import files
 from raglane.cli import main as raglane
 from raglane.training.checkpoint import read_tensors, to_safetensors
@@ -312,7 +312,7 @@ def main(rounds: int = 200, seed: int = 1) -> int:
             try:
                 attack(shop, STORIES[name], way, moment, again)
             except AssertionError as error:
-                print(f"python -m attacks.kill_points {number + 1} {seed}: {name}, {way} at {moment}, {again}: {error}")
+                print(f"python -m fuzz.kill_points {number + 1} {seed}: {name}, {way} at {moment}, {again}: {error}")
                 return 1
     print(f"kill_points: {rounds} rounds of seed {seed}, {sum(calls.values())} moments, nothing lost")
     return 0

@@ -7,8 +7,8 @@ own whose message is one line of printable characters. Anything else (another ex
 a fault, and its line says how to repeat it::
 
     cd tests
-    python -m attacks.malformed_files 20000 1        # 20,000 rounds from seed 1
-    python -m attacks.malformed_files 1 1 4711       # round 4711 of seed 1 alone, with the trace and the file
+    python -m fuzz.malformed_files 20000 1        # 20,000 rounds from seed 1
+    python -m fuzz.malformed_files 1 1 4711       # round 4711 of seed 1 alone, with the trace and the file
 
 A round follows from the seed and its number, so any one can be repeated without those before it.
 """
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.odd_files import build
+from fuzz.odd_files import build
 from raglane.data import Columns, Dataset, Preprocessor, Records, convert, read
 from raglane.errors import RaglaneError
 
@@ -145,7 +145,7 @@ def main(rounds: int, seed: int, first: int = 0) -> int:
             if fault is not None:
                 faults += 1
                 print(f"{type(fault).__name__}: {str(fault)[:200]!a}", flush=True)
-                print(f"  repeat: cd tests && python -m attacks.malformed_files 1 {seed} {number}", flush=True)
+                print(f"  repeat: cd tools && python -m fuzz.malformed_files 1 {seed} {number}", flush=True)
             if rounds == 1:
                 if fault is not None:
                     traceback.print_exception(fault)

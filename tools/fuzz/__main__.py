@@ -1,4 +1,4 @@
-"""All attacks in turn, for as long as is asked: ``python -m attacks SECONDS [SEED]``, or ``make fuzz``.
+"""All attacks in turn, for as long as is asked: ``python -m fuzz SECONDS [SEED]``, or ``make fuzz``.
 
 Each attack runs in a process of its own, which a signal may end, a few seconds at a time, with a new seed each time.
 What goes wrong is said with the command that repeats it.
@@ -41,7 +41,7 @@ def main(seconds: float, seed: int) -> int:
     while turns < len(ROUNDS) or time.monotonic() - start < seconds:
         name = list(ROUNDS)[turns % len(ROUNDS)]
         turns += 1
-        attack = [f"attacks.{name}", str(ROUNDS[name]), str(chance.randrange(10**6))]
+        attack = [f"fuzz.{name}", str(ROUNDS[name]), str(chance.randrange(10**6))]
         fault = _play(attack)
         if fault is not None:
             faults += 1

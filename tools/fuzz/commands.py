@@ -1,12 +1,12 @@
 """The commands, given malformed files and odd options: they end with 0, or with 2 and one clear line.
 
-A round takes a file of :mod:`attacks.malformed_files`, or one that can be read, and a random command with random
+A round takes a file of :mod:`fuzz.malformed_files`, or one that can be read, and a random command with random
 options. What may come of it is exit code 0; or 2, one line of printable characters on the standard error, and nothing
 new in the folder; or 3 and one line of a training that ran away. A fault prints how to repeat it::
 
     cd tests
-    python -m attacks.commands 500 1          # 500 rounds from seed 1
-    python -m attacks.commands 1 1 4711       # round 4711 of seed 1 alone
+    python -m fuzz.commands 500 1          # 500 rounds from seed 1
+    python -m fuzz.commands 1 1 4711       # round 4711 of seed 1 alone
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from attacks.malformed_files import build
+from fuzz.malformed_files import build
 from raglane.cli import main as raglane
 
 __all__ = ["attack", "main", "prepare"]
@@ -166,7 +166,7 @@ def main(rounds: int, seed: int, first: int = 0) -> int:
                 fault, command = attack(seed, number, ready, Path(folder))
                 if fault is not None or rounds == 1:
                     print(
-                        f"{fault}\n  {command!a}\n  repeat: cd tests && python -m attacks.commands 1 {seed} {number}",
+                        f"{fault}\n  {command!a}\n  repeat: cd tools && python -m fuzz.commands 1 {seed} {number}",
                         flush=True,
                     )
                 faults += fault is not None

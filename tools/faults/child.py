@@ -62,9 +62,9 @@ def _run(folder: Path, arguments: list[str], printed: Path) -> None:
     os.dup2(output, 2)
     os.chdir(folder)
     # For the processes that tests start; in this one Python has looked for the file already.
-    os.environ["PYTHONPATH"] = str(folder / "tests")
-    sys.path[:] = [str(folder / "tests"), *(path for path in sys.path if Path(path).name != "tests")]
-    spec = importlib.util.spec_from_file_location("redirect", folder / "tests/sitecustomize.py")
+    os.environ["PYTHONPATH"] = str(folder / "tools")
+    sys.path[:] = [str(folder / "tools"), *(path for path in sys.path if Path(path).name != "tools")]
+    spec = importlib.util.spec_from_file_location("redirect", folder / "tools/sitecustomize.py")
     assert spec is not None
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -5,7 +5,7 @@ written after each batch. If a rank was killed, the command ends by itself, in o
 ``--resume``, or begins again where nothing was written yet, and all files are compared, byte for byte, without the
 seconds that things took.
 
-    python -m attacks.killed_ranks 100 1
+    python -m fuzz.killed_ranks 100 1
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from attacks.forked import CONTEXT
-from attacks.runs import contents, has_begun, same, write_data
+from fuzz.runs import contents, has_begun, same, write_data
+from processes import CONTEXT
 
 __all__ = ["Track", "main"]
 
@@ -190,7 +190,7 @@ def main(rounds: int = 100, seed: int = 1) -> int:
                 track.attack(ranks, seconds, victim, saves_always)
             except AssertionError as error:
                 what = f"{ranks} ranks, {victim} killed after {seconds:.3f} s, {saves_always}"
-                print(f"python -m attacks.killed_ranks {number + 1} {seed}: {what}: {error}")
+                print(f"python -m fuzz.killed_ranks {number + 1} {seed}: {what}: {error}")
                 return 1
     print(f"killed_ranks: {rounds} rounds of seed {seed}, nothing lost")
     return 0

@@ -4,7 +4,7 @@ A round draws a program and a batch. Some of the program's integers are changed,
 caller brings: then it is refused, or runs and keeps to its memory. Where nothing is changed the numbers must be right.
 To read or write past a tensor ends the process with a signal, so rounds run in a process of their own::
 
-    python -m attacks.programs 1000 1
+    python -m fuzz.programs 1000 1
 
 A third argument is a folder whose ``lib`` holds another build of the kernels, a sanitized one say.
 """
@@ -15,21 +15,18 @@ import random
 import sys
 from array import array
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import raglane.native
-from attacks.guarded import chosen_library, guarded, guarded_allocations
-from attacks.rounds import play_rounds
+from fuzz.rounds import play_rounds
+from guarded import chosen_library, guarded, guarded_allocations
 from raglane.errors import ArgumentError
 from raglane.kernels.cpu import programs
 from raglane.native.library import library
 from raglane.programs.program import Program
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from random_programs import Case, draw, draw_lengths, tensors_for
 
 __all__ = ["main", "play"]

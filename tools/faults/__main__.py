@@ -1,4 +1,4 @@
-"""Does a test notice it? ``make faults``, or from ``tests``: ``python -m faults [--check] [--kernels] [NAME...]``.
+"""Does a test notice it? ``make faults``, or from ``tools``: ``python -m faults [--check] [--kernels] [NAME...]``.
 
 Each fault is put into a copy of the repository, and the tests that it names run there until one fails. The same tests
 run in a copy without a fault as well: what fails there notices nothing.

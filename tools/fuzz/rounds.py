@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from attacks.guarded import release
+from guarded import release
 
 
 def play_rounds(name: str, play: Callable[[int], str | None], rounds: int, seed: int) -> int:
@@ -28,6 +28,6 @@ def play_rounds(name: str, play: Callable[[int], str | None], rounds: int, seed:
         if fault is not None:
             faults += 1
             print(file=sys.stderr)
-            print(f"python -m attacks.{name} 1 {number}: {fault}", flush=True)
+            print(f"python -m fuzz.{name} 1 {number}: {fault}", flush=True)
     print(file=sys.stderr)
     return faults

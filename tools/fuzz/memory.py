@@ -4,7 +4,7 @@ A round draws a layer, a batch and one change to a tensor of it, before the forw
 change that leaves the numbers alone must give the right numbers; any other must give one of Raglane's errors. To read
 or write past a tensor ends the process with a signal, so rounds run in a process of their own::
 
-    python -m attacks.memory 1000 1
+    python -m fuzz.memory 1000 1
 
 A third argument is a folder whose ``lib`` holds another build of the kernels, a sanitized one say.
 """
@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
 import raglane.native
-from attacks.guarded import chosen_library, guarded, guarded_allocations
-from attacks.rounds import play_rounds
+from fuzz.rounds import play_rounds
+from guarded import chosen_library, guarded, guarded_allocations
 from raglane.errors import RaglaneError
 from raglane.native.library import library
 

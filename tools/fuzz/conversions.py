@@ -4,7 +4,7 @@ Files of four formats are converted, some of their rows bad. A round lets the co
 file system or at a moment that is drawn; now and then the one that goes on gets it, too. Then the conversion is called
 again, and all files are compared, byte for byte; nothing else may be left beside them.
 
-    python -m attacks.conversions 100 1
+    python -m fuzz.conversions 100 1
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from attacks.forked import CONTEXT
-from attacks.kill_points import ended
-from attacks.runs import same
-from attacks.small_shards import small_steps
+from fuzz.kill_points import ended
+from fuzz.runs import same
+from processes import CONTEXT
 from raglane.data import Columns, convert
+from small_files import small_steps
 
 __all__ = ["Yard", "main"]
 
@@ -114,9 +114,9 @@ def _convert_until(inputs: list[Path], output: Path, moment: int) -> None:
         def __init__(self) -> None:
             real(os.getpid(), signal.SIGKILL)
 
-    import attacks.kill_points
+    import fuzz.kill_points
 
-    attacks.kill_points.Died = _Killed  # type: ignore[misc,assignment]
+    fuzz.kill_points.Died = _Killed  # type: ignore[misc,assignment]
     with ended(output.parent, moment, "die"):
         _convert(inputs, output)
 
@@ -143,7 +143,7 @@ def main(rounds: int = 100, seed: int = 1) -> int:
                     yard.killed(moment)
                 yard.check()
             except AssertionError as error:
-                print(f"python -m attacks.conversions {number + 1} {seed}: killed at {moments}: {error}")
+                print(f"python -m fuzz.conversions {number + 1} {seed}: killed at {moments}: {error}")
                 return 1
     print(f"conversions: {rounds} rounds of seed {seed}, {calls} calls to die at, nothing lost")
     return 0

@@ -1,18 +1,15 @@
 """Random cells through everything that runs them, against their equations, until one differs.
 
-Run it from ``tests``: ``python -m attacks.cells ROUNDS SEED``.
+Run it from ``tests``: ``python -m fuzz.cells ROUNDS SEED``.
 """
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from attacks.rounds import play_rounds
+from fuzz.rounds import play_rounds
 from raglane.errors import RaglaneError
 from raglane.kernels.dispatch import BACKENDS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from random_cells import RandomCell, ask, difference, engine, naive
 
 __all__ = ["main", "play"]

@@ -4,7 +4,7 @@ A round draws a layer, its options, a batch and a number of threads. Values, sta
 reference kernel's in float64; outputs and states with those of the same sequences in other batches, at other numbers of
 threads, and as inputs of other kinds; gradients with a second run's::
 
-    python -m attacks.numbers 1000 1
+    python -m fuzz.numbers 1000 1
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from attacks.guarded import chosen_library
-from attacks.rounds import play_rounds
+from fuzz.rounds import play_rounds
+from guarded import chosen_library
 from raglane.native.library import has_cell, library
 
 __all__ = ["LAYERS", "main", "play"]
