@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 RUN := runs/demo
 # Processes that run the tests side by side; the networks in them are small, so each takes one thread.
 JOBS ?= 2
-# How many random calls make sanitize draws, for how long make fuzz attacks, and both from which seed.
+# The number of random calls of make sanitize, the seconds of make fuzz, and the seed of both.
 ROUNDS ?= 300
 SECONDS ?= 60
 SEED ?= 1
@@ -22,8 +22,8 @@ help:
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
-	@echo "make attack  the same for an hour, from a seed of its own"
-	@echo "make faults  put mistakes into a copy of the source and see that tests notice each; KERNELS=1 builds those in C++"
+	@echo "make attack  the same for an hour, from a random seed"
+	@echo "make faults  check that tests notice mistakes in the source; KERNELS=1 also builds those in C++"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    every float through the kernels' exp, tanh, log and so on, on every instruction set here"
@@ -72,20 +72,19 @@ docs: $(READY)
 pages: docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --pages tests/pages
 
-# From the folder of the tools, whose packages they are.
 fuzz: $(READY)
-	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz $(SECONDS) $(SEED)
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
 
 attack: $(READY)
-	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz 3600
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz --seconds 3600
 
-# With KERNELS=1 also those of csrc, a build each; NAMES are of faults, all of them where none is given.
+# NAMES are faults, patterns or rooms; default: all, with KERNELS=1 also those of csrc, of which each is built.
 faults: $(READY)
 	$(if $(KERNELS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja)
 	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
-# A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
-# emulated. AddressSanitizer also watches the attacks from Python; leaks of Python itself are not looked for there.
+# A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
+# AddressSanitizer also checks two fuzzers; there it ignores leaks, which are Python's.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
@@ -96,10 +95,11 @@ sanitize: $(READY)
 	done
 	$(BIN)/cmake --build $(SANITIZED) --target raglane
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
-	for attack in memory programs; do \
+	cd tools && for name in memory programs; do \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tools \
-		$(BIN)/python -m fuzz.$$attack $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native || exit 1; \
+		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 \
+		$(CURDIR)/$(BIN)/python -m fuzz $$name --rounds $(ROUNDS) --seed $(SEED) \
+		--kernels $(CURDIR)/$(SANITIZED)/installed/raglane/native || exit 1; \
 	done
 
 emulate: $(READY)

@@ -72,6 +72,17 @@ def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -
             assert words.startswith((f"{name}: got ", "input: got ") if name == "weight_ih_l0" else f"{name}: got ")
 
 
+@looped("change", WRONG)
+def test_a_wrong_weight_is_refused_before_it_is_clamped(change: str) -> None:
+    found = []
+    for length in (None, 9):
+        layer = rl.nn.IndRNN(5, 7, backend="cpu", max_length=length)
+        new = WRONG[change](layer.get_parameter("weight_hh_l0").detach())
+        layer.weight_hh_l0 = nn.Parameter(new, requires_grad=False)
+        found.append(refusal(lambda layer=layer: layer(batch())))  # type: ignore[misc]
+    assert found[0] == found[1]
+
+
 def test_a_parameter_that_is_none_or_no_tensor() -> None:
     for new in (None, [1.0], np.zeros((28, 7))):
 

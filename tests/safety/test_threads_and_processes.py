@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 def test_attacks_beside_guard_pages(script: Script) -> None:
     """``make attack`` plays many more."""
-    done = script("import sys; from fuzz.memory import main; sys.exit(main(rounds=250, seed=1))")
+    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('memory', 250, 1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
 def test_attacks_on_programs(script: Script) -> None:
-    done = script("import sys; from fuzz.programs import main; sys.exit(main(rounds=200, seed=1))")
+    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('programs', 200, 1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
@@ -33,7 +33,7 @@ def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> No
     """Nobody promises the class that looks at all of them at once."""
     done = script(
         "import sys; from raglane.kernels.cpu import gate; gate._is_right = lambda: False;"
-        "from fuzz.memory import main; sys.exit(main(rounds=100, seed=300))"
+        "from fuzz.__main__ import play; sys.exit(play('memory', 100, 300))"
     )
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
@@ -157,14 +157,14 @@ def test_denormal_numbers_on_every_thread() -> None:
 
 GRADIENTS_BESIDE_GUARD_PAGES = """
 import torch
+from fuzz.networks import KERNEL_LAYERS
 from guarded import chosen_library, guarded
-from fuzz.memory import LAYERS
 from raglane import Ragged
 from raglane.native.library import library
 
 for isa in library().isas:
     with chosen_library(library().with_isa(isa)):
-        for make in LAYERS.values():
+        for make in KERNEL_LAYERS.values():
             for dtype in (torch.float32, torch.float64, torch.bfloat16):
                 layer = make(3, 17, backend="cpu", dtype=dtype, bidirectional=True)
                 for before in (False, True):

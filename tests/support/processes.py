@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,7 +29,7 @@ def _beside(folder: Path, name: str) -> Path:
     return folder.parent / f"{folder.name}.{name}"
 
 
-def _run(arguments: list[str], folder: Path, largest_file: int) -> None:
+def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable[[], object]) -> None:
     """Run a command in this process: print into two files and exit with its code."""
     from raglane.cli import main
 
@@ -37,6 +38,7 @@ def _run(arguments: list[str], folder: Path, largest_file: int) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
+    before()
     sys.exit(main(arguments))
 
 
@@ -81,10 +83,15 @@ class Command:
         return self.process.exitcode
 
 
-def start(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> Command:
-    """Start a command in a folder, with nothing printed yet; no file that it writes may have more bytes."""
+def start(
+    folder: Path,
+    *arguments: str,
+    largest_file: int = resource.RLIM_INFINITY,
+    before: Callable[[], object] = bool,
+) -> Command:
+    """Start a command in a folder, with a limit to the bytes of a file; ``before`` is called in its process first."""
     _beside(folder, "stdout").unlink(missing_ok=True)
-    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file, before), daemon=True)
     process.start()
     return Command(process, folder)
 

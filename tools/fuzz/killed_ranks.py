@@ -1,11 +1,8 @@
-"""Trainings in one and two processes that get SIGKILL: what goes on has the bits of what nobody disturbed.
+"""Trainings in one and two processes that are killed: a resumed one must have the bits of an undisturbed one.
 
-Killed is the command or one of its ranks, while it begins, trains, or writes. In every other round a checkpoint is
-written after each batch. If a rank was killed, the command ends by itself, in one line. Then it goes on with
-``--resume``, or begins again where nothing was written yet, and all files are compared, byte for byte, without the
-seconds that things took.
-
-    python -m fuzz.killed_ranks 100 1
+The command or one of its ranks gets SIGKILL while it starts, trains or writes. In half of the rounds a checkpoint is
+written after each batch. If a rank is killed, the command must end with one line. Then the training resumes, or starts
+again if nothing was written yet. All files must be equal, byte for byte, except for measured times.
 """
 
 from __future__ import annotations
@@ -14,22 +11,22 @@ import os
 import random
 import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fuzz.runs import contents, has_begun, same, write_data
-from processes import CONTEXT
+from commands import write_steps
+from fuzz.crashes import contents, has_begun, same
+from processes import Command
+from processes import start as start_command
 
-__all__ = ["Track", "main"]
+__all__ = ["Track", "start"]
 
 _RANKS = (1, 2)
-_LONGEST = 120.0
 
 
 class _Forked:
@@ -51,12 +48,12 @@ class _Forked:
 
 
 def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
-    """What ``launch.start_process`` does, without an interpreter that starts anew."""
+    """Replace ``launch.start_process``: fork instead of starting an interpreter."""
     from raglane.training.ranks import launch
 
     pid = os.fork()
     if pid == 0:
-        # As of a process that starts anew: nothing of its parent's is open.
+        # Like a new process, the rank has none of its parent's open files.
         mine = os.dup2(pipe.fileno(), 100)
         os.closerange(3, 100)
         os.closerange(101, 4096)
@@ -68,9 +65,8 @@ def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
     return process, process.exit_code
 
 
-def _command(arguments: list[str], errors: Path, saves_always: bool) -> None:
-    """What the process of a command does."""
-    from raglane.cli import main as raglane
+def _patch(saves_always: bool) -> None:
+    """Let this process fork its ranks, and write a checkpoint after each batch if asked."""
     from raglane.training import trainer
     from raglane.training.ranks import launch
 
@@ -78,57 +74,37 @@ def _command(arguments: list[str], errors: Path, saves_always: bool) -> None:
     os.environ.update(launch._network())
     if saves_always:
         trainer.SAVED_EVERY = 0.0
-    for number, path in ((1, Path(os.devnull)), (2, errors)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os._exit(raglane(arguments))
 
 
 class Track:
-    """A folder with data, and with the runs that nobody disturbs.
-
-    Args:
-        folder: an empty one.
-    """
+    """An empty folder that gets data and undisturbed runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.run, self._errors, self._data = folder / "run", folder / "errors", folder / "data.csv"
-        write_data(self._data, 40)
+        self._folder, self.run = folder / "work", folder / "work/run"
+        self._folder.mkdir()
+        self._data = write_steps(folder / "data.csv", 40)
         self.whole: dict[int, dict[str, Any]] = {}
         self.seconds: dict[int, float] = {}
         for ranks in _RANKS:
-            self.clear()
+            shutil.rmtree(self.run, ignore_errors=True)
             start = time.monotonic()
-            assert self.end(self.start(self.train(ranks))) == 0, self.errors()
+            self._succeed(self._train(ranks))
             self.seconds[ranks] = time.monotonic() - start
             self.whole[ranks] = contents(self.run)
 
-    def clear(self) -> None:
-        """No run."""
-        shutil.rmtree(self.run, ignore_errors=True)
-
-    def train(self, ranks: int) -> list[str]:
-        """The command."""
+    def _train(self, ranks: int) -> list[str]:
         options = "--hidden 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
-        return ["train", str(self._data), "--out", str(self.run), "--ranks", str(ranks), *options]
+        return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options]
 
-    def start(self, arguments: list[str], saves_always: bool = False) -> Any:
-        """A process that runs a command."""
-        process = CONTEXT.Process(target=_command, args=(arguments, self._errors, saves_always))
-        process.start()
-        return process
+    def _start(self, arguments: list[str], saves_always: bool = False) -> Command:
+        return start_command(self._folder, *arguments, before=partial(_patch, saves_always))
 
-    def end(self, process: Any) -> int:
-        """How a process ends."""
-        process.join(_LONGEST)
-        assert process.exitcode is not None, f"it does not end: {self.errors()}"
-        return int(process.exitcode)
-
-    def errors(self) -> str:
-        """What the last command printed of errors."""
-        return self._errors.read_text() if self._errors.exists() else ""
+    def _succeed(self, arguments: list[str]) -> None:
+        command = self._start(arguments)
+        assert command.end() == 0, command.errors()
 
     def attack(self, ranks: int, seconds: float, victim: int, saves_always: bool) -> None:
-        """Kill a training, go on, and compare.
+        """Kill a training, resume it, and compare.
 
         Args:
             ranks: of the training.
@@ -137,64 +113,43 @@ class Track:
             saves_always: whether each batch has a checkpoint.
 
         Raises:
-            AssertionError: something was lost, or said wrongly.
+            AssertionError: something is lost, or the message is wrong.
         """
-        self.clear()
-        process = self.start(self.train(ranks), saves_always)
-        process.join(seconds)
-        children = _children(process.pid)
+        shutil.rmtree(self.run, ignore_errors=True)
+        command = self._start(self._train(ranks), saves_always)
+        command.process.join(seconds)
+        children = _children(command.process.pid)
         if victim and len(children) == ranks > 1:
             with suppress(ProcessLookupError):
                 os.kill(children[victim - 1], signal.SIGKILL)
-            code = self.end(process)
-            assert code in (0, 2), (code, self.errors())
-            lines = self.errors().splitlines()
+            code, lines = command.end(), command.errors().splitlines()
+            assert code in (0, 2), (code, lines)
             assert len(lines) == (code == 2), lines
             assert code == 0 or f"rank {victim - 1}, killed by SIGKILL" in lines[0], lines
         else:
-            process.kill()
-            process.join()
-        resume = ["train", "--resume", "--out", str(self.run), "--quiet"]
-        if self.end(self.start(resume)) != 0:
-            # It was killed before it had written what it is.
-            assert not has_begun(self.run), self.errors()
-            assert self.end(self.start(self.train(ranks))) == 0, self.errors()
+            command.process.kill()
+            command.process.join()
+        resumed = self._start(["train", "--resume", "--out", "run", "--quiet"])
+        if resumed.end() != 0:
+            # It was killed before the run had a description.
+            assert not has_begun(self.run), resumed.errors()
+            self._succeed(self._train(ranks))
         same(contents(self.run), self.whole[ranks], f"not the run of {ranks} ranks")
 
+    def play(self, number: int) -> None:
+        draw = random.Random(number)
+        ranks = _RANKS[number % 2]
+        seconds, victim = draw.uniform(0.1, 1.1) * self.seconds[ranks], draw.choice((0, 1, 2))
+        self.attack(ranks, seconds, victim, saves_always=number % 4 > 1)
 
-def _children(pid: int) -> list[int]:
-    """The processes that a process has started, in their order."""
+
+def _children(pid: int | None) -> list[int]:
+    """Return the processes that a process has started, in order."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
 
 
-def main(rounds: int = 100, seed: int = 1) -> int:
-    """Attack so often, with what a seed draws, until something is lost, and print that.
-
-    Args:
-        rounds: how many trainings are killed.
-        seed: of ranks, victim and moment.
-
-    Returns:
-        1 where something was lost, else 0.
-    """
-    draw = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        track = Track(Path(folder).resolve())
-        for number in range(rounds):
-            ranks, saves_always = _RANKS[number % 2], number % 4 > 1
-            seconds, victim = draw.uniform(0.1, 1.1) * track.seconds[ranks], draw.choice((0, 1, 2))
-            try:
-                track.attack(ranks, seconds, victim, saves_always)
-            except AssertionError as error:
-                what = f"{ranks} ranks, {victim} killed after {seconds:.3f} s, {saves_always}"
-                print(f"python -m fuzz.killed_ranks {number + 1} {seed}: {what}: {error}")
-                return 1
-    print(f"killed_ranks: {rounds} rounds of seed {seed}, nothing lost")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+def start(folder: Path) -> Callable[[int], None]:
+    return Track(folder).play

@@ -1,10 +1,8 @@
-"""Random networks on random batches against float64 truth, and bit for bit where bits are promised.
+"""Random networks on random batches, compared with float64, and bit for bit where bits are promised.
 
-A round draws a layer, its options, a batch and a number of threads. Values, states and gradients are compared with the
-reference kernel's in float64; outputs and states with those of the same sequences in other batches, at other numbers of
-threads, and as inputs of other kinds; gradients with a second run's::
-
-    python -m fuzz.numbers 1000 1
+Values, states and gradients must agree with the reference backend in float64. Outputs and states must have the bits of
+the same sequences in other batches, with other numbers of threads, and as inputs of other kinds; gradients those of a
+second run.
 """
 
 from __future__ import annotations
@@ -12,61 +10,33 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import raglane as rl
-from fuzz.rounds import play_rounds
-from guarded import chosen_library
-from raglane.native.library import has_cell, library
+from cell_requests import possible
+from every_layer import gradients, results_of
+from fuzz.networks import KERNEL_LAYERS, LAYERS, drawn_kernels, error, hx
 
-__all__ = ["LAYERS", "main", "play"]
+__all__ = ["Round", "start"]
 
-LAYERS: dict[str, Callable[..., Any]] = {
-    "rnn tanh": rl.nn.RNN,
-    "rnn relu": partial(rl.nn.RNN, nonlinearity="relu"),
-    "rnn clip": partial(rl.nn.RNN, clip=0.7),
-    "lstm": rl.nn.LSTM,
-    "lstm projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h // 2), **options),
-    "lstm checkpointed": lambda d, h, **options: rl.nn.LSTM(d, h, checkpoint_every=4, **options),
-    "gru checkpointed": lambda d, h, **options: rl.nn.GRU(d, h, checkpoint_every=7, **options),
-    "lstm clip": partial(rl.nn.LSTM, clip=0.7),
-    "gru": rl.nn.GRU,
-    "gru reset before": partial(rl.nn.GRU, reset_after=False),
-    "indrnn relu": rl.nn.IndRNN,
-    "indrnn tanh": partial(rl.nn.IndRNN, nonlinearity="tanh"),
-    "indrnn bounded": partial(rl.nn.IndRNN, max_length=20),
-    "sru": rl.nn.SRU,
-    "qrnn": rl.nn.QRNN,
-    "mingru": rl.nn.MinGRU,
-    "minlstm": rl.nn.MinLSTM,
-    "layernorm lstm": rl.nn.LayerNormLSTM,
-    "layernorm gru": rl.nn.LayerNormGRU,
-    "peephole lstm": rl.nn.PeepholeLSTM,
-    "coupled lstm": rl.nn.CoupledLSTM,
-    "slstm": rl.nn.SLSTM,
-    "cfc": rl.nn.CfC,
-}
-
-# As shares of the largest number: differences below these are not looked into.
+# Smaller errors, as shares of the largest number, are not examined.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 3e-5, torch.bfloat16: 0.03}
 
 
 class Round:
-    """What one round draws: a layer, its truth, its peer, a batch, its states and what is asked of it."""
+    """A layer, the same layer in float64 (truth) and on the reference backend (peer), a batch and initial states."""
 
     def __init__(self, chance: random.Random) -> None:
         self.name = chance.choice(list(LAYERS))
         self.dtype = chance.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16])
         self.sizes = chance.choice([1, 2, 5, 16, 40]), chance.choice([2, 7, 16, 31, 33, 64, 100])
         if self.name.startswith("layernorm"):
-            # The norm of two or three numbers is a step, whose slope no rounding leaves alone.
+            # The norm of two or three numbers is nearly a step function, so rounding changes its slope.
             self.sizes = self.sizes[0], max(16, self.sizes[1])
         self.options = {
             "num_layers": chance.choice([1, 1, 1, 2, 3]),
@@ -87,19 +57,16 @@ class Round:
         self.peer = make(*self.sizes, dtype=self.dtype, backend="reference", **self.options)
         self.peer.load_state_dict(self.layer.state_dict())
         self.values = torch.randn(sum(lengths), self.sizes[0]).to(self.dtype)
-        self.promises_bits = has_cell(self.layer.cell.name)
-        rows = self.layer.num_layers * (2 if self.layer.bidirectional else 1), len(lengths)
-        given = chance.random() < 0.5
-        state = [torch.randn(*rows, n) for n in self.layer.state_sizes] if given else []
-        self.state = tuple(
-            # What an sLSTM divides by is above 0.
-            (part.abs() + 0.5 if name == "n" else part).to(self.dtype)
-            for name, part in zip(self.layer.cell.states, state, strict=False)
-        )
+        self.promises_bits = self.name in KERNEL_LAYERS
+        self.state: tuple[Tensor, ...] = ()
+        if chance.random() < 0.5:
+            rows = self.layer.num_layers * (2 if self.layer.bidirectional else 1), len(lengths)
+            state = possible(self.layer.cell, [torch.randn(*rows, size) for size in self.layer.state_sizes])
+            self.state = tuple(part.to(self.dtype) for part in state)
         self.return_states = chance.random() < 0.2
 
     def moved(self) -> Round:
-        """The same round with every number that goes in moved by a rounding or two."""
+        """Return the same round with every input moved by one or two roundings."""
 
         def move(part: Tensor) -> Tensor:
             away = torch.empty_like(part, dtype=torch.float64).uniform_(-2, 2) * torch.finfo(self.dtype).eps
@@ -113,87 +80,57 @@ class Round:
         return twin
 
     def __str__(self) -> str:
-        given = ", states given" if self.state else ""
-        return f"{self.name} {self.sizes} {self.dtype} {self.options} lengths {self.lengths}{given}"
+        states = ", with initial states" if self.state else ""
+        return f"{self.name} {self.sizes} {self.dtype} {self.options} lengths {self.lengths}{states}"
 
     def run(self, layer: Any, values: Tensor, state: tuple[Tensor, ...], lengths: list[int]) -> list[Tensor]:
-        """Output, final states and, where they are asked for, all states."""
-        given = rl.Ragged.from_flat(values, lengths=lengths)
-        found = layer(given, _hx(state), return_states=self.return_states)
-        return _flat(found)
+        """Return the output, the final states and, in some rounds, all states."""
+        batch = rl.Ragged.from_flat(values, lengths=lengths)
+        return results_of(layer(batch, hx(state), return_states=self.return_states))
 
     def with_gradients(self, layer: Any) -> list[Tensor]:
-        """The same and the gradients of values, states and weights for a fixed loss."""
+        """Return the same, and the gradients of values, states and weights for a fixed loss."""
         dtype = next(layer.parameters()).dtype
         values = self.values.to(dtype).requires_grad_()
         state = tuple(part.to(dtype).requires_grad_() for part in self.state)
         found = self.run(layer, values, state, self.lengths)
-        pushed = [
-            torch.linspace(-1, 2, max(1, part.numel()))[: part.numel()].view(part.shape).to(part) for part in found
-        ]
-        wanted = [values, *state, *layer.parameters()]
-        # The final state of a batch without an element hangs on nothing.
-        pairs = [(part, grad) for part, grad in zip(found, pushed, strict=True) if part.requires_grad]
-        parts, pushed = [part for part, _ in pairs], [grad for _, grad in pairs]
-        grads = torch.autograd.grad(parts, wanted, pushed, allow_unused=True, materialize_grads=True)
-        return [part.detach() for part in found] + list(grads)
-
-
-def _hx(state: tuple[Tensor, ...]) -> Any:
-    return None if not state else state if len(state) > 1 else state[0]
-
-
-def _flat(found: tuple[Any, ...]) -> list[Tensor]:
-    out, final, *states = found
-    parts = [out.values, *(final if isinstance(final, tuple) else (final,))]
-    for layer in states[0] if states else ():
-        parts += [part.values for part in (layer if isinstance(layer, tuple) else (layer,))]
-    return parts
+        return [part.detach() for part in found] + gradients(found, [values, *state, *layer.parameters()])
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, NaN where NaN is."""
+    """Return True if two tensors are equal, with NaN at the same places."""
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
-    """How far each result is from the truth, in parts of the largest number."""
-    pairs = zip(found, truth, strict=True)
-    return [
-        float((mine.double() - right).abs().max() / (1 + right.abs().max())) if mine.numel() else 0.0
-        for mine, right in pairs
-    ]
+    return [error(*pair) for pair in zip(found, truth, strict=True)]
 
 
-def _differs(found: list[Tensor], this: Round) -> str | None:
-    """What is further from the truth than rounding explains.
+def _check_errors(found: list[Tensor], this: Round) -> None:
+    """Raise an AssertionError if a result is further from the truth than rounding explains.
 
-    Where a tolerance is exceeded, two others are asked: the truth itself, how much it moves when every number that goes
-    in is moved by a rounding or two (units of a relu turn on and off, and a layer norm of few numbers steps from side
-    to side); and the same equations in plain torch of the same dtype, how far they are off (a network may grow beyond
-    what its dtype can hold). Where that is as much as the largest number itself, no digit of the dtype means anything.
+    Above the tolerance, an error may still be the network's: units of a ReLU that turn on, a norm of few numbers, or
+    growth beyond the range of the dtype. So it is compared with how much the truth moves when every input moves by a
+    rounding or two, and with the error of the same equations in plain torch. If that is as large as the numbers
+    themselves, the result means nothing and is not compared.
     """
     truth = this.with_gradients(this.truth)
-    for index, (mine, right) in enumerate(zip(found, truth, strict=True)):
-        if mine.shape != right.shape:
-            return f"result {index} has shape {tuple(mine.shape)} in place of {tuple(right.shape)}"
     errors, tolerance = _errors(found, truth), _TOLERANCES[this.dtype]
-    if max(errors) < tolerance:
-        return None
+    if all(wrong < tolerance for wrong in errors):
+        return
     moved = [_errors(twin.with_gradients(twin.truth), truth) for twin in (this.moved() for _ in range(5))]
     peer = _errors(this.with_gradients(this.peer), truth)
-    for index, error in enumerate(errors):
-        allowed = tolerance + 10 * max(part[index] for part in moved) + 3 * peer[index]
+    for index, wrong in enumerate(errors):
         if peer[index] >= 1:
             continue
-        # NaN means that the peer has left what the dtype can hold.
-        if error > allowed or (error != error and allowed < math.inf):
-            return f"result {index} is off by {error:.3g}, where {allowed:.3g} is the most that rounding explains"
-    return None
+        allowed = tolerance + 10 * max(part[index] for part in moved) + 3 * peer[index]
+        # Allowed is NaN if the peer left the range of the dtype.
+        is_too_large = wrong > allowed or (math.isnan(wrong) and allowed < math.inf)
+        assert not is_too_large, f"result {index} is off by {wrong:.3g}, and rounding explains at most {allowed:.3g}"
 
 
-def _other_bits(this: Round, whole: list[Tensor], chance: random.Random) -> str | None:
-    """Whether the same sequences have other bits elsewhere: in other batches, layouts, at other numbers of threads."""
+def _check_bits(this: Round, whole: list[Tensor], chance: random.Random) -> None:
+    """Raise an AssertionError if the same sequences have other bits in another batch, layout or number of threads."""
     states = 1 + len(this.layer.cell.states)
     starts = [sum(this.lengths[:index]) for index in range(len(this.lengths))]
     order = list(range(len(this.lengths)))
@@ -202,59 +139,40 @@ def _other_bits(this: Round, whole: list[Tensor], chance: random.Random) -> str 
     for part in (order[:cut], order[cut:]):
         torch.set_num_threads(chance.choice([1, 2, 3, 4]))
         rows = [row for b in part for row in range(starts[b], starts[b] + this.lengths[b])]
-        with torch.no_grad():
-            found = this.run(
-                this.layer,
-                this.values[rows],
-                tuple(state[:, part] for state in this.state),
-                [this.lengths[b] for b in part],
-            )
-        for index, (mine, all_of_it) in enumerate(zip(found, whole, strict=True)):
-            same = all_of_it[:, part] if 0 < index < states else all_of_it[rows]
-            if not _same_bits(mine, same):
-                return f"result {index} has other bits in another batch"
+        state = tuple(state[:, part] for state in this.state)
+        found = this.run(this.layer, this.values[rows], state, [this.lengths[b] for b in part])
+        for index, (mine, full) in enumerate(zip(found, whole, strict=True)):
+            same = full[:, part] if 0 < index < states else full[rows]
+            assert _same_bits(mine, same), f"result {index} has other bits in another batch"
     batch = rl.Ragged.from_flat(this.values, lengths=this.lengths)
-    with torch.no_grad():
-        padded, lengths = batch.to_padded(batch_first=False)
-        of_padded = this.layer(padded, _hx(this.state), lengths=lengths)[0]
-        if not _same_bits(rl.Ragged.from_padded(of_padded, lengths, batch_first=False).values, whole[0]):
-            return "a padded tensor gives other bits"
-        if this.lengths:
-            of_packed = rl.Ragged.from_packed(this.layer(batch.to_packed(), _hx(this.state))[0])
-            if not _same_bits(of_packed.values, whole[0]):
-                return "a pack gives other bits"
-    return None
+    padded, lengths = batch.to_padded(batch_first=False)
+    of_padded = this.layer(padded, hx(this.state), lengths=lengths)[0]
+    of_padded = rl.Ragged.from_padded(of_padded, lengths, batch_first=False)
+    assert _same_bits(of_padded.values, whole[0]), "a padded tensor has other bits"
+    if this.lengths:
+        of_packed = rl.Ragged.from_packed(this.layer(batch.to_packed(), hx(this.state))[0])
+        assert _same_bits(of_packed.values, whole[0]), "a pack has other bits"
 
 
-def play(seed: int) -> str | None:
-    """Play one round; returns what went wrong, if anything did."""
-    chance = random.Random(seed)
-    torch.manual_seed(seed)
-    kernels = library()
-    this, threads = Round(chance), torch.get_num_threads()
-    flags = chance.choice([0, 0, 0, 2 | 8, 4 | 8, 2 | 16, 4 | 16])
-    torch.set_num_threads(chance.choice([1, 2, 3, 4]))
+def play(number: int) -> None:
+    chance = random.Random(number)
+    torch.manual_seed(number)
+    this = Round(chance)
     try:
-        with chosen_library(replace(kernels.with_isa(chance.choice(kernels.isas)), flags=flags)):
-            found, again = this.with_gradients(this.layer), this.with_gradients(this.layer)
-            fault = _differs(found, this)
-            if fault is None and not all(map(_same_bits, found, again)) and this.promises_bits:
-                fault = "a second run gave other bits"
-            if fault is None and this.promises_bits:
-                with torch.no_grad():
-                    whole = this.run(this.layer, this.values, this.state, this.lengths)
-                if not all(map(_same_bits, whole, found)):
-                    fault = "other bits where no gradient is wanted"
-                fault = fault or _other_bits(this, whole, chance)
-    finally:
-        torch.set_num_threads(threads)
-    return None if fault is None else f"{this}: {fault}"
+        with drawn_kernels(chance):
+            found = this.with_gradients(this.layer)
+            _check_errors(found, this)
+            if not this.promises_bits:
+                return
+            again = this.with_gradients(this.layer)
+            assert all(map(_same_bits, found, again)), "a second run gave other bits"
+            with torch.no_grad():
+                whole = this.run(this.layer, this.values, this.state, this.lengths)
+                assert all(map(_same_bits, whole, found)), "other bits without gradients"
+                _check_bits(this, whole, chance)
+    except AssertionError as fault:
+        raise AssertionError(f"{this}: {fault}") from fault
 
 
-def main(rounds: int = 1000, seed: int = 1) -> int:
-    """Play so many rounds from a seed on, and count those that went wrong."""
-    return play_rounds("numbers", play, rounds, seed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])) > 0)
+def start(_: Path) -> Callable[[int], None]:
+    return play
