@@ -1,4 +1,4 @@
-"""The faults fit today's source, and what plays them tells a fault that is noticed from one that is not."""
+"""Every fault has a place in the source, and tools/faults tells a fault that is noticed from one that is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from looped import looped
 
 @looped("name", all_faults())
 def test_every_fault_has_a_place_and_its_tests(name: str) -> None:
-    """Where this fails the source has changed: tools/faults/README.md says how to mend a fault."""
+    """If this fails, the source has changed: tools/faults/README.md says how to mend a fault."""
     fault = all_faults()[name]
     path, text = fault.changed()
     assert text != (ROOT / path).read_text()
@@ -155,8 +155,8 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text: the function cost is src/raglane/schedules/__init__.py cost" in first
-    assert "3 faults, 2 of the lines above need somebody" in first
+    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules/__init__.py cost" in first
+    assert "3 faults, 2 of the lines above need a change" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
     assert (ROOT / "src/raglane/schedules/__init__.py").read_text() == before
@@ -165,7 +165,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
 def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", "ragged", "gru-turned-*"]) == 0
     count = sum(fault.room == "ragged" for fault in all_faults().values()) + 1
-    assert capsys.readouterr().out == f"{count} faults, each has its place\n"
+    assert capsys.readouterr().out == f"{count} faults, 0 without a place\n"
     with pytest.raises(SystemExit):
         main(["no-such-fault"])
     assert "no fault or room of the name no-such-fault; there are " in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Faults that the tests must notice: a list of them, and what puts them into a copy of the source, one at a time."""
+"""Faults that the tests must notice, and the program that puts them into copies of the source."""

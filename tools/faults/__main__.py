@@ -1,7 +1,7 @@
-"""Does a test notice it? ``make faults``, or from ``tools``: ``python -m faults [--check] [--kernels] [NAME...]``.
+"""Check that tests notice faults: ``make faults``, or from ``tools``: ``python -m faults [--check] [NAME...]``.
 
-Each fault is put into a copy of the repository, and the tests that it names run there until one fails. The same tests
-run in a copy without a fault as well: what fails there notices nothing.
+Each fault is put into a copy of the repository, and its tests run there until one fails. The tests also run in a copy
+without a fault, where they must pass.
 """
 
 from __future__ import annotations
@@ -23,127 +23,88 @@ _PASSED, _FAILED = 0, 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play faults, all of Python's where none is named, and say of each whether its tests notice it.
-
-    Returns:
-        0 where every fault was noticed, or has a place with --check, else 1.
-    """
+    """Return 0 if every chosen fault is noticed, or with --check has a place, else 1."""
     faults = all_faults()
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, a pattern such as 'a-*', or a room; or all")
-    parser.add_argument("--kernels", action="store_true", help="also those of csrc, each of which is built: minutes")
-    parser.add_argument("--check", action="store_true", help="only whether each has a place and its tests: seconds")
-    given = parser.parse_args(arguments)
-    for name in given.names:
-        if not any(fnmatch(known, name) or fault.room == name for known, fault in faults.items()):
-            parser.error(f"no fault or room of the name {name}; there are {', '.join(faults)}")
-    chosen = {
-        name: fault
-        for name, fault in faults.items()
-        if (
-            any(fnmatch(name, wanted) or fault.room == wanted for wanted in given.names)
-            if given.names
-            else given.kernels or given.check or not fault.needs_build
-        )
-    }
-    return check(chosen) if given.check else play(chosen, jobs=os.cpu_count() or 1)
+    parser.add_argument("--kernels", action="store_true", help="also the faults of csrc, of which each is built: hours")
+    parser.add_argument("--check", action="store_true", help="only find the place and the tests of each: seconds")
+    options = parser.parse_args(arguments)
+    chosen: dict[str, Fault] = {}
+    for pattern in options.names:
+        matching = {name: fault for name, fault in faults.items() if fnmatch(name, pattern) or fault.room == pattern}
+        if not matching:
+            parser.error(f"no fault or room of the name {pattern}; there are {', '.join(faults)}")
+        chosen |= matching
+    if not options.names:
+        chosen = {name: it for name, it in faults.items() if options.kernels or options.check or not it.needs_build}
+    return check(chosen) if options.check else play(chosen, jobs=os.cpu_count() or 1)
 
 
 def check(faults: dict[str, Fault]) -> int:
-    """Print which faults have no place in today's source, or tests that are not there.
+    """Print the faults without a place or a test; return 1 if there are any, else 0."""
+    bad = len(faults) - len(_placed(faults))
+    print(f"{len(faults)} faults, {bad} without a place")
+    return int(bad > 0)
 
-    Returns:
-        0 where there is none, else 1.
-    """
-    bad = 0
+
+def _placed(faults: dict[str, Fault]) -> dict[str, tuple[tuple[str, str], list[str]]]:
+    """Return the changed file with its text, and the tests, of each fault; print why others have no place."""
+    placed = {}
     for name, fault in faults.items():
         try:
-            fault.changed()
-            fault.arguments()
+            placed[name] = fault.changed(), fault.arguments()
         except NoPlaceError as error:
-            bad += 1
-            print(f"{fault.room}.toml: {name}: {error}\n")
-    print(f"{len(faults)} faults, {f'{bad} without a place' if bad else 'each has its place'}")
-    return int(bad > 0)
+            print(f"ERROR: {name} of {fault.room}.toml: {error}", flush=True)
+    return placed
 
 
 def play(faults: dict[str, Fault], jobs: int) -> int:
-    """Play faults, several side by side, and print what comes of each as it comes.
-
-    Args:
-        faults: by their names.
-        jobs: how many run at once; those that need a build run one after the other, after the rest.
-
-    Returns:
-        0 where every fault was noticed, else 1.
-    """
-    quick = {name: fault for name, fault in faults.items() if not fault.needs_build}
+    """Play faults in parallel, those that need a build one after the other; return 0 if all are noticed, else 1."""
+    placed = _placed(faults)
+    bad = len(faults) - len(placed)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         right = Copy(Path(folder, "right"))
-        # First what takes longest. Places are found in this thread alone, while others play.
-        found = [pool.submit(_without, Copy(Path(folder, "without"), of=right), faults)]
-        found += [pool.submit(_with, right, name, fault, _change(fault)) for name, fault in quick.items()]
-        good = [_say(*done.result()) for done in as_completed(found)]
-        # In one folder, where a build compiles only what this fault and the one before changed.
+        # The longest run first.
+        runs = [pool.submit(_play_none, Copy(Path(folder, "without"), of=right), placed)]
+        runs += [
+            pool.submit(_play, right, name, faults[name], *placed[name])
+            for name in placed
+            if not faults[name].needs_build
+        ]
+        bad += sum(not run.result() for run in as_completed(runs))
+        # One folder for all builds, so that each compiles only what differs from the one before.
         built = Copy(Path(folder, "built"), of=right)
-        good += [_say(*_with_build(built, name, fault)) for name, fault in faults.items() if fault.needs_build]
-    bad = good.count(False)
-    print(f"{len(faults)} faults, {f'{bad} of the lines above need somebody' if bad else 'all noticed'}")
+        bad += sum(not _play(built, name, faults[name], *placed[name]) for name in placed if faults[name].needs_build)
+    print(f"{len(faults)} faults, {f'{bad} of the lines above need a change' if bad else 'all noticed'}")
     return int(bad > 0)
 
 
-def _say(good: bool, words: str) -> bool:
-    print(words, flush=True)
-    return good
+def _play_none(copy: Copy, placed: dict[str, tuple[tuple[str, str], list[str]]]) -> bool:
+    """Run the tests of all faults without a fault; return True if they pass."""
+    code, output = copy.run(list(dict.fromkeys(test for _, tests in placed.values() for test in tests)))
+    print("the tests pass without a fault" if code == _PASSED else f"FAIL without a fault:\n{output}", flush=True)
+    return code == _PASSED
 
 
-def _without(copy: Copy, faults: dict[str, Fault]) -> tuple[bool, str]:
-    """Run the tests of all faults where there is none; a fault without a place is told of by itself."""
-    tests: dict[str, None] = {}
-    for fault in faults.values():
-        try:
-            tests |= dict.fromkeys(fault.arguments())
-        except NoPlaceError:
-            continue
-    code, said = copy.run(list(tests))
-    return (True, "the tests pass without a fault") if code == _PASSED else (False, f"FAIL without a fault:\n{said}")
-
-
-def _change(fault: Fault) -> tuple[str, str] | NoPlaceError:
+def _play(right: Copy, name: str, fault: Fault, change: tuple[str, str], tests: list[str]) -> bool:
+    """Run the tests of a fault in a copy with the fault; return True if one of them fails."""
     try:
-        return fault.changed()
-    except NoPlaceError as error:
-        return error
-
-
-def _with(right: Copy, name: str, fault: Fault, change: tuple[str, str] | NoPlaceError) -> tuple[bool, str]:
-    """Run the tests of a fault of Python's in a copy of its own."""
-    try:
-        if isinstance(change, NoPlaceError):
-            raise change
-        with right.changed(name, *change) as copy:
-            return _verdict(name, fault, *copy.run(fault.arguments()))
-    except NoPlaceError as error:
-        return False, f"ERROR: {name}: {error}"
-
-
-def _with_build(copy: Copy, name: str, fault: Fault) -> tuple[bool, str]:
-    """Build the kernels with a fault, run its tests, and take the fault out of the copy again."""
-    try:
-        with copy.built(*fault.changed()):
-            return _verdict(name, fault, *copy.run(fault.arguments()))
-    except (NoPlaceError, RuntimeError) as error:
-        return False, f"ERROR: {name}: {error}"
-
-
-def _verdict(name: str, fault: Fault, code: int | None, said: str) -> tuple[bool, str]:
-    if code == _PASSED:
-        return False, f"NOT noticed: {name}, in {fault.room}, by {fault.tests}"
-    lines = [line.split() for line in said.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
-    # A process that failed by itself, and no test, ends with the same code.
-    if code != _FAILED or not lines:
-        return False, f"ERROR: {name}: the tests {fault.tests} did not run (exit code {code}):\n{said}"
-    return True, f"noticed: {name}, by {lines[0][1].removeprefix('tests/')}"
+        with right.built(*change) if fault.needs_build else right.changed(name, *change) as copy:
+            code, output = copy.run(tests)
+    except RuntimeError as error:
+        code, output = None, str(error)
+    failed = [line.split() for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    # Pytest ends with the same code if no test failed but the process did.
+    is_noticed = code == _FAILED and bool(failed)
+    if is_noticed:
+        told = f"noticed: {name}, by {failed[0][1].removeprefix('tests/')}"
+    elif code == _PASSED:
+        told = f"NOT noticed: {name}, in {fault.room}, by {fault.tests}"
+    else:
+        told = f"ERROR: {name}: the tests {fault.tests} did not run (exit code {code}):\n{output}"
+    print(told, flush=True)
+    return is_noticed
 
 
 if __name__ == "__main__":

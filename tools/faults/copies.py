@@ -1,7 +1,10 @@
-"""Copies of the repository that faults are put into; the working tree is never touched."""
+"""Copies of the repository in which pytest runs with a fault. The working tree is never changed."""
 
 from __future__ import annotations
 
+import gc
+import importlib.util
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -10,23 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import raglane.native
-from faults import child
 from faults.place import ROOT
 
-# What is not source at the top of the repository: what was built, and what hides (.git, .venv).
+# At the top of the repository: hidden folders and what was built.
 _NO_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "runs")
-# Seconds for a test, and for each one more: a fault may keep one from ending.
-_LONGEST = 600
+# Seconds for the first test and for each further one: a fault may cause an endless loop.
+_LONGEST, _LONGER = 600, 20
+# Packages that tests import, loaded once for all runs. Not hypothesis: pytest warns if a package whose assertions it
+# rewrites is already loaded.
+_PRELOADED = "pytest torch._dynamo torch._inductor pandas pyarrow sklearn matplotlib rich typer".split()
 
 
 class Copy:
-    """A copy in a folder of its own, which need not be there.
-
-    Args:
-        folder: a new one.
-        of: what is copied: the repository, or a copy, whose files are linked, so that nothing must run there.
-    """
+    """A copy of the repository in a new folder, or of another copy with hard links, in which then nothing may run."""
 
     def __init__(self, folder: Path, of: Copy | None = None) -> None:
         self.folder = folder
@@ -37,34 +36,44 @@ class Copy:
             ROOT, folder, ignore=lambda place, names: _NO_SOURCE(place, names) if place == str(ROOT) else ()
         )
         shutil.copy(folder / "tools/faults/redirect.py", folder / "tools/sitecustomize.py")
-        places = [Path(place, "lib") for place in raglane.native.__path__]
-        for library in [path for place in places for path in sorted(place.glob("libraglane_cpu.*"))][:1]:
+        # Imported here: the processes that run pytest import this file, and must import the package of the copy.
+        import raglane.native
+
+        libraries = [path for place in raglane.native.__path__ for path in Path(place, "lib").glob("libraglane_cpu.*")]
+        for library in libraries[:1]:
             self._put_kernels(library)
 
     def _put_kernels(self, library: Path) -> None:
-        """Use this build of the kernels, and no other."""
+        """Use only this build of the kernels."""
         place = self.folder / "src/raglane/native/lib"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         shutil.copy(library, place)
 
     def _write(self, file: str, text: str) -> None:
-        # Another file in place of one that other copies have too.
+        # A new file: the existing one may be a hard link.
         (self.folder / file).unlink()
         (self.folder / file).write_text(text)
 
     def run(self, tests: list[str]) -> tuple[int | None, str]:
-        """Run some tests in the copy until one fails.
-
-        Returns:
-            Pytest's exit code, None where it did not end, and what it said.
-        """
-        code, said = child.run(self.folder, ["-x", "-q", "-p", "no:cacheprovider", *tests], _LONGEST + 20 * len(tests))
-        return code, said[-4000:]
+        """Run tests until one fails; return pytest's exit code, or None if it did not end, and its output."""
+        # Torch reads this when it is imported by the server.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(_PRELOADED)
+        printed, seconds = self.folder / "printed", _LONGEST + _LONGER * len(tests)
+        child = server.Process(target=_run_pytest, args=(self.folder, tests, printed))
+        child.start()
+        child.join(seconds)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return None, f"no end within {seconds} seconds"
+        return child.exitcode, printed.read_text(errors="replace")[-4000:]
 
     @contextmanager
     def changed(self, name: str, file: str, text: str) -> Iterator[Copy]:
-        """A copy of this copy beside it, with another text in one file."""
+        """Yield a copy of this copy with another text in one file."""
         copy = Copy(self.folder.with_name(name), of=self)
         copy._write(file, text)
         try:
@@ -73,11 +82,11 @@ class Copy:
             shutil.rmtree(copy.folder)
 
     @contextmanager
-    def built(self, file: str, text: str) -> Iterator[None]:
-        """Kernels of another text of one file, of which only what changed since the last time is compiled.
+    def built(self, file: str, text: str) -> Iterator[Copy]:
+        """Yield this copy with kernels that are built with another text in one file.
 
         Raises:
-            RuntimeError: the compiler refuses it.
+            RuntimeError: the build fails.
         """
         right = (self.folder / file).read_text()
         self._write(file, text)
@@ -93,6 +102,26 @@ class Copy:
                 if done.returncode != 0:
                     raise RuntimeError(done.stdout[-4000:] + done.stderr[-2000:])
             self._put_kernels(self.folder / "build/libraglane_cpu.so")
-            yield
+            yield self
         finally:
             self._write(file, right)
+
+
+def _run_pytest(folder: Path, tests: list[str], printed: Path) -> None:
+    """Run pytest in a copy, and write its output to a file."""
+    gc.freeze()  # the garbage collector then skips what the server imported
+    output = os.open(printed, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    # The processes that tests start read sitecustomize.py there; this process has already read another.
+    os.environ["PYTHONPATH"] = str(folder / "tools")
+    sys.path[:] = [str(folder / "tools"), *(path for path in sys.path if Path(path).name != "tools")]
+    spec = importlib.util.spec_from_file_location("redirect", folder / "tools/sitecustomize.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert "raglane" not in sys.modules
+    import pytest
+
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))

@@ -1,4 +1,4 @@
-"""Faults by function and operation, and the place of each in today's source: see README.md."""
+"""The faults, and the place of each in the source; README.md describes them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,12 @@ _TEXTS = ["csrc/**/*.h", "csrc/**/*.cpp", "examples/c/*.[ch]", "src/raglane/**/*
 
 
 class NoPlaceError(Exception):
-    """The source has no place for a fault, or several: it has changed, and the fault must change with it."""
+    """A fault has no place in the source, or several."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake, and the tests that must notice it; README.md describes each part.
-
-    Attributes:
-        room: name of its file, which is that of the folder where it is looked for first.
-        where: function, class or constant by its qualified name, or a file of C or C++.
-        old: expression or statements there.
-        new: what somebody could write by mistake.
-        tests: with blanks between.
-    """
+    """A mistake and its tests, as in README.md; the room is the name of its file."""
 
     room: str
     where: str
@@ -41,11 +33,11 @@ class Fault:
 
     @property
     def needs_build(self) -> bool:
-        """Whether it is in the kernels in C++."""
+        """True if it is in the CPU kernels."""
         return self.room == "csrc"
 
     def changed(self) -> tuple[str, str]:
-        """The file that it changes, below the repository, and the text of that file with the fault in it.
+        """Return the file that it changes, and the text of that file with the fault.
 
         Raises:
             NoPlaceError: there is not exactly one place for it.
@@ -53,22 +45,22 @@ class Fault:
         return _changed_text(self) if Path(self.where).suffix in {".c", ".h", ".cpp"} else _changed_module(self)
 
     def arguments(self) -> list[str]:
-        """The tests as pytest takes them.
+        """Return the tests as arguments of pytest.
 
         Raises:
-            NoPlaceError: a test is not there, or several have its name.
+            NoPlaceError: a name is that of no test, or of several.
         """
         return [_test(name) for name in self.tests.split()]
 
 
 @functools.cache
 def all_faults() -> dict[str, Fault]:
-    """All faults by their names."""
+    """Return all faults by name."""
     found: dict[str, Fault] = {}
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         rows = tomllib.loads(path.read_text())
         if twice := found.keys() & rows:
-            raise ValueError(f"{path.name} has names that another file has: {', '.join(sorted(twice))}")
+            raise ValueError(f"{path.name} repeats names of other files: {', '.join(sorted(twice))}")
         found |= {name: Fault(path.stem, *row) for name, row in rows.items()}
     return found
 
@@ -100,7 +92,7 @@ def _test(name: str) -> str:
 
 # ---- C and C++ ------------------------------------------------------------------------------------------------------
 def _changed_text(fault: Fault) -> tuple[str, str]:
-    """Found wherever its words and signs follow each other, however they are spaced."""
+    """Find words and signs in this order, with any space between them, and replace them."""
     words = re.findall(r"\w+|\S", fault.old)
     pattern = re.compile(r"\s*".join(rf"\b{word}\b" if word[0].isalnum() else re.escape(word) for word in words))
     texts = {path: text for path, text in _read(*_TEXTS).items() if pattern.search(text)}
@@ -117,7 +109,7 @@ class _Module:
         self.tree = ast.parse(text)
         parts = Path(path).with_suffix("").parts
         self.room = parts[2] if parts[0] == "src" else parts[0]
-        # The whole module has no name; each other one begins with a dot.
+        # The name of the whole module is empty; every other name starts with a dot.
         self.scopes: list[tuple[str, ast.AST]] = [("", self.tree), *_scopes(self.tree, "")]
 
 
@@ -127,7 +119,7 @@ def _modules() -> list[_Module]:
 
 
 def _scopes(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
-    """Functions, classes and constants by their qualified names."""
+    """Yield functions, classes and constants with their qualified names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
             yield f"{above}.{child.name}", child
@@ -140,7 +132,7 @@ def _scopes(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Names in a node, and of each whether it is given its value there."""
+    """Yield the names in a node, each with True if it is assigned there."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
             yield part.id, isinstance(part.ctx, ast.Store)
@@ -153,11 +145,10 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 class _Match:
-    """Compares the old text of a fault with nodes, and keeps what stands there for its names and for each ``...``.
+    """A comparison of the old text of a fault with nodes; it records the nodes of each ``...`` and renamed variables.
 
     Args:
-        names: those of the function, and of each whether it is a variable of the function, which may have another name
-            in the fault.
+        names: those of the function, each with True if it is a variable, which may have another name in the fault.
     """
 
     def __init__(self, names: dict[str, bool]) -> None:
@@ -199,14 +190,14 @@ class _Match:
         return self._names.get(old) == name
 
     def put_into(self, new: list[ast.AST]) -> list[ast.AST]:
-        """The new text with the names, and with what each ``...`` is, of the place."""
+        """Return the new text with the names and the nodes of each ``...`` that were recorded."""
         rests = iter(self._rests)
 
         def put(node: ast.AST) -> None:
             if isinstance(node, ast.Name):
                 node.id = self._names.get(node.id, node.id)
             has_rest = isinstance(node, ast.Call) and any(map(_is_rest, node.args))
-            # In the order in which they were compared.
+            # In the order of the comparison.
             for part in _parts(node):
                 if isinstance(part, list):
                     part[:] = put_all(part)
@@ -251,19 +242,16 @@ class _Place:
         return f"{self.module.path}{self.where.replace('.', ' ', 1)} ({ast.unparse(self.parent)[:60]!r})"
 
     def changed(self, new: list[ast.AST]) -> str:
-        """The text of the module with other nodes there."""
+        """Return the text of the module with other nodes in this place."""
         new = self.match.put_into(new)
         known = {name for name, _ in _names(self.module.tree)} | vars(builtins).keys()
         own = dict(sorted(name for node in new for name in _names(node)))
-        if missing := [name for name, is_given in own.items() if not is_given and name not in known]:
+        if missing := [name for name, is_assigned in own.items() if not is_assigned and name not in known]:
             raise NoPlaceError(f"{self} has no {', '.join(missing)}, which the new text names")
         before = getattr(self.parent, self.field)
         is_list = isinstance(before, list)
-        setattr(
-            self.parent,
-            self.field,
-            [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0],
-        )
+        after = [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0]
+        setattr(self.parent, self.field, after)
         try:
             return f"{ast.unparse(self.module.tree)}\n"
         finally:
@@ -272,8 +260,8 @@ class _Place:
 
 def _places(module: _Module, where: str, scope: ast.AST, old: list[ast.AST], renamed: bool) -> Iterator[_Place]:
     names: dict[str, bool] = {}
-    for name, is_given in _names(scope) if renamed else ():
-        names[name] = names.get(name, False) or is_given
+    for name, is_assigned in _names(scope) if renamed else ():
+        names[name] = names.get(name, False) or is_assigned
     for parent in ast.walk(scope):
         for field, value in ast.iter_fields(parent):
             nodes = value if isinstance(value, list) else [value]
@@ -287,7 +275,7 @@ def _places(module: _Module, where: str, scope: ast.AST, old: list[ast.AST], ren
 
 
 def _changed_module(fault: Fault) -> tuple[str, str]:
-    """First by its function in its room, then by its function anywhere, then by its old text alone."""
+    """Find a fault by its function, in its room or anywhere, or else only by its old text, and replace that."""
     try:
         old, new = _parsed(fault.old, fault.new)
     except SyntaxError as error:
@@ -308,7 +296,7 @@ def _changed_module(fault: Fault) -> tuple[str, str]:
 
 
 def _parsed(*texts: str) -> list[list[ast.AST]]:
-    """The nodes of each text: an expression where all are one, else statements."""
+    """Return the nodes of each text: one expression if all texts are expressions, else statements."""
     trees = [ast.parse(text) for text in texts]
     if all(len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr) for tree in trees):
         return [[tree.body[0].value] for tree in trees if isinstance(tree.body[0], ast.Expr)]

@@ -1,7 +1,6 @@
-"""Put into a copy of the repository as ``tools/sitecustomize.py``: Python imports the package from that copy.
+"""Becomes ``tools/sitecustomize.py`` of a copy of the repository: Python then imports the package from that copy.
 
-A folder on the path is not enough. The hook of an editable installation answers before any folder is looked at, in
-every process that a test starts as well.
+A folder on the path is not enough, because the import hook of an editable installation comes first.
 """
 
 from __future__ import annotations
