@@ -18,7 +18,7 @@ help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers, and the limits of make house"
-	@echo "make house   the size and shape of the package, against the limits in house.toml"
+	@echo "make house   figures of the source, against the limits in house.toml"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
