@@ -116,13 +116,10 @@ def leaves_of(request: Request) -> list[Tensor]:
 
 
 def gradients(result: Result, leaves: list[Tensor], weighting: list[Tensor]) -> list[Tensor]:
-    """Of a sum that weighs every number of output and final states differently; zeros where nothing depends."""
+    """Return the gradients of a weighted sum of the output and final states; zeros for an unused leaf."""
     parts = [part for part in (result.output, *result.state) if part is not None]
     loss = torch.stack([(part * scale).sum() for part, scale in zip(parts, weighting, strict=True)]).sum()
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(leaves, found, strict=True)
-    ]
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
 
 
 def largest_error(ours: Tensor, theirs: Tensor) -> float:

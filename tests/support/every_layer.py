@@ -23,7 +23,9 @@ __all__ = [
     "LAYERS",
     "LENGTHS",
     "PAIRS",
+    "READ",
     "READING",
+    "SINGLE",
     "D",
     "H",
     "Kind",
@@ -33,6 +35,7 @@ __all__ = [
     "build",
     "gradients",
     "parts",
+    "regularisation_of",
     "results_of",
     "slopes",
     "truth_of",
@@ -97,6 +100,22 @@ def build(kind: Kind | str, *args: Any, units: int = H, **options: Any) -> Any:
 READING = [name for name in LAYERS if build(name).cell.reads_state]
 """The layers in which weights meet the state."""
 
+# Regularisation of every layer and of those in READING; each kind alone.
+_ZONEOUT: dict[str, Any] = {"input_dropout": 0.3, "zoneout": 0.4}
+READ: dict[str, Any] = {"state_dropout": 0.3, "weight_dropout": 0.2}
+SINGLE: list[dict[str, Any]] = [
+    {"input_dropout": 0.4},
+    {"state_dropout": 0.4},
+    {"weight_dropout": 0.4},
+    {"zoneout": 0.4},
+    {"weight_dropout": 0.4, "dropout": 0.3},
+]
+
+
+def regularisation_of(name: str, **others: Any) -> dict[str, Any]:
+    """Return all kinds of regularisation that a layer supports."""
+    return {**_ZONEOUT, **(READ if name in READING else {}), **others}
+
 
 def a_batch(lengths: Sequence[int] = LENGTHS, dtype: torch.dtype = torch.float64) -> rl.Ragged:
     """Random values that want gradients."""
@@ -130,15 +149,11 @@ def slopes(result: Tensor) -> Tensor:
 
 
 def gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of that loss, zeros where it does not hang on a tensor."""
-    found = torch.autograd.grad(
-        [result for result in results if result.requires_grad],
-        list(wanted),
-        [slopes(result).to(result.dtype) for result in results if result.requires_grad],
-        retain_graph=True,
-        allow_unused=True,
-    )
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(wanted, found, strict=True)]
+    """Return the gradients of that loss, zeros for a tensor that it does not depend on."""
+    used = [result for result in results if result.requires_grad]
+    grads = [slopes(result).to(result.dtype) for result in used]
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return list(torch.autograd.grad(used, list(wanted), grads, **options))
 
 
 def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-12, what: str = "") -> None:

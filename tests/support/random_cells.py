@@ -329,14 +329,9 @@ def ask(seed: int, run: Engine) -> Answer:
     leaves |= {name: part for name, part in cell.named_parameters() if name != "beginning"}
     slopes = [randn(*part.shape) for part in results]
     pairs = [(part, slope) for part, slope in zip(results, slopes, strict=True) if part.requires_grad]
-    found = torch.autograd.grad(
-        [part for part, _ in pairs], list(leaves.values()), [slope for _, slope in pairs], allow_unused=True
-    )
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    return Answer([part.detach() for part in results], gradients)
+    parts, slopes = [part for part, _ in pairs], [slope for _, slope in pairs]
+    found = torch.autograd.grad(parts, list(leaves.values()), slopes, allow_unused=True, materialize_grads=True)
+    return Answer([part.detach() for part in results], dict(zip(leaves, found, strict=True)))
 
 
 def difference(mine: Answer, wanted: Answer, tolerance: float = 1e-10) -> str | None:

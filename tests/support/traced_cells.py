@@ -87,10 +87,9 @@ def agree(
     return compiled
 
 
-def _gradients(results: list[Any], wished: list[Any], grads: list[Tensor]) -> list[Tensor]:
-    pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
-    found = torch.autograd.grad([part for part, _ in pairs], wished, [grad for _, grad in pairs], allow_unused=True)
-    return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
+def _gradients(results: list[Any], leaves: list[Any], grads: list[Tensor]) -> list[Tensor]:
+    parts, slopes = zip(*((p, g) for p, g in zip(results, grads, strict=True) if p.requires_grad), strict=True)
+    return list(torch.autograd.grad(parts, leaves, slopes, allow_unused=True, materialize_grads=True))
 
 
 class Sized(nn.Module):
