@@ -41,7 +41,7 @@ class Batch:
     def first(self, rows):
         return rows[0] and self.size and rows
 """
-# Where, old and new of a fault; what it changes there, and to what.
+# Where, old text and new text of a fault; the text that it changes, and its replacement.
 _CASES = [
     ("LIMIT", "3", "4", "LIMIT = 3", "LIMIT = 4"),
     ("Batch.size", "1", "2", "int = 1", "int = 2"),
@@ -59,7 +59,7 @@ _CASES = [
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one module."""
+    """Write a package with one module."""
     path = tmp_path / "src/raglane/room/here.py"
     path.parent.mkdir(parents=True)
     path.write_text(_SOURCE)
@@ -82,7 +82,7 @@ def test_a_fault_is_found_by_function_and_operation(
 
 
 def _dump(text: str) -> str:
-    """Syntax, whatever the order of keyword arguments."""
+    """Return the syntax with keyword arguments in alphabetical order."""
     tree = ast.parse(text)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         call.keywords.sort(key=lambda keyword: str(keyword.arg))
@@ -124,7 +124,7 @@ def test_a_test_that_is_not_there_once(name: str) -> None:
 
 _PLACE = "schedules", "cost", "one.elements - one.sequences"
 _TEST = "test_multiplications_and_additions"
-# Two plays: one whose tests pass without a fault, and one whose tests cannot run.
+# Faults whose tests pass without them, and one whose tests cannot run.
 _PLAYS = [
     {
         "one-too-many": Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST),
@@ -142,11 +142,7 @@ for faults in {_PLAYS}:
 
 
 def test_what_is_noticed_and_what_is_not() -> None:
-    """In copies: the package of this process, and of those that it starts, stays as it is.
-
-    In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
-    have the package in theirs.
-    """
+    """The source does not change. In a new process, because the forkserver of this one has imported the package."""
     before = (ROOT / "src/raglane/schedules/__init__.py").read_text()
     done = subprocess.run(
         [sys.executable, "-c", _CODE], cwd=ROOT / "tools", capture_output=True, text=True, check=False, timeout=600

@@ -99,7 +99,7 @@ WRONG: dict[str, Callable[[], Picture]] = {
 
 
 def pixels(figure: Figure) -> npt.NDArray[np.float64]:
-    """``(height, width, 4)``, from 0 to 1."""
+    """Return the pixels of a figure, ``(height, width, 4)``, from 0 to 1."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_DPI)
     content.seek(0)
@@ -108,13 +108,13 @@ def pixels(figure: Figure) -> npt.NDArray[np.float64]:
 
 
 def difference(figure: Figure, reference: Path) -> float:
-    """The root of the mean squared difference of the pixels, from 0 to 1; 1 where the sizes differ."""
+    """Return the root mean square difference of the pixels, from 0 to 1; 1 if the sizes differ."""
     found, known = pixels(figure), image.imread(reference).astype(np.float64)
     return float(np.sqrt(np.mean((found - known) ** 2))) if found.shape == known.shape else 1.0
 
 
 def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, Any]]:
-    """Every text that is really drawn, with its size in points and its box in pixels."""
+    """Return every visible text, with its size in points and its box in pixels."""
     drawn: dict[int, tuple[str, float, Any]] = {}
     draw = Text.draw
 
@@ -130,14 +130,13 @@ def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Texts that are below 8 points, overlap another, or leave the figure."""
+    """Return descriptions of texts below 8 points, over another text, or beyond the figure."""
     texts = texts_of(figure, monkeypatch)
     assert texts
     faults = [f"{text!r} has {size} points" for text, size, _ in texts if size < 8]
     for text, _, box in texts:
         if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1:
             faults.append(f"{text!r} leaves the figure")
-    # Of each box, the places of the others after it that it overlaps.
     x0, y0, x1, y1 = np.array([box.extents for _, _, box in texts]).T
     overlaps = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
     for one, other in np.argwhere(np.triu(overlaps, 1)):

@@ -1,4 +1,4 @@
-"""Memory with a page beside it that nobody may touch: a read or write past a tensor's end is a signal, not luck."""
+"""Tensors next to unreadable pages: an access beyond the tensor ends the process with a signal."""
 
 from __future__ import annotations
 
@@ -23,17 +23,9 @@ _kept: list[tuple[mmap.mmap, Any]] = []
 
 
 def guarded(tensor: Tensor, *, before: bool = False) -> Tensor:
-    """A copy of a tensor that ends where an unreadable page begins, or begins where one ends.
+    """Copy a dense CPU tensor to the end of a page before an unreadable one, or to the start of a page after one.
 
-    The memory is kept until :func:`release`, whatever becomes of the tensor, so that a pointer that outlives it is
-    no accident either.
-
-    Args:
-        tensor: dense, on the CPU.
-        before: whether the page is before it.
-
-    Returns:
-        A contiguous copy, which wants a gradient where the tensor does.
+    The memory is kept until :func:`release`, so that a pointer that outlives the tensor is still valid.
     """
     if tensor.numel() == 0:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -53,21 +45,15 @@ def guarded(tensor: Tensor, *, before: bool = False) -> Tensor:
 
 
 def release() -> None:
-    """Forget all guarded memory; no tensor in it may be used any more."""
+    """Free all guarded memory; no tensor in it may be used any more."""
     _kept.clear()
 
 
 @contextmanager
 def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
-    """Within the block, what the library allocates for its kernels is guarded as well, and full of NaN.
+    """Within the block, tensors that the library allocates are guarded too, and full of NaN; yield them.
 
-    Torch's own names are replaced, because a mode of torch is not in force during a backward pass.
-
-    Args:
-        before: as for :func:`guarded`.
-
-    Yields:
-        What was allocated so far.
+    Torch's functions are replaced, because no mode of torch is active during a backward pass.
     """
     made: list[Tensor] = []
 
@@ -96,7 +82,7 @@ def guarded_allocations(*, before: bool = False) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def chosen_library(library: Library) -> Iterator[None]:
-    """Within the block the cpu kernels run as ``library`` says: on which instruction set, the work divided how."""
+    """Within the block, the cpu kernels use the instruction set and the division of the work of ``library``."""
     original = library_module.library
     library_module.library = lambda: library  # type: ignore[assignment]
     try:

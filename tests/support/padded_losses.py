@@ -34,9 +34,9 @@ IGNORED = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A loss, and the loss of each row written out.
+    """A loss, and the same per row.
 
-    ``rows(predictions (M, ...), targets (M, ...))`` gives ``(M,)`` losses and as how much each row counts in a mean.
+    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M,)`` and the weight of each row in a mean.
     """
 
     call: Callable[..., Any]
@@ -81,7 +81,7 @@ def class_rows(
 
 
 def evenly(rows: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Rows that count once each; features are averaged."""
+    """Give every row the weight 1, and average over features."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         result = rows(x, y.to(x.dtype))
@@ -144,7 +144,7 @@ def padded_loss(
     per_element: Tensor | None,
     per_sequence: Tensor | None,
 ) -> Tensor:
-    """The loss of a padded batch, its padding masked by hand, each sequence reduced in a loop."""
+    """Compute the loss of a padded batch with a mask, and reduce each sequence in a loop."""
     x, counted_lengths = batch.to_padded(padding_value=0.3)
     y, _ = target.to_padded()
     count, steps = x.shape[:2]

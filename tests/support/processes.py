@@ -1,8 +1,4 @@
-"""Commands in processes of their own, forked from one that has imported all that they need.
-
-An interpreter that starts anew takes seconds to import torch and Lightning, and what is tested of most processes is not
-how they start: it is how they end.
-"""
+"""Commands in new processes, forked from one that has imported torch and the package, which takes seconds."""
 
 from __future__ import annotations
 
@@ -44,27 +40,22 @@ def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable
 
 @dataclass(frozen=True)
 class Command:
-    """A command that runs, or has ended.
-
-    Attributes:
-        process: it.
-        folder: where it runs; what it prints stands beside that.
-    """
+    """A running or ended command. Its output is in two files next to its folder."""
 
     process: BaseProcess
     folder: Path
 
     def printed(self) -> str:
-        """What it has printed so far."""
+        """Return the standard output so far."""
         path = _beside(self.folder, "stdout")
         return path.read_text() if path.exists() else ""
 
     def errors(self) -> str:
-        """The same of its errors."""
+        """Return the standard error so far."""
         return _beside(self.folder, "stderr").read_text()
 
     def wait_for(self, words: str, seconds: float = 120) -> None:
-        """Until it has printed these words, with any space between them; an AssertionError where it ends before."""
+        """Wait until it has printed these words; raise an AssertionError if it ends before."""
         end = time.monotonic() + seconds
         while words not in " ".join(self.printed().split()):
             assert self.process.is_alive(), (words, self.printed(), self.errors())
@@ -72,12 +63,12 @@ class Command:
             time.sleep(0.01)
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait for its end, and give its exit code: negative, where a signal ended it, the signal."""
+        """Wait for the end; return the exit code, or minus the number of the signal that ended it."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"it runs after {seconds} s: {self.printed()}"
         return self.process.exitcode
@@ -89,7 +80,7 @@ def start(
     largest_file: int = resource.RLIM_INFINITY,
     before: Callable[[], object] = bool,
 ) -> Command:
-    """Start a command in a folder, with a limit to the bytes of a file; ``before`` is called in its process first."""
+    """Start a command in a folder, with a limit to the bytes of a file; its process first calls ``before``."""
     _beside(folder, "stdout").unlink(missing_ok=True)
     process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file, before), daemon=True)
     process.start()
@@ -97,6 +88,6 @@ def start(
 
 
 def run(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> tuple[int, str, str]:
-    """Run a command in a folder: its exit code, and what it printed to stdout and stderr."""
+    """Run a command in a folder; return its exit code, standard output and standard error."""
     command = start(folder, *arguments, largest_file=largest_file)
     return command.end(), command.printed(), command.errors()

@@ -1,4 +1,4 @@
-"""A small file of each format, conversions in small steps, and whether two records are the same."""
+"""A small file of each format, conversions in small steps, and comparisons of records."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def asked(name: str) -> Columns:
-    """What to ask for in the file of a format: to classify, where it has labels."""
+    """Return the columns for the file of a format; only text has no labels."""
     return Columns(task="forecast") if name == "text" else Columns()
 
 
 def joined(parts: list[Records]) -> Records:
-    """Several records as one."""
+    """Concatenate records."""
     lengths = np.concatenate([records.lengths for records in parts])
     values = [records.values for records in parts if len(records.values)]
     return replace(
@@ -90,7 +90,7 @@ def joined(parts: list[Records]) -> Records:
 
 
 def same(records: Records, other: Records) -> None:
-    """Fail where two records differ."""
+    """Assert that two records are equal."""
     assert records.lengths.tolist() == other.lengths.tolist()
     np.testing.assert_array_equal(records.values, other.values)
     assert (records.ids, records.labels, records.channels) == (other.ids, other.labels, other.channels)

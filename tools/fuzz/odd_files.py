@@ -1,4 +1,4 @@
-"""Small files of every format, valid or made of odd cells and names, their bytes spoilt or left."""
+"""Small files of every format, valid or with odd cells and names, and corrupted or not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PIECES = [b"@", b"@dimensions " + b"9" * 5000, b":", b",", b"\n", b"\r", b"\r\n
 
 
 def _ts(chance: random.Random) -> bytes:
-    """A ``.ts`` file; now and then with a directive or a value that is odd."""
+    """Make a ``.ts`` file, sometimes with an odd directive or value."""
     channels = chance.randint(1, 3)
     head = [f"@dimensions {channels}", "@classLabel true a b", f"@univariate {str(channels == 1).lower()}"]
     odd = ["@", "@@", "@dimensions", "@dimensions -1", "@seriesLength x", "@equalLength", "@targetLabel true",
@@ -56,19 +56,19 @@ def _number(chance: random.Random) -> str:
 
 
 def _names(chance: random.Random, usual: list[str]) -> list[str]:
-    """Names of columns: the usual ones, or any; also none, and the same twice."""
+    """Draw names of columns: the usual ones, or any, with repetitions."""
     if chance.random() < 0.8:
         return usual
     return [chance.choice(_NAMES) for _ in range(chance.randint(0, 6))]
 
 
 def _text(chance: random.Random) -> bytes:
-    """Lines of words."""
+    """Make lines of words."""
     return "\n".join(chance.choice(_TEXTS) for _ in range(chance.randint(0, 4))).encode(errors="replace")
 
 
 def _csv(chance: random.Random) -> bytes:
-    """Rows of numbers or words, with an id and maybe a time."""
+    """Make rows of numbers or words, with an id and maybe a time."""
     names = _names(chance, ["id", "t", "x", "y"] if chance.random() < 0.6 else ["id", "word", "y"])
     pools: dict[str, list[str]] = {"id": ["p", "q"], "t": _TIMES, "x": _NUMBERS, "y": ["u"], "word": _TEXTS}
     wild = chance.random() < 0.5
@@ -88,7 +88,7 @@ def _csv(chance: random.Random) -> bytes:
 
 
 def _cell(chance: random.Random, depth: int = 0) -> Any:
-    """Any value that JSON has."""
+    """Draw any value of JSON."""
     kind = chance.randint(0, 9 if depth < 4 else 5)
     if kind <= 1:
         return chance.choice([0, 1, -3, 2.5, 1e300, float("nan"), float("inf"), 2**53 + 1, 2**63, -(2**64), 10**30])
@@ -102,7 +102,7 @@ def _cell(chance: random.Random, depth: int = 0) -> Any:
 
 
 def _column(chance: random.Random, count: int) -> list[Any]:
-    """A column that a sequence, a label or an id may be in."""
+    """Draw a column of sequences, labels or ids."""
     lengths = [chance.choice([0, 1, 2, 3]) for _ in range(count)]
     width = chance.choice([0, 1, 2, 3])
     columns: list[list[Any]] = [
@@ -121,7 +121,7 @@ def _column(chance: random.Random, count: int) -> list[Any]:
 
 
 def _rows(chance: random.Random) -> tuple[list[str], list[list[Any]]]:
-    """Names and columns of a table."""
+    """Draw the names and columns of a table."""
     count = chance.choice([0, 1, 2, 5, 5, 5])
     names = _names(chance, ["x", "y"] if chance.random() < 0.7 else ["id", "x", "y"])
     columns = [_column(chance, count) for _ in names]
@@ -135,7 +135,7 @@ def _rows(chance: random.Random) -> tuple[list[str], list[list[Any]]]:
 
 
 def _jsonl(chance: random.Random) -> bytes:
-    """Objects, alike or not."""
+    """Make a JSON object per line, sometimes with another key."""
     names, columns = _rows(chance)
     lines = []
     for row in zip(*columns, strict=True):
@@ -157,7 +157,7 @@ _KINDS = [pa.list_(pa.float32()), pa.list_(pa.float16()), pa.list_(pa.decimal128
 
 
 def _odd_array(chance: random.Random, count: int) -> Any:
-    """An Arrow array of some type, with and without nulls, maybe with bytes that are no UTF-8."""
+    """Draw an Arrow array of any type, maybe with nulls or invalid UTF-8."""
     if chance.random() < 0.2:
         texts = pa.array([chance.choice([b"a", b"\xff", b"b\xc3", b"\0"]) for _ in range(count)])
         return (
@@ -191,7 +191,7 @@ def _odd_array(chance: random.Random, count: int) -> Any:
 
 
 def _table(chance: random.Random) -> Any:
-    """A table of Arrow's types."""
+    """Draw an Arrow table."""
     names, columns = _rows(chance)
     count = len(columns[0]) if columns else 0
     arrays = []
@@ -204,7 +204,7 @@ def _table(chance: random.Random) -> Any:
 
 
 def _arrow(chance: random.Random) -> bytes:
-    """A table as an Arrow file, or a stream."""
+    """Make an Arrow file, or a stream."""
     table, sink = _table(chance), pa.BufferOutputStream()
     writer = pa.ipc.new_file if chance.random() < 0.7 else pa.ipc.new_stream
     with contextlib.suppress(pa.ArrowException), writer(sink, table.schema) as file:
@@ -214,13 +214,13 @@ def _arrow(chance: random.Random) -> bytes:
 
 
 def _parquet(chance: random.Random) -> bytes:
-    """The same as Parquet."""
+    """Make a Parquet file."""
     table, sink = _table(chance), io.BytesIO()
     options: dict[str, Any] = {
         "compression": chance.choice(["none", "snappy"]),
         "use_dictionary": chance.random() < 0.5,
     }
-    with contextlib.suppress(pa.ArrowException):  # a type that Parquet has not
+    with contextlib.suppress(pa.ArrowException):  # a type that Parquet does not support
         pq.write_table(table, sink, row_group_size=chance.choice([1, 3, 100]), **options)
     return sink.getvalue()
 
@@ -228,50 +228,50 @@ def _parquet(chance: random.Random) -> bytes:
 _BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow, "text": _text}
 
 
-def _spoil(chance: random.Random, content: bytes) -> bytes:
-    """Other bytes: some flipped, cut off, put in, left out, or twice."""
-    spoilt = bytearray(content)
+def _corrupt(chance: random.Random, content: bytes) -> bytes:
+    """Flip, cut, insert, remove or repeat some bytes."""
+    corrupted = bytearray(content)
     if content.startswith(b"PAR1") and chance.random() < 0.7:
-        # In the pages and not in the footer, without which nothing is read at all.
+        # In the pages and not in the footer, without which a reader gives up at once.
         for _ in range(chance.choice([1, 3])):
-            spoilt[chance.randrange(len(spoilt) // 3 + 1)] ^= 1 << chance.randrange(8)
-        return bytes(spoilt)
+            corrupted[chance.randrange(len(corrupted) // 3 + 1)] ^= 1 << chance.randrange(8)
+        return bytes(corrupted)
     for _ in range(chance.choice([1, 1, 2, 5])):
-        place = chance.randrange(len(spoilt) + 1)
-        end = min(len(spoilt), place + chance.choice([1, 2, 8, 64]))
+        place = chance.randrange(len(corrupted) + 1)
+        end = min(len(corrupted), place + chance.choice([1, 2, 8, 64]))
         match chance.randint(0, 6):
-            case 0 if place < len(spoilt):
-                spoilt[place] ^= 1 << chance.randrange(8)
+            case 0 if place < len(corrupted):
+                corrupted[place] ^= 1 << chance.randrange(8)
             case 1:
-                del spoilt[place:]
+                del corrupted[place:]
             case 2:
-                spoilt[place:place] = chance.choice(_PIECES)
+                corrupted[place:place] = chance.choice(_PIECES)
             case 3:
-                del spoilt[place:end]
+                del corrupted[place:end]
             case 4:
-                spoilt[place:place] = spoilt[place:end] * chance.choice([1, 2, 50])
+                corrupted[place:place] = corrupted[place:end] * chance.choice([1, 2, 50])
             case 5:
-                lines = bytes(spoilt).split(b"\n")
+                lines = bytes(corrupted).split(b"\n")
                 chance.shuffle(lines)
-                spoilt = bytearray(b"\n".join(lines))
-            case _ if place < len(spoilt):
-                spoilt[place] = chance.randrange(256)
-    return bytes(spoilt)
+                corrupted = bytearray(b"\n".join(lines))
+            case _ if place < len(corrupted):
+                corrupted[place] = chance.randrange(256)
+    return bytes(corrupted)
 
 
 def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Columns]:
-    """A file, or a folder of texts, and how to read it."""
+    """Write a file, or a folder of texts; return its path, format and columns."""
     kind = chance.choice([*_BUILDERS, "folder"])
     if kind == "folder":
         path = folder / "texts"
         path.mkdir()
         for name in ("a.txt", "b.txt", "note.md")[: chance.randint(0, 3)]:
             text = b"anna\nbob\n\n c \n"
-            (path / name).write_bytes(_spoil(chance, text) if chance.random() < 0.7 else text)
+            (path / name).write_bytes(_corrupt(chance, text) if chance.random() < 0.7 else text)
     else:
         content = _BUILDERS[kind](chance)
         path = folder / f"data.{'txt' if kind == 'text' else kind}"
-        path.write_bytes(_spoil(chance, content) if chance.random() < 0.5 else content)
+        path.write_bytes(_corrupt(chance, content) if chance.random() < 0.5 else content)
     form = chance.choice([*_BUILDERS, "folder"]) if chance.random() < 0.03 else None
 
     def some(usual: str) -> str | None:
