@@ -97,7 +97,10 @@ def _run(arguments: Sequence[str]) -> str | None:
         return f"no end within {_LONGEST} seconds"
     if done.returncode == 0:
         return None
-    return f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    # Of the lines of progress, only the last one counts.
+    *lines, last = done.stderr.splitlines() or [""]
+    errors = "\n".join([*(line for line in lines if ": round " not in line), last])
+    return f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{errors[-4000:]}"
 
 
 if __name__ == "__main__":
