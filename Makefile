@@ -1,10 +1,10 @@
-# Everything a person or a machine runs here. Each target sets up what it needs in .venv, once.
+# The commands for people and for continuous integration. Each target first installs its dependencies in .venv, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN := runs/demo
-# Processes that run the tests side by side; the networks in them are small, so each takes one thread.
+# The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
 JOBS ?= 2
 # The number of random calls of make sanitize, the seconds of make fuzz, and the seed of both.
 ROUNDS ?= 300
@@ -20,22 +20,22 @@ help:
 	@echo "make check   format, lint, types, layers, and the limits of make house"
 	@echo "make house   figures of the source, against the limits in house.toml"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
-	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
+	@echo "make pages   check the site in Chromium, in two widths: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
 	@echo "make attack  the same for an hour, from a random seed"
 	@echo "make faults  check that tests notice mistakes in the source; KERNELS=1 also builds those in C++"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
-	@echo "make ulps    every float through the kernels' exp, tanh, log and so on, on every instruction set here"
-	@echo "make rates   the micro-kernels by themselves: their share of the peak, by shape and instruction set"
-	@echo "make format  rewrite the files as the formatter wants them"
-	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
-	@echo "make device  what a GPU or many processors can show, in 9 minutes; installs nothing"
-	@echo "make clean   remove what the targets above made"
+	@echo "make ulps    the kernels' exp, tanh, log etc. for every float, on every instruction set of this machine"
+	@echo "make rates   the speed of the micro-kernels: share of the peak, by shape and instruction set"
+	@echo "make format  format all files"
+	@echo "make bench   time the layers against PyTorch's, and those of other installed engines"
+	@echo "make device  measure a GPU or many processors, in 9 minutes; installs nothing"
+	@echo "make clean   remove everything that the targets above made"
 
 setup: $(READY)
 
-# The CPU kernels are built by the installation, so what they are built from is named here too.
+# The installation builds the CPU kernels, so it depends on their sources too.
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
@@ -51,7 +51,7 @@ demo: $(READY)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
-# Compiled modules are kept, whatever the environment says: else each process of the tests compiles them all again.
+# Keep compiled modules: otherwise each process of the tests compiles them again.
 test: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
 
@@ -129,7 +129,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
 
-# With whatever Python has torch; the checkout is all that it needs besides.
+# Needs only a Python with torch, and the checkout.
 device:
 	$(PYTHON) benchmarks/device.py --out runs/device --minutes 9
 
