@@ -1,12 +1,12 @@
-# Everything a person or a machine runs here. Each target sets up what it needs in .venv, once.
+# The commands for people and for continuous integration. Each target first installs its dependencies in .venv, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUN := runs/demo
-# Processes that run the tests side by side; the networks in them are small, so each takes one thread.
+# The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
 JOBS ?= 2
-# How many random calls make sanitize draws, for how long make fuzz attacks, and both from which seed.
+# The number of random calls of make sanitize, the seconds of make fuzz, and the seed of both.
 ROUNDS ?= 300
 SECONDS ?= 60
 SEED ?= 1
@@ -18,24 +18,24 @@ help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
 	@echo "make test    run the tests"
 	@echo "make check   format, lint, types, layers, and the limits of make house"
-	@echo "make house   the size and shape of the package, against the limits in house.toml"
+	@echo "make house   figures of the source, against the limits in house.toml"
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
-	@echo "make pages   look at the site in Chromium, wide and phone-wide: axe, errors, requests to other hosts"
+	@echo "make pages   check the site in Chromium, in two widths: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
-	@echo "make attack  the same for an hour, from a seed of its own"
-	@echo "make faults  put mistakes into a copy of the source and see that tests notice each; KERNELS=1 builds those in C++"
+	@echo "make attack  the same for an hour, from a random seed"
+	@echo "make faults  check that tests notice mistakes in the source; KERNELS=1 also builds those in C++"
 	@echo "make sanitize  the CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer"
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
-	@echo "make ulps    every float through the kernels' exp, tanh, log and so on, on every instruction set here"
-	@echo "make rates   the micro-kernels by themselves: their share of the peak, by shape and instruction set"
-	@echo "make format  rewrite the files as the formatter wants them"
-	@echo "make bench   time the layers against PyTorch's, and other engines' where they are installed"
-	@echo "make device  what a GPU or many processors can show, in 9 minutes; installs nothing"
-	@echo "make clean   remove what the targets above made"
+	@echo "make ulps    the kernels' exp, tanh, log etc. for every float, on every instruction set of this machine"
+	@echo "make rates   the speed of the micro-kernels: share of the peak, by shape and instruction set"
+	@echo "make format  format all files"
+	@echo "make bench   time the layers against PyTorch's, and those of other installed engines"
+	@echo "make device  measure a GPU or many processors, in 9 minutes; installs nothing"
+	@echo "make clean   remove everything that the targets above made"
 
 setup: $(READY)
 
-# The CPU kernels are built by the installation, so what they are built from is named here too.
+# The installation builds the CPU kernels, so it depends on their sources too.
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
@@ -51,7 +51,7 @@ demo: $(READY)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
-# Compiled modules are kept, whatever the environment says: else each process of the tests compiles them all again.
+# Keep compiled modules: otherwise each process of the tests compiles them again.
 test: $(READY)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
 
@@ -72,20 +72,19 @@ docs: $(READY)
 pages: docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --pages tests/pages
 
-# From the folder of the tests, whose packages they are.
 fuzz: $(READY)
-	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks $(SECONDS) $(SEED)
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
 
 attack: $(READY)
-	cd tests && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m attacks 3600
+	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz --seconds 3600
 
-# With KERNELS=1 also those of csrc, a build each; NAMES are of faults, all of them where none is given.
+# NAMES are faults, patterns or rooms; default: all, with KERNELS=1 also those of csrc, of which each is built.
 faults: $(READY)
 	$(if $(KERNELS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja)
-	cd tests && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
+	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
-# A driver draws random calls; each sanitizer watches the kernels of every instruction set here, and of those that are
-# emulated. AddressSanitizer also watches the attacks from Python; leaks of Python itself are not looked for there.
+# A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
+# AddressSanitizer also checks two fuzzers; there it ignores leaks, which are Python's.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
@@ -96,10 +95,11 @@ sanitize: $(READY)
 	done
 	$(BIN)/cmake --build $(SANITIZED) --target raglane
 	$(BIN)/cmake --install $(SANITIZED) --prefix $(SANITIZED)/installed
-	for attack in memory programs; do \
+	cd tools && for name in memory programs; do \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 PYTHONPATH=tests \
-		$(BIN)/python -m attacks.$$attack $(ROUNDS) $(SEED) $(SANITIZED)/installed/raglane/native || exit 1; \
+		ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 OMP_NUM_THREADS=2 \
+		$(CURDIR)/$(BIN)/python -m fuzz $$name --rounds $(ROUNDS) --seed $(SEED) \
+		--kernels $(CURDIR)/$(SANITIZED)/installed/raglane/native || exit 1; \
 	done
 
 emulate: $(READY)
@@ -129,7 +129,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/layers.py --suites grid,elementwise,loop,own-cell --out runs/bench --overwrite
 
-# With whatever Python has torch; the checkout is all that it needs besides.
+# Needs only a Python with torch, and the checkout.
 device:
 	$(PYTHON) benchmarks/device.py --out runs/device --minutes 9
 

@@ -1,4 +1,4 @@
-"""What every test shares: the device, memory that is never zero by luck, and threads that wait asleep."""
+"""Fixtures and options of all tests: the device, poisoned memory, and passive waiting of threads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# A thread that waits for another asks again and again, unless OpenMP is told otherwise before torch loads it. Where
-# tests run side by side, it then takes the processor from the one that it waits for: the kernels' tests took 2.5 times
-# as long. Who sets it chooses.
+# Threads of OpenMP wait actively by default. If tests run in parallel, they take the processor from the threads that
+# they wait for: the kernels' tests took 2.5 times as long. Must be set before torch loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
@@ -26,7 +25,7 @@ from scripts import Script
 
 settings.register_profile(
     "raglane",
-    deadline=None,  # a shared machine pauses when it likes
+    deadline=None,  # a shared machine may pause
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -58,13 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave out what takes time and shows nothing."""
-    # What was imported and collected stays: to look through it for garbage, again and again, took a quarter of the time
-    # of tests that make many small objects.
+    """Skip work that takes time and tests nothing."""
+    # The garbage collector skips imported and collected objects: they took a quarter of the time of tests that make
+    # many small objects.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    # For a line of a log, torch flushes the processor's caches after each compilation: 20 ms.
+    # For a line of its log, torch flushes the processor's caches after each compilation, which takes 20 ms.
     guards: Any = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
@@ -77,9 +76,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache() -> Iterator[None]:
-    """Keep what is measured of this machine out of the user's folder; programs that tests start do the same.
+    """Keep caches out of the user's folder, also in programs that tests start.
 
-    A folder that pytest numbers would not do: of many pytests at once, one clears away what another still uses.
+    Not in a numbered folder of pytest, which another pytest may remove.
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         patch.setenv("RAGLANE_CACHE", folder)
@@ -88,10 +87,9 @@ def own_cache() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    """Fill what ``torch.empty`` gives with NaN, so that reading memory nobody wrote fails a test.
+    """Fill new memory with NaN, as PyTorch does under deterministic algorithms, so that reading it fails a test.
 
-    PyTorch does so under deterministic algorithms; ``warn_only`` keeps operations that have no deterministic
-    version on a GPU usable.
+    With ``warn_only``, operations without a deterministic version on a GPU remain usable.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -100,19 +98,19 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynced_files() -> Iterator[None]:
-    """Do not wait for the disk: no test pulls the plug. Processes that tests start do wait."""
+    """Do not wait for the disk, except in processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)  # which refuses what is no open file, as fsync does
+        patch.setattr(os, "fsync", os.fstat)  # which also raises for a closed file
         yield
 
 
 @pytest.fixture(autouse=True)
 def default_device(device: torch.device) -> Iterator[None]:
-    """Make what the tests create, layers and tensors alike, live on the device under test."""
+    """Create layers and tensors of tests on the device under test."""
     if device.type == "cpu":
         yield
         return
-    # cuDNN rounds float32 products to 10 bits unless told not to, which no comparison here allows for.
+    # By default cuDNN rounds float32 products to 10 bits, more than the tolerances.
     torch.backends.cudnn.allow_tf32 = False
     with device:
         yield
@@ -120,20 +118,20 @@ def default_device(device: torch.device) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_randomness(request: pytest.FixtureRequest) -> None:
-    """Seed each test by its name: numbers of its own, and the same ones when it runs again alone."""
+    """Seed each test by its name, so that it draws the same numbers when it runs alone."""
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="session")
 def script() -> Iterator[Script]:
-    """Run code in a process of its own."""
+    """Run code in a new process."""
     with Script() as script:
         yield script
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Let torch, and with it the cpu kernels, use two threads."""
+    """Use two threads in torch and in the cpu kernels."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -142,7 +140,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the cpu kernels' instruction set and how they divide the work, for one test."""
+    """Set the instruction set of the cpu kernels and the division of their work."""
     from cpu_networks import LIBRARY
 
     def choose(isa: str = LIBRARY.isa, flags: int = 0) -> None:

@@ -1,13 +1,14 @@
-"""The size and shape of the package against the limits in house.toml: ``make house``."""
+"""Compare figures of the source with the limits in house.toml: ``make house``."""
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -15,18 +16,27 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/raglane"
-# Pages are written in these; .py files are counted apart, since only they have code and docstrings.
-_TEMPLATES = {".html", ".css", ".js", ".j2"}
+_MODULES = sorted(PACKAGE.rglob("*.py"))
+_TEMPLATES = [path for path in PACKAGE.rglob("*") if path.suffix in {".html", ".css", ".js", ".j2"}]
+_KERNELS = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in {".h", ".cpp"}]
+# Words that the documents avoid; lines of src and csrc with one of them are counted.
+_WORDS = {"persons": "nobody|somebody|whoever", "stands": "stands?|stood|lies?|lay", "besides": "besides?"}
+_API = re.compile(r"^\.\. (?:autoclass|autoexception|autofunction|data)::", flags=re.MULTILINE)
 
 
 def main() -> int:
-    """Print each figure with its limit and its goal.
-
-    Returns:
-        1 if a figure is above its limit, else 0.
-    """
+    """Print each figure with its limit and its goal; return 1 if a figure is above its limit, else 0."""
     house = tomllib.loads((ROOT / "house.toml").read_text())
-    figures = _sizes() | _shape() | {"check_lines": _check_lines(house["check_files"]), "call_functions": _call()}
+    figures = {
+        **_sizes(),
+        **_shape(),
+        "check_lines": _lines(PACKAGE / name for name in house["check_files"]),
+        "call_functions": _functions_of_a_call(),
+        "test_lines": _lines(
+            path for top in ("tests", "tools") for end in ("py", "toml") for path in (ROOT / top).rglob(f"*.{end}")
+        ),
+        **_texts(),
+    }
     if figures.keys() != house["limits"].keys():
         sys.exit(f"house.toml must have limits for {', '.join(figures)}, and for nothing else")
     print(f"{'figure':16}{'now':>8}{'limit':>8}{'goal':>8}")
@@ -39,36 +49,56 @@ def main() -> int:
     return int(bool(above))
 
 
+def _lines(paths: Iterable[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
 def _sizes() -> dict[str, int]:
-    """Lines of the package, lines of code among them, and files."""
-    modules = sorted(PACKAGE.rglob("*.py"))
-    templates = [path for path in PACKAGE.rglob("*") if path.suffix in _TEMPLATES]
-    texts = [path.read_text() for path in [*modules, *templates]]
+    """Count the lines and files of the package, and its lines of code."""
+    files = [*_MODULES, *_TEMPLATES]
     return {
-        "lines": sum(len(text.splitlines()) for text in texts),
-        "code": sum(_code_lines(text) for text in texts[: len(modules)]),
-        "files": len(texts),
+        "lines": _lines(files),
+        "code": sum(_code_lines(path.read_text()) for path in _MODULES),
+        "files": len(files),
     }
 
 
 def _code_lines(text: str) -> int:
-    """Lines that hold a token of code: no blank lines, comments or docstrings."""
+    """Count lines with a token of code: no blank lines, comments or docstrings."""
     blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in blank:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        # A string that is a statement documents what encloses it, or the name before it.
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for node in _docstrings(text):
+        lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
 
-def _shape() -> dict[str, int]:
-    """Rooms, the longest path of imports between them, and circles of files within one.
+def _docstrings(text: str) -> list[ast.Constant]:
+    """Return the strings that are statements: they document a module, class, function or name."""
+    found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    return [node for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
-    Imports inside functions and under TYPE_CHECKING count as any other.
+
+def _texts() -> dict[str, int]:
+    """Count docstrings that start with What or Whether, lines with the words of _WORDS, and documented names."""
+    docstrings = [str(node.value) for path in _MODULES for node in _docstrings(path.read_text())]
+    lines = [line for path in [*_MODULES, *_TEMPLATES, *_KERNELS] for line in path.read_text().splitlines()]
+    return {
+        "what_docstrings": sum(re.match(r"\s*(What|Whether)\b", text) is not None for text in docstrings),
+        **{
+            name: sum(re.search(rf"\b({words})\b", line, re.IGNORECASE) is not None for line in lines)
+            for name, words in _WORDS.items()
+        },
+        "api_names": sum(len(_API.findall(page.read_text())) for page in (ROOT / "docs/api").glob("*.md")),
+    }
+
+
+def _shape() -> dict[str, int]:
+    """Count rooms, floors (the longest path of imports between rooms) and circles of files.
+
+    Imports inside functions and under TYPE_CHECKING count too.
     """
     graph = grimp.build_graph("raglane", cache_dir=None)
     imports = {
@@ -82,7 +112,7 @@ def _shape() -> dict[str, int]:
     groups = list(_components(rooms))
     group_of = {room: number for number, group in enumerate(groups) for room in group}
     floors: list[int] = []
-    for group in groups:  # a group comes after all that it imports
+    for group in groups:  # each after those that it imports
         below = {group_of[other] for room in group for other in rooms[room]} - {group_of[group[0]]}
         floors.append(len(group) + max((floors[number] for number in below), default=0))
     circles = [group for group in _components(imports) if len(group) > 1]
@@ -92,12 +122,12 @@ def _shape() -> dict[str, int]:
 
 
 def _room(module: str) -> str:
-    """The folder or module at the top of the package that holds a module."""
+    """Return the top folder or file of the package that contains a module."""
     return [*module.split("."), "raglane"][1]
 
 
 def _components(edges: dict[str, set[str]]) -> Iterator[list[str]]:
-    """Strongly connected components, each after those that it leads to (Tarjan 1972)."""
+    """Yield the strongly connected components, each after those that it leads to (Tarjan 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -121,13 +151,8 @@ def _components(edges: dict[str, set[str]]) -> Iterator[list[str]]:
             yield from visit(node)
 
 
-def _check_lines(names: list[str]) -> int:
-    """Lines of the files that check arguments."""
-    return sum(len((PACKAGE / name).read_text().splitlines()) for name in names)
-
-
-def _call() -> int:
-    """Python functions of the package in the second training call of LSTM(12, 64), up to C."""
+def _functions_of_a_call() -> int:
+    """Count the Python functions of the package in the second training call of LSTM(12, 64), up to C."""
     import torch
 
     import raglane as rl
@@ -150,7 +175,7 @@ def _call() -> int:
     finally:
         sys.setprofile(None)
     entered = entered[: entered.index(library.call.__qualname__) + 1]
-    # A comprehension is a function of its own in Python 3.11, and none from 3.12 on.
+    # Only in Python 3.11 a comprehension is a function.
     return len([name for name in entered if not name.endswith("comp>")])
 
 

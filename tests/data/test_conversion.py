@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attacks.small_shards import small_steps
 from raglane._utils.lock import locked
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, Statistics, convert, read
 from raglane.data.conversion import Conversion
 from raglane.errors import ArgumentError, DataError
-from small_files import WRITERS, asked, same
+from small_files import WRITERS, asked, same, small_steps
 
 
 @pytest.fixture

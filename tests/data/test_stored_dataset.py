@@ -23,13 +23,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import raglane as rl
-from attacks.small_shards import small_steps
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
 from raglane.data.gathering import Fragments
 from raglane.data.shards import Shards
 from raglane.errors import DataError
-from small_files import WRITERS, asked, same
+from small_files import WRITERS, asked, same, small_steps
 from small_tables import small_table, written
 
 _TASKS = [

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import raglane as rl
-from attacks.forked import CONTEXT
 from cpu_networks import (
     LIBRARY,
     MATRIX_CELLS,
@@ -34,6 +33,7 @@ from cpu_networks import (
     with_gradients,
 )
 from looped import looped
+from processes import CONTEXT
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
 from raglane.kernels import reference

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from attacks.guarded import chosen_library
 from cpu_networks import ELEMENTWISE_CELLS, LIBRARY, MATRIX_CELLS, TOLERANCE, assert_close, truth, with_gradients
+from guarded import chosen_library
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.native import library
 from raglane.planner.probe import peak_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 import raglane as rl
-from differences import largest_difference
 from raglane.errors import RaglaneError
 from raglane.native import missing_kernels
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
 _COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
@@ -53,7 +54,7 @@ def test_the_number_of_graphs_over_twenty_batches(kind: str) -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     twin = torch.compile(layer, backend=counter, fullgraph=True)
     for seed in range(20):
-        assert largest_difference(results(twin, kind, seed), results(layer, kind, seed)) < 1e-5
+        torch.testing.assert_close(results(twin, kind, seed), results(layer, kind, seed), rtol=0, atol=1e-5)
     assert 2 <= counter.frame_count <= 4
 
 
@@ -84,7 +85,7 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
             for lengths in ([4, 1, 2], [1, 5]):
                 padded = torch.randn(len(lengths), 5, 2)
                 found, wanted = twin(padded, torch.tensor(lengths)), model(padded, torch.tensor(lengths))
-                assert largest_difference(found, wanted) < 1e-6
+                close(found, wanted)
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
@@ -111,7 +112,7 @@ def test_exported_programs_run_other_batches() -> None:
                     found, wanted = loaded(given, **options)[0], layer(given, **options)[0]
                     if kind == "Ragged":
                         found, wanted = found.values, wanted.values
-                    assert largest_difference(found, wanted) < 1e-6
+                    close(found, wanted)
 
 
 class Tagger(nn.Module):
@@ -133,15 +134,15 @@ def test_what_knows_torchs_layers_knows_turned_ones() -> None:
     other = torch.randn(2, 9, 2)
     traced = torch.jit.trace(model, (padded,))
     for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
-        assert largest_difference(program(padded), model(padded)) < 1e-6
-    assert largest_difference(traced(other), model(other)) < 1e-6
+        close(program(padded), model(padded))
+    close(traced(other), model(other))
     with pytest.raises(RaglaneError, match=r"call rl\.restore\(model\) before torch\.jit\.script\(model\)"):
         torch.jit.script(model)
     with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.restore"):
         partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
     assert isinstance(partly.encoder, rl.nn.LSTM)
     scripted = torch.jit.script(rl.restore(model))
-    assert largest_difference(scripted(other), model(other)) < 1e-6
+    close(scripted(other), model(other))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rl.restore.*")
         whole = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM}, dtype=torch.qint8)

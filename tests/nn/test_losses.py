@@ -18,12 +18,12 @@ from padded_losses import (
     CASES,
     CLASSES,
     REDUCTIONS,
+    largest_tensor,
     padded_loss,
 )
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import losses
 from strategies import lengths
-from tensor_sizes import largest_tensor
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])

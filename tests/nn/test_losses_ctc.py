@@ -16,9 +16,9 @@ from torch import Tensor
 
 import raglane as rl
 from looped import looped
+from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses import ctc_loss
-from tensor_sizes import largest_tensor
 
 CLASSES = 4
 INFINITE = float("inf")

@@ -15,12 +15,15 @@ from every_layer import (
     LAYERS,
     LENGTHS,
     PAIRS,
+    READ,
+    SINGLE,
     H,
     a_batch,
     assert_same,
     build,
     gradients,
     parts,
+    regularisation_of,
     results_of,
 )
 from looped import looped
@@ -28,7 +31,6 @@ from raglane.errors import ArgumentError, DispatchError
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.schedules import SCHEDULES
-from regularised import READ, SINGLE, options_of
 from strategies import sequences_of
 
 
@@ -60,7 +62,7 @@ def assert_alike_everywhere(layer: Any) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
-    assert_alike_everywhere(build(name, 2, bidirectional=True, **options_of(name, dropout=0.3)))
+    assert_alike_everywhere(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)))
 
 
 @looped("name", ["lstm", "sru"])
@@ -70,7 +72,7 @@ def test_each_alone_draws_the_same(name: str, options: dict[str, Any]) -> None:
 
 
 def test_every_kind_of_input_draws_the_same() -> None:
-    layer = build("lstm", 2, bidirectional=True, **options_of("lstm"))
+    layer = build("lstm", 2, bidirectional=True, **regularisation_of("lstm"))
     batch = a_batch([3, 1, 5, 5])
     expected = run(layer, batch)
     padded, told = batch.to_padded(batch_first=False, total_length=7)
@@ -88,7 +90,7 @@ def test_every_kind_of_input_draws_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["gru", "sru"])
 def test_a_seed_reproduces(name: str) -> None:
-    layer, batch = build(name, **options_of(name)), a_batch()
+    layer, batch = build(name, **regularisation_of(name)), a_batch()
     first = run(layer, batch, 1)
     assert_same(run(layer, batch, 1), first, 0.0)
     assert not torch.equal(run(layer, batch, 2)[0], first[0])
@@ -105,7 +107,7 @@ def test_masks_do_not_hang_on_the_layout_of_hx() -> None:
 
 @looped("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
 def test_gradients_under_a_fixed_seed(name: str) -> None:
-    layer = build(name, 2, bidirectional=True, **options_of(name, dropout=0.2))
+    layer = build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.2))
     parameters = list(layer.parameters())
 
     def function(values: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +123,7 @@ def test_gradients_under_a_fixed_seed(name: str) -> None:
 
 @looped("name", LAYERS)
 def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
-    options = {**options_of(name, dropout=0.5), "zoneout": (0.0,) * len(build(name).cell.states)}
+    options = {**regularisation_of(name, dropout=0.5), "zoneout": (0.0,) * len(build(name).cell.states)}
     layer = build(name, 2, bidirectional=True, **options).eval()
     plain = build(name, 2, bidirectional=True).eval()
     plain.load_state_dict(layer.state_dict())
@@ -135,7 +137,7 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     """Each new state is the share held times the old one, and the rest times what the cell gives."""
     count = len(build(name).cell.states)
     shares = (0.25, 0.6, 0.1, 0.4)[:count]
-    layer = build(name, **options_of(name, zoneout=shares)).eval()
+    layer = build(name, **regularisation_of(name, zoneout=shares)).eval()
     sequences = sequences_of([3, 0, 2])
     weights = layer._weights()[0]
     expected, finals = [], []
@@ -167,7 +169,7 @@ def test_the_mean_of_zoneout_by_hand() -> None:
 
 
 def test_a_checkpoint_draws_the_same_again() -> None:
-    layer, batch = build("lstm", 2, **options_of("lstm", dropout=0.3)), a_batch()
+    layer, batch = build("lstm", 2, **regularisation_of("lstm", dropout=0.3)), a_batch()
 
     def function(values: Tensor) -> tuple[Tensor, ...]:
         return tuple(results_of(layer(rl.Ragged.from_flat(values, lengths=LENGTHS))))
@@ -184,7 +186,7 @@ def test_a_checkpoint_draws_the_same_again() -> None:
 @looped("schedule", SCHEDULES)
 @looped("name", ["lstm", "sru"])
 def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
-    layer = build(name, 2, bidirectional=True, schedule=schedule, **options_of(name, dropout=0.2))
+    layer = build(name, 2, bidirectional=True, schedule=schedule, **regularisation_of(name, dropout=0.2))
     clean = [torch.randn(length, 3, dtype=torch.float64) for length in (3, 2, 4)]
     dirty = [clean[0], torch.full_like(clean[1], torch.nan), clean[2]]
     seen = []
@@ -203,7 +205,7 @@ def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
 @pytest.mark.parametrize("name", ["gru", "lstm projected", "mingru"])
 def test_autocast(name: str, device: torch.device) -> None:
     """The same masks, computed in bfloat16, whoever runs it."""
-    layer = build(name, 2, bidirectional=True, dtype=torch.float32, **options_of(name))
+    layer = build(name, 2, bidirectional=True, dtype=torch.float32, **regularisation_of(name))
     batch = rl.Ragged([torch.randn(length, 3) for length in LENGTHS])
     seen = []
     for schedule in SCHEDULES:
@@ -228,7 +230,7 @@ def test_explain_names_what_will_run() -> None:
 
 def test_nothing_drawn_where_nothing_acts() -> None:
     """Layers without regularisation take nothing from the generator, nor do those in evaluation."""
-    layers = [build("lstm", 2, zoneout=(0.0, 0.0)), build("lstm", 2, **options_of("lstm", dropout=0.5)).eval()]
+    layers = [build("lstm", 2, zoneout=(0.0, 0.0)), build("lstm", 2, **regularisation_of("lstm", dropout=0.5)).eval()]
     before = torch.random.get_rng_state()
     for layer in layers:
         layer(rl.Ragged([torch.ones(2, 3, dtype=torch.float64)]))

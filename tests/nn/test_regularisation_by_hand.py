@@ -15,6 +15,7 @@ import raglane as rl
 from every_layer import (
     LAYERS,
     LENGTHS,
+    SINGLE,
     H,
     a_batch,
     a_state,
@@ -22,9 +23,9 @@ from every_layer import (
     build,
     gradients,
     parts,
+    regularisation_of,
     results_of,
 )
-from regularised import SINGLE, options_of
 from strategies import lengths, sequences_of
 
 
@@ -129,7 +130,7 @@ def assert_like_naive(layer: Any, lengths: list[int], draws: Draws) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_naive_loop_under_the_same_masks(name: str, draws: Draws) -> None:
-    assert_like_naive(build(name, 2, bidirectional=True, **options_of(name, dropout=0.3)), LENGTHS, draws)
+    assert_like_naive(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)), LENGTHS, draws)
 
 
 @pytest.mark.parametrize("options", SINGLE, ids=str)
@@ -143,14 +144,14 @@ def test_a_naive_loop_on_any_lengths(lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         if lengths:
-            layer = build("gru", 1, bidirectional=True, **options_of("gru"))
+            layer = build("gru", 1, bidirectional=True, **regularisation_of("gru"))
             assert_like_naive(layer, lengths, Draws(patch))
 
 
 @pytest.mark.parametrize("name", ["lstm", "indrnn_tanh"])
 def test_an_episode_has_masks_of_its_own(name: str, draws: Draws) -> None:
     """With resets, what is one per sequence is one per episode."""
-    layer = build(name, 2, bidirectional=True, **options_of(name))
+    layer = build(name, 2, bidirectional=True, **regularisation_of(name))
     batch = a_batch([4, 0, 3])
     marks = rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in ([0, 0, 1, 1], [], [1, 0, 0])])
     ours = results_of(layer(batch, resets=marks))

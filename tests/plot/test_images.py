@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drawings import IMAGES, PICTURES, WRONG
-from drawn import difference
+from drawings import IMAGES, PICTURES, WRONG, difference
 
 # Of the root of the mean squared difference of pixels, which are from 0 to 1. One that is wrong in one thing, as those
 # in WRONG, has at least 0.0108.

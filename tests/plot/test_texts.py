@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import raglane as rl
-from drawn import faults_of_texts
+from drawings import faults_of_texts
 from raglane import plot
 from raglane.plot import Picture
 

@@ -1,8 +1,7 @@
-"""Whatever a caller gives: the library's own errors, each with the argument, its value, the rule and the fix.
+"""Wrong arguments raise the library's errors, each with the argument, its value, the rule and the fix.
 
-Each function of the public face below is called with every argument replaced in turn by all kinds of things that it
-does not take. It may take one after all (``None`` is often a default); what it must not do is to fail in a way of its
-own.
+Public functions are called with one argument replaced by objects of many kinds. An object may be accepted (``None`` is
+often a default), but no other error may be raised.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ pa = pytest.importorskip("pyarrow")
 
 
 def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str]:
-    """What goes wrong otherwise than by an error of the library's own, or by an IndexError."""
+    """Yield the errors that are neither the library's nor an IndexError with a fix."""
     for name in right:
         for thing in things():
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of other libraries, about the things themselves
+                    warnings.simplefilter("ignore")  # of other libraries, about the objects
                     function(**{**right, name: thing})
             except RaglaneError as error:
                 message = str(error)
@@ -64,13 +63,13 @@ def test_whatever_is_given_is_refused_in_the_librarys_own_words(calls: Callable[
     table = calls()
     for name, (function, right) in table.items():
         if name != "read":
-            function(**right)  # what is not replaced is right
+            function(**right)  # the original arguments are valid
         faults = list(_faults(function, right))
         assert not faults, (name, faults[:5])
 
 
 def test_offsets_that_do_not_describe_the_values_never_reach_torch() -> None:
-    """Which writes beyond its memory where repeats do not add up to the size that it was told."""
+    """Torch writes beyond its memory if repeats do not add up to the given size."""
     for wrong in (
         [0, 2, 2, 4],  # beyond the values
         [0, 2, 2, 2],  # short of them
@@ -109,7 +108,7 @@ def test_lengths_that_nobody_can_count() -> None:
 
 
 def test_numbers_that_a_dtype_cannot_hold() -> None:
-    """They would be cut off or wrap around."""
+    """They would be truncated or wrap around."""
     whole, yes = Ragged([[1], []]).to(torch.int8), Ragged([[True], []])
     numbers: list[Any] = [0.5, 128, -129, math.nan, math.inf, 2**70, 1j]
     for wrong in numbers:
@@ -186,7 +185,7 @@ def test_a_nested_tensor_that_is_changed_later_changes_no_batch() -> None:
 
 
 def test_nothing_on_a_device_is_read_to_check_it() -> None:
-    """On meta there is nothing to read, so reading fails."""
+    """A tensor on meta has no data, so reading it fails."""
     values, offsets = torch.ones(3, device="meta"), torch.tensor([0, 2, 2, 3]).to("meta")
     assert segments.sum(values, offsets).shape == (3,)
     assert segments.last(values, offsets).shape == (3,)

@@ -1,12 +1,10 @@
-"""A little of the attack by ``attacks.conversions``: what is killed ends with the bytes of what was not."""
+"""A few rounds of ``fuzz.conversions``: a killed conversion ends with the bytes of an undisturbed one."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from attacks.conversions import Yard, main
+from fuzz.conversions import Yard
 
 
 @pytest.fixture(scope="module")
@@ -15,19 +13,18 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
 
 
 def test_three_kills_at_the_beginning_in_the_middle_and_at_the_end(yard: Yard) -> None:
-    calls = yard.calls()
-    for moment in (calls // 10, calls // 2, calls - 4):
+    for moment in (yard.calls // 10, yard.calls // 2, yard.calls - 4):
         yard.clear()
-        yard.killed(moment)
-        assert yard.output.exists() == (moment == calls - 4)
+        yard.kill(moment)
+        assert yard.output.exists() == (moment == yard.calls - 4)
         yard.check()
     yard.clear()
-    yard.killed(calls // 3)
-    yard.killed(calls // 2)
+    yard.kill(yard.calls // 3)
+    yard.kill(yard.calls // 2)
     yard.check()
 
 
-def test_the_attack_notices_what_is_lost(yard: Yard) -> None:
+def test_what_is_lost_is_noticed(yard: Yard) -> None:
     yard.clear()
     yard.convert()
     shard = next(yard.output.glob("*.arrow"))
@@ -42,10 +39,5 @@ def test_the_attack_notices_what_is_lost(yard: Yard) -> None:
     (yard.folder / ".left").unlink()
 
 
-def test_rounds_are_drawn(monkeypatch: pytest.MonkeyPatch, yard: Yard, capsys: pytest.CaptureFixture[str]) -> None:
-    def here(folder: Path) -> Yard:
-        return yard
-
-    monkeypatch.setattr("attacks.conversions.Yard", here)
-    assert main(1, 1) == 0
-    assert "conversions: 1 rounds of seed 1, " in capsys.readouterr().out
+def test_a_round(yard: Yard) -> None:
+    yard.play(1)

@@ -1,4 +1,4 @@
-"""The faults fit today's source, and what plays them tells a fault that is noticed from one that is not."""
+"""Every fault has a place in the source, and tools/faults tells a fault that is noticed from one that is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from looped import looped
 
 @looped("name", all_faults())
 def test_every_fault_has_a_place_and_its_tests(name: str) -> None:
-    """Where this fails the source has changed: tests/faults/README.md says how to mend a fault."""
+    """If this fails, the source has changed: tools/faults/README.md says how to mend a fault."""
     fault = all_faults()[name]
     path, text = fault.changed()
     assert text != (ROOT / path).read_text()
@@ -41,7 +41,7 @@ class Batch:
     def first(self, rows):
         return rows[0] and self.size and rows
 """
-# Where, old and new of a fault; what it changes there, and to what.
+# Where, old text and new text of a fault; the text that it changes, and its replacement.
 _CASES = [
     ("LIMIT", "3", "4", "LIMIT = 3", "LIMIT = 4"),
     ("Batch.size", "1", "2", "int = 1", "int = 2"),
@@ -59,7 +59,7 @@ _CASES = [
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one module."""
+    """Write a package with one module."""
     path = tmp_path / "src/raglane/room/here.py"
     path.parent.mkdir(parents=True)
     path.write_text(_SOURCE)
@@ -82,7 +82,7 @@ def test_a_fault_is_found_by_function_and_operation(
 
 
 def _dump(text: str) -> str:
-    """Syntax, whatever the order of keyword arguments."""
+    """Return the syntax with keyword arguments in alphabetical order."""
     tree = ast.parse(text)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         call.keywords.sort(key=lambda keyword: str(keyword.arg))
@@ -124,7 +124,7 @@ def test_a_test_that_is_not_there_once(name: str) -> None:
 
 _PLACE = "schedules", "cost", "one.elements - one.sequences"
 _TEST = "test_multiplications_and_additions"
-# Two plays: one whose tests pass without a fault, and one whose tests cannot run.
+# Faults whose tests pass without them, and one whose tests cannot run.
 _PLAYS = [
     {
         "one-too-many": Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST),
@@ -142,21 +142,17 @@ for faults in {_PLAYS}:
 
 
 def test_what_is_noticed_and_what_is_not() -> None:
-    """In copies: the package of this process, and of those that it starts, stays as it is.
-
-    In a process of its own: the server that forks a process for each copy is one for all who fork so here, and others
-    have the package in theirs.
-    """
+    """The source does not change. In a new process, because the forkserver of this one has imported the package."""
     before = (ROOT / "src/raglane/schedules/__init__.py").read_text()
     done = subprocess.run(
-        [sys.executable, "-c", _CODE], cwd=ROOT / "tests", capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", _CODE], cwd=ROOT / "tools", capture_output=True, text=True, check=False, timeout=600
     )
     first, second, _ = done.stdout.split("exit code 1\n")
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text: the function cost is src/raglane/schedules/__init__.py cost" in first
-    assert "3 faults, 2 of the lines above need somebody" in first
+    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules/__init__.py cost" in first
+    assert "3 faults, 2 of the lines above need a change" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
     assert (ROOT / "src/raglane/schedules/__init__.py").read_text() == before
@@ -165,7 +161,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
 def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", "ragged", "gru-turned-*"]) == 0
     count = sum(fault.room == "ragged" for fault in all_faults().values()) + 1
-    assert capsys.readouterr().out == f"{count} faults, each has its place\n"
+    assert capsys.readouterr().out == f"{count} faults, 0 without a place\n"
     with pytest.raises(SystemExit):
         main(["no-such-fault"])
     assert "no fault or room of the name no-such-fault; there are " in capsys.readouterr().err

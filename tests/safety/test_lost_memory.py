@@ -1,4 +1,4 @@
-"""Tensors that have no memory, and memory that a tensor loses during a call."""
+"""Tensors without memory, and tensors that lose their memory during a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 
 class Wrapped(Tensor):
-    """Computes with another tensor, as quantized and distributed tensors do."""
+    """A wrapper of another tensor, as quantized and distributed tensors are."""
 
     of: Tensor
 
@@ -42,7 +42,7 @@ class Wrapped(Tensor):
 
 @pytest.mark.parametrize("kind", [rl.nn.GRU, rl.nn.SRU])
 def test_a_tensor_without_memory_is_refused(kind: Callable[..., Any]) -> None:
-    """Its address is that of a bias or a state that is not there: zeros, in silence."""
+    """Its null address would mean a missing bias or state, and give wrong results without an error."""
     layer = kind(3, 4)
     given = rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
     out, final = layer(given)
@@ -78,12 +78,12 @@ def test_zeros_that_nobody_has_written() -> None:
 
 
 class Memory(bytearray):
-    """Which can be watched."""
+    """A bytearray that supports weak references."""
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_another_thread_gives_back_lives_until_the_call_ends(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a model's ``.to()`` in another thread, which changes weights in place while C reads them."""
+    """A model's ``.to()`` in another thread replaces the memory of weights while C reads them."""
     layer, given = rl.nn.GRU(3, 4), rl.Ragged.from_flat(torch.randn(5, 3), lengths=[3, 0, 2])
     wanted = layer(given)[0].values
     plain, lived = library.call, []

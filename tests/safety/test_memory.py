@@ -1,4 +1,4 @@
-"""Whatever a caller does to a tensor, a call gives the right numbers or an error, the same one on every backend."""
+"""After any change to a tensor, a call gives the right numbers or an error, the same one on every backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from attacks.memory import WRONG
+from fuzz.memory import WRONG
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import gate, matrix, operators
@@ -39,26 +39,26 @@ def batch(dtype: torch.dtype = torch.float32) -> rl.Ragged:
 
 
 def refusal(run: Callable[[], Any]) -> tuple[type[Exception], str]:
-    """What a call is refused with."""
+    """Return the class and message of the error that a call raises."""
     with pytest.raises(RaglaneError) as caught:
         run()
     return type(caught.value), str(caught.value)
 
 
 def same_refusals(run: Callable[[str], Any]) -> tuple[type[Exception], str]:
-    """What every backend refuses a call with."""
+    """Return the class and message of the error, which must be the same on every backend."""
     found = [refusal(lambda backend=backend: run(backend)) for backend in BACKENDS]  # type: ignore[misc]
     assert found[0] == found[1] == found[2], found
     return found[0]
 
 
-# ---- the same words everywhere ------------------------------------------------------------------------------------
+# ---- the same message everywhere ----------------------------------------------------------------------------------
 
 
 @looped("change", WRONG)
 def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -> None:
     for name in ("weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0_reverse"):
-        for direct in (False, True):  # torch's own kernels take a tensor without lengths as it is
+        for direct in (False, True):  # torch's own kernels take a tensor without lengths unchanged
 
             def run(backend: str, name: str = name, direct: bool = direct) -> Any:
                 layer = lstm(backend)
@@ -68,8 +68,19 @@ def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -
 
             kind, words = same_refusals(run)
             assert issubclass(kind, ArgumentError | ArgumentTypeError)
-            # The first weight is what the input is compared with.
+            # The input is compared with the first weight.
             assert words.startswith((f"{name}: got ", "input: got ") if name == "weight_ih_l0" else f"{name}: got ")
+
+
+@looped("change", WRONG)
+def test_a_wrong_weight_is_refused_before_it_is_clamped(change: str) -> None:
+    found = []
+    for length in (None, 9):
+        layer = rl.nn.IndRNN(5, 7, backend="cpu", max_length=length)
+        new = WRONG[change](layer.get_parameter("weight_hh_l0").detach())
+        layer.weight_hh_l0 = nn.Parameter(new, requires_grad=False)
+        found.append(refusal(lambda layer=layer: layer(batch())))  # type: ignore[misc]
+    assert found[0] == found[1]
 
 
 def test_a_parameter_that_is_none_or_no_tensor() -> None:
@@ -103,7 +114,7 @@ def test_changed_attributes() -> None:
 
         def run(backend: str, calls: int, name: str = name, value: Any = value) -> Any:
             layer = lstm(backend)
-            for _ in range(calls):  # what is kept of them must not outlive the attribute
+            for _ in range(calls):  # the cached plan must notice the new attribute
                 layer(batch())
             setattr(layer, name, value)
             return layer(batch())
@@ -122,7 +133,7 @@ def test_changed_attributes() -> None:
 
 
 def test_offsets_that_were_written_to() -> None:
-    """On a CPU they are all that says where the sequences are, so backends cannot disagree about it."""
+    """On a CPU only the offsets define the sequences, so backends cannot disagree."""
     for place, number, words in (
         (0, 1, "offsets[0]: got 1"),
         (1, 5, "offsets[2]: got 4 after 5"),
@@ -152,7 +163,7 @@ def test_lengths_that_were_written_to() -> None:
     wanted = layer(given)[0].values
     given.host_lengths.fill_(1)
     given.lengths.fill_(1)
-    given.offsets[1:3] = 2  # another batch of as many elements
+    given.offsets[1:3] = 2  # another batch with the same number of elements
     moved = [lstm(backend)(given)[0].values for backend in BACKENDS]
     torch.testing.assert_close(moved[0], moved[1])
     torch.testing.assert_close(moved[0], moved[2])
@@ -161,7 +172,7 @@ def test_lengths_that_were_written_to() -> None:
 
 
 def test_the_operators() -> None:
-    """Whoever calls them by themselves gets the same words, and no signal."""
+    """Direct calls of the operators raise the same errors."""
     layer = rl.nn.LSTM(5, 7)
     h = torch.zeros(1, 3, 7)
     given = batch()
@@ -189,7 +200,7 @@ def test_the_operators() -> None:
         ({"w1": torch.zeros(1, 1)}, "weight_hh_l0: got shape (1, 1)"),
         ({"w1": None}, "weight_hh_l0: got a NoneType"),
         ({"w4": torch.zeros(1, 1)}, "weight_hr_l0: got a Tensor"),
-        # As many tensors as in the run before, of the same shapes.
+        # The same number of tensors as in the run before, with the same shapes.
         ({"w3": None, "w4": weights[3]}, "weight_hr_l0: got a Parameter"),
         ({"w5": torch.zeros(1, 1)}, "weights: got 1 directions, and weights for more"),
         ({"checkpoint_every": -1}, "checkpoint_every: got -1"),
@@ -221,7 +232,7 @@ def test_the_operators() -> None:
 
 
 def test_hooks_on_saved_tensors() -> None:
-    """What comes back for backward is anybody's; a hook that keeps it elsewhere does no harm."""
+    """Hooks may store saved tensors elsewhere, and return others for backward."""
     layer, given = lstm("cpu"), batch()
 
     def grads(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> tuple[Tensor, ...]:
@@ -238,7 +249,7 @@ def test_hooks_on_saved_tensors() -> None:
 
 
 def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By then what was saved is overwritten; autograd frees it only where backward succeeds."""
+    """The saved tensors are then overwritten; autograd frees them only if backward succeeds."""
     given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])
     monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
     for layer, owner in ((rl.nn.LSTM(5, 7), matrix), (rl.nn.MinGRU(5, 7), None)):
@@ -274,7 +285,7 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert made == ["call"]
 
 
-# ---- many tensors looked at at once, and memory that is not what it seems ------------------------------------------
+# ---- many tensors checked at once, and views ----------------------------------------------------------------------
 
 
 def test_a_look_at_many_tensors() -> None:
@@ -307,7 +318,7 @@ def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeyp
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
-    """The numbers of one row stand side by side at any stride; those of many rows at that stride do not."""
+    """One row is contiguous at any stride; several rows at that stride are not."""
     for number, wide in enumerate((torch.randn(6, 11), torch.randn(11, 6).t())):
         values = wide[:, :4]
         given, layer = rl.Ragged.from_flat(values, lengths=[4, 0, 2]), rl.nn.GRU(4, 13 + 2 * number + rows)
@@ -315,7 +326,7 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
         with rl.using(backend="reference"):
             wanted = layer(given)[0].values
         torch.testing.assert_close(layer(given)[0].values, wanted)
-    # Offsets of no sequence are one number.
+    # The offsets of an empty batch are one number.
     offsets = torch.tensor([0, 9, 2, 9, 6])[::2]
     given = rl.Ragged._make(wide[:, :4].contiguous(), offsets, None)
     layer = rl.nn.GRU(4, 17 + rows)
@@ -336,7 +347,7 @@ def test_a_look_is_right_whatever_the_defaults_are() -> None:
 
 
 def test_negative_views() -> None:
-    """Memory that holds the numbers with the other sign."""
+    """Memory with the opposite sign of the numbers."""
     layer, given = lstm("cpu"), batch()
     wanted, final = layer(given)
     mirrored = torch._neg_view(-given.values)
@@ -361,7 +372,7 @@ def test_negative_views() -> None:
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0"])
 def test_a_parameter_that_loses_memory_after_a_call_is_refused(name: str) -> None:
-    """All of it but its storage is as it was when it was last looked at."""
+    """Only its storage differs from the call before."""
     layer, given = lstm("cpu"), batch()
     layer(given)
     storage = layer.get_parameter(name).untyped_storage()

@@ -1,4 +1,4 @@
-"""Threads that write while a call reads, processes that were forked, and memory beside pages that nobody may touch."""
+"""Threads that write during a call, forked processes, and tensors next to guard pages."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 
 def test_attacks_beside_guard_pages(script: Script) -> None:
-    """``make attack`` plays many more."""
-    done = script("import sys; from attacks.memory import main; sys.exit(main(rounds=250, seed=1))")
+    """``make fuzz`` plays more rounds."""
+    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('memory', 250, 1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
 def test_attacks_on_programs(script: Script) -> None:
-    done = script("import sys; from attacks.programs import main; sys.exit(main(rounds=200, seed=1))")
+    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('programs', 200, 1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
 def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> None:
-    """Nobody promises the class that looks at all of them at once."""
+    """The class of torch that checks all tensors at once is private, and may be missing."""
     done = script(
         "import sys; from raglane.kernels.cpu import gate; gate._is_right = lambda: False;"
-        "from attacks.memory import main; sys.exit(main(rounds=100, seed=300))"
+        "from fuzz.__main__ import play; sys.exit(play('memory', 100, 300))"
     )
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
@@ -41,7 +41,7 @@ def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> No
 def test_guard_pages_end_a_process_that_passes_them(script: Script) -> None:
     for shift in (1, -1):
         done = script(
-            "import ctypes, torch; from attacks.guarded import guarded;"
+            "import ctypes, torch; from guarded import guarded;"
             f"x = guarded(torch.zeros(3), before={shift < 0});"
             f"ctypes.memmove(ctypes.create_string_buffer(12), x.data_ptr() + {shift}, 12)"
         )
@@ -50,7 +50,7 @@ def test_guard_pages_end_a_process_that_passes_them(script: Script) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_offsets_that_another_thread_writes_during_the_call() -> None:
-    """The kernels look at a copy: a call gives the numbers of what it read, or an error."""
+    """The kernels read a copy: a call gives the results for that copy, or an error."""
     layer = rl.nn.LSTM(5, 16, backend="cpu")
     for layout in ("ragged", "packed"):
         given = rl.Ragged.from_flat(torch.randn(400, 5), lengths=[100] * 4)
@@ -120,7 +120,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_forward_and_backward_after_a_fork(script: Script) -> None:
-    """OpenMP's threads do not survive one, whoever started them and whenever the kernels were first asked for."""
+    """OpenMP's threads do not survive a fork, whether the kernels were used before or not."""
     for layer in ("LSTM(64, 64, 2, dropout=0.5)", "LSTM(64, 64, backend='cpu')", "SRU(64, 48, bidirectional=True)"):
         for used in ("dropout" not in layer, False):
             done = script(AFTER_FORK.format(layer=layer, used=used))
@@ -129,7 +129,7 @@ def test_forward_and_backward_after_a_fork(script: Script) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_denormal_numbers_on_every_thread() -> None:
-    """Whether they count as 0 is the caller's to say, for all threads of a call: bits do not depend on which ran."""
+    """The caller's setting applies to all threads of a call, so bits do not depend on the thread."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot take denormal numbers for 0")
     torch.set_flush_denormal(False)
@@ -157,14 +157,14 @@ def test_denormal_numbers_on_every_thread() -> None:
 
 GRADIENTS_BESIDE_GUARD_PAGES = """
 import torch
-from attacks.guarded import chosen_library, guarded
-from attacks.memory import LAYERS
+from fuzz.networks import KERNEL_LAYERS
+from guarded import chosen_library, guarded
 from raglane import Ragged
 from raglane.native.library import library
 
 for isa in library().isas:
     with chosen_library(library().with_isa(isa)):
-        for make in LAYERS.values():
+        for make in KERNEL_LAYERS.values():
             for dtype in (torch.float32, torch.float64, torch.bfloat16):
                 layer = make(3, 17, backend="cpu", dtype=dtype, bidirectional=True)
                 for before in (False, True):
@@ -176,7 +176,7 @@ for isa in library().isas:
 
 
 def test_gradients_that_come_in_beside_guard_pages(script: Script) -> None:
-    """Of outputs and of final states; what autograd itself makes of them lies anywhere."""
+    """Of outputs and of final states."""
     done = script(GRADIENTS_BESIDE_GUARD_PAGES)
     assert done.returncode == 0, (done.returncode, done.stderr[-300:])
 
@@ -206,7 +206,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_process_has_one_thread_for_the_kernels_whatever_torch_may_use(script: Script) -> None:
-    """Where it does not know that it is one it waits for ever, for threads of the parent: the alarm ends it."""
+    """Otherwise it waits for the threads of the parent until the alarm ends it."""
     for layer in ("GRU(64, 64, backend='cpu')", "SRU(64, 64)"):
         done = script(ONE_THREAD_AFTER_FORK.format(layer=layer))
         assert done.returncode == 0, (layer, done.returncode, done.stderr)

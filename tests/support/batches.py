@@ -1,4 +1,4 @@
-"""Small batches, and whether one holds what it should."""
+"""Small batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["numbered", "random_batch", "same"]
 
 
 def same(batch: rl.Ragged, sequences: list[Tensor]) -> bool:
-    """Whether a batch holds exactly these sequences, bit for bit."""
+    """Return True if a batch contains exactly these sequences, bit for bit."""
     held = [batch[index] for index in range(len(batch))]
     return len(held) == len(sequences) and all(
         torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(held, sequences, strict=True)
@@ -20,10 +20,10 @@ def same(batch: rl.Ragged, sequences: list[Tensor]) -> bool:
 
 
 def numbered(lengths: list[int]) -> rl.Ragged:
-    """Sequences whose elements are all different."""
+    """Return sequences whose elements are all different."""
     return rl.Ragged.from_flat(torch.arange(sum(lengths)), lengths=lengths)
 
 
 def random_batch(lengths: list[int], size: int = 3, dtype: torch.dtype = torch.float64) -> rl.Ragged:
-    """Sequences of random vectors."""
+    """Return sequences of random vectors."""
     return rl.Ragged(sequences_of(lengths, (size,), dtype))

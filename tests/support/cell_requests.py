@@ -1,4 +1,4 @@
-"""Requests of random numbers for any cell, and how results and gradients are compared."""
+"""Random requests for any cell, and comparisons of results and gradients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LENGTHS: dict[str, list[int]] = {
 
 @pytest.fixture(autouse=True)
 def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few, in the files that import this, that in these small batches rows take one sequence after another."""
+    """In files that import this fixture, use few lanes: each runs several sequences of a small batch."""
     monkeypatch.setattr(base, "DEFAULT_LANES", 3)
 
 
@@ -49,7 +49,7 @@ def random_weights(
     dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
 ) -> Any:
-    """Weights of one layer in one direction that want gradients, of the shapes that the cell names."""
+    """Return weights that require gradients, of one layer in one direction."""
     return cell.weights_type(
         *(
             None
@@ -61,7 +61,7 @@ def random_weights(
 
 
 def possible(cell: CellSpec, state: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Random states as a cell may have them: what an sLSTM divides by is above 0."""
+    """Turn random states into valid ones: the normalizer of an sLSTM is positive."""
     return tuple(part.abs() + 0.5 if name == "n" else part for name, part in zip(cell.states, state, strict=True))
 
 
@@ -78,7 +78,7 @@ def random_request(
     device: torch.device | None = None,
     **options: Any,
 ) -> Request:
-    """A request for random values and initial states, and random weights where none are given; all want gradients."""
+    """Return a request with random values, initial states and, by default, weights, which all require gradients."""
     cell, (input_size, hidden_size, proj_size) = CELLS[name], sizes
     states = cell.state_sizes(hidden_size, proj_size)
     host = torch.tensor(lengths, dtype=torch.int64, device="cpu")
@@ -110,23 +110,20 @@ def random_request(
 
 
 def leaves_of(request: Request) -> list[Tensor]:
-    """All that a request's results depend on: values, initial states, weights."""
+    """Return the values, initial states and weights of a request."""
     weights = [part for layer in request.weights for part in layer if part is not None]
     return [request.values, *request.state, *weights]
 
 
 def gradients(result: Result, leaves: list[Tensor], weighting: list[Tensor]) -> list[Tensor]:
-    """Of a sum that weighs every number of output and final states differently; zeros where nothing depends."""
+    """Return the gradients of a weighted sum of the output and final states; zeros for an unused leaf."""
     parts = [part for part in (result.output, *result.state) if part is not None]
     loss = torch.stack([(part * scale).sum() for part, scale in zip(parts, weighting, strict=True)]).sum()
-    found = torch.autograd.grad(loss, leaves, allow_unused=True)
-    return [
-        torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in zip(leaves, found, strict=True)
-    ]
+    return list(torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True))
 
 
 def largest_error(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     assert ours.shape == theirs.shape
     if not theirs.numel():
         return 0.0

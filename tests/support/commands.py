@@ -1,4 +1,4 @@
-"""What the tests of the commands share: how a command fails, data to run on, and all that a folder holds."""
+"""Commands that fail, data for commands, and the content of folders."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FAST = ["--epochs", "2", "--hidden", "4", "--threads", "1"]
 
 @pytest.fixture(scope="module", autouse=True)
 def undrawn_pictures() -> Iterator[None]:
-    """In the files that import this, a picture holds the numbers to be drawn, unpainted.
+    """In files that import this fixture, a picture file contains its numbers as text.
 
-    To paint takes four fifths of a small training, and pictures have tests of their own.
+    Drawing takes four fifths of a small training, and tests/plot covers it.
     """
 
     def numbers_of(figure: Any, dpi: int) -> bytes:
@@ -37,7 +37,7 @@ def undrawn_pictures() -> Iterator[None]:
 
 
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str, code: int = 2) -> None:
-    """The command ends with this code and one line that holds the pieces."""
+    """Assert that a command ends with a code and one line that contains the pieces."""
     capsys.readouterr()
     assert main(arguments) == code
     lines = capsys.readouterr().err.splitlines()
@@ -48,12 +48,12 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The content of every file below a folder."""
+    """Return the content of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
-    """A CSV file of sequences of 1 to 4 rows; ``cells`` replaces the cell of a column in the third row."""
+    """Write a CSV file with sequences of 1 to 4 rows; ``cells`` replaces cells of the third row, by column."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         names = ["id", "t", "a", "b", "label"]

@@ -1,4 +1,4 @@
-"""Networks for the tests of the cpu kernels, in float64, with what the reference makes of them."""
+"""Networks in float64 for the tests of the cpu kernels, with the results of the reference backend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LENGTHS = {
     "none": [],
     "one": [1],
 }
-# (D, H, P): no multiples of any vector's width, and some that are.
+# (D, H, P): most are no multiple of a vector's width.
 SIZES = [(3, 1, 0), (5, 17, 0), (1, 3, 0), (4, 33, 0), (7, 100, 0), (16, 64, 0), (5, 17, 6), (3, 8, 40)]
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 0.1}
 
@@ -98,7 +98,7 @@ def make(
         shapes = spec.shapes(features if layer == 0 else directions * width, hidden, bias)
         for _ in range(directions):
             parts = [None if shape is None else normal(*shape) for shape in shapes.values()]
-            if projection:  # gates read what the projection gives
+            if projection:  # gates read the projected state
                 parts = [parts[0], normal(shapes["weight_hh"][0], width), *parts[2:], normal(projection, hidden)]  # type: ignore[index]
             weights.append(spec.weights_type(*parts))
     state = tuple(
@@ -110,11 +110,11 @@ def make(
 
 
 def with_gradients(network: Network, backend: Backend, need_states: bool = False) -> list[Tensor]:
-    """Outputs, final states, states where wanted, and the gradients of everything for a fixed loss."""
+    """Return outputs, final states, all states if needed, and all gradients of a fixed loss."""
     network = network.map(lambda t: t.detach().clone().requires_grad_())
     results = network.run(backend, need_states=need_states)
     pushed = [torch.linspace(-1, 2, max(1, r.numel()))[: r.numel()].view(r.shape).to(r.dtype) for r in results]
-    # Where c recurs, the initial h is that of empty sequences alone.
+    # If only c recurs, the initial h is used only for empty sequences.
     grads = torch.autograd.grad(results, network.tensors(), pushed, materialize_grads=True)
     return [r.detach() for r in results] + list(grads)
 
@@ -138,7 +138,7 @@ def assert_same_bits(got: list[Tensor], wanted: list[Tensor]) -> None:
 def truth(
     cell: str, lengths: str, sizes: tuple[int, int, int], directions: int, rounded: bool, need_states: bool = False
 ) -> tuple[Network, list[Tensor]]:
-    """A network and what the reference makes of it, computed once for all instruction sets; ``rounded`` to bfloat16."""
+    """Return a network and its results on the reference backend; computed once for all instruction sets."""
     network = make(cell, LENGTHS[lengths], sizes, directions=directions)
     if rounded:
         network = network.map(lambda t: t.bfloat16().double())
@@ -154,11 +154,11 @@ def squares(parts: Iterable[Tensor]) -> Tensor:
 
 
 Use = Callable[..., None]
-"""The fixture ``use``: sets the instruction set and how the work is divided."""
+"""The fixture ``use``, which sets the instruction set and the division of the work."""
 
 
 class Encoded(torch.utils.data.Dataset[Tensor]):
-    """Sequences that the worker of a DataLoader runs a layer on."""
+    """Sequences that a DataLoader worker encodes with a layer."""
 
     def __init__(self, layer: torch.nn.Module, sequences: list[Tensor]) -> None:
         self.layer, self.sequences = layer, sequences
@@ -173,10 +173,9 @@ class Encoded(torch.utils.data.Dataset[Tensor]):
 
 
 def sums_between_bfloat16() -> tuple[Tensor, Tensor]:
-    """Sums that float32 holds and bfloat16 does not, ``(M,)`` float32, and their two parts, ``(M, 2)`` bfloat16.
+    """Return float32 sums ``(M,)`` that bfloat16 must round, and their bfloat16 parts ``(M, 2)``.
 
-    Of every number of one binade, of both signs: it and its next neighbours, all places between them, and the middles,
-    from which one of the two neighbours is as far as the other.
+    They cover the gaps between all bfloat16 numbers of one binade, of both signs, with the middle of each gap (a tie).
     """
     large = torch.arange(128, 256).repeat_interleave(64) / 128.0
     small = torch.arange(64).repeat(128) / 4096.0

@@ -1,4 +1,4 @@
-"""A conditional random field as the sum over every path, written out."""
+"""A conditional random field as a sum over all paths."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_batch(lengths: list[int], tags: int = TAGS) -> tuple[Ragged, Ragged]:
 
 
 def all_paths(crf: CRF, emissions: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-    """Every path through one sequence, and the score of each."""
+    """Return every path through one sequence, and the score of each."""
     paths = list(itertools.product(range(crf.num_tags), repeat=emissions.shape[0]))
     scores = []
     for path in paths:
@@ -42,7 +42,7 @@ def all_paths(crf: CRF, emissions: Tensor) -> tuple[list[tuple[int, ...]], Tenso
 
 
 def by_hand(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
-    """What the methods give, from the list of all paths."""
+    """Compute the results of the methods from the list of all paths."""
     found: dict[str, list[Tensor]] = {
         "log_partition": [],
         "log_likelihood": [],

@@ -1,22 +1,30 @@
-"""The pictures whose images are kept in tests/plot/images, each as it should be and with one thing wrong.
+"""The pictures with images in tests/plot/images, each right and with one mistake, and the contents of a figure.
 
-Run as a script, this draws the images anew: look at them before you commit them.
+Run as a script, this draws the images again: look at them before you commit them.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pytest
 import torch
+from matplotlib import image
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 import raglane as rl
-from drawn import DPI
 from raglane import plot
 from raglane.plot import Picture
 
-__all__ = ["EIGHT", "IMAGES", "PICTURES", "SIX", "WRONG"]
+__all__ = ["EIGHT", "IMAGES", "PICTURES", "SIX", "WRONG", "difference", "faults_of_texts"]
 
+_DPI = 50
 IMAGES = Path(__file__).parents[1] / "plot" / "images"
 
 SIX, EIGHT = [9, 8, 6, 4, 3, 2], [4, 6, 8, 5, 4, 3, 7, 8]
@@ -87,9 +95,56 @@ WRONG: dict[str, Callable[[], Picture]] = {
     "gates": lambda: plot.gates({"input": _ragged(3), "forget": _ragged(1, 0.12)}),
     "norms": lambda: plot.norms({"h": _ragged(5, 0.11)}),
 }
-"""The same with one thing wrong: no test of the images may let one pass."""
+"""The same with one mistake, which the test of the images must find."""
+
+
+def pixels(figure: Figure) -> npt.NDArray[np.float64]:
+    """Return the pixels of a figure, ``(height, width, 4)``, from 0 to 1."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI)
+    content.seek(0)
+    read: npt.NDArray[np.float64] = image.imread(content).astype(np.float64)
+    return read
+
+
+def difference(figure: Figure, reference: Path) -> float:
+    """Return the root mean square difference of the pixels, from 0 to 1; 1 if the sizes differ."""
+    found, known = pixels(figure), image.imread(reference).astype(np.float64)
+    return float(np.sqrt(np.mean((found - known) ** 2))) if found.shape == known.shape else 1.0
+
+
+def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, Any]]:
+    """Return every visible text, with its size in points and its box in pixels."""
+    drawn: dict[int, tuple[str, float, Any]] = {}
+    draw = Text.draw
+
+    def record(self: Text, renderer: Any, *args: Any, **options: Any) -> None:
+        if self.get_visible() and self.get_text().strip():
+            drawn[id(self)] = self.get_text(), float(self.get_fontsize()), self.get_window_extent(renderer)
+        draw(self, renderer, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Text, "draw", record)
+        figure.draw_without_rendering()
+    return list(drawn.values())
+
+
+def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return descriptions of texts below 8 points, over another text, or beyond the figure."""
+    texts = texts_of(figure, monkeypatch)
+    assert texts
+    faults = [f"{text!r} has {size} points" for text, size, _ in texts if size < 8]
+    for text, _, box in texts:
+        if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1:
+            faults.append(f"{text!r} leaves the figure")
+    x0, y0, x1, y1 = np.array([box.extents for _, _, box in texts]).T
+    overlaps = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
+    for one, other in np.argwhere(np.triu(overlaps, 1)):
+        faults.append(f"{texts[one][0]!r} overlaps {texts[other][0]!r}")
+    return faults
+
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     for name, draw in PICTURES.items():
-        draw().figure.savefig(IMAGES / f"{name}.png", dpi=DPI)
+        draw().figure.savefig(IMAGES / f"{name}.png", dpi=_DPI)

@@ -1,4 +1,4 @@
-"""Every recurrent layer with a cell of its own, small and in float64, and what tests ask of them all."""
+"""Every recurrent layer, small and in float64, with comparisons for the tests of all layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ __all__ = [
     "LAYERS",
     "LENGTHS",
     "PAIRS",
+    "READ",
     "READING",
+    "SINGLE",
     "D",
     "H",
     "Kind",
@@ -33,6 +35,7 @@ __all__ = [
     "build",
     "gradients",
     "parts",
+    "regularisation_of",
     "results_of",
     "slopes",
     "truth_of",
@@ -43,7 +46,7 @@ LENGTHS = [3, 0, 1, 5, 2]
 
 
 class Kind(NamedTuple):
-    """A class, what tells it from others of the class, and the key of its equations in CELLS."""
+    """A layer's class, the key of its cell in CELLS, and the options that select the cell."""
 
     layer: str
     cell: str
@@ -74,10 +77,10 @@ KINDS = [
     Kind("MinLSTM", "minlstm"),
 ]
 GATED = [kind for kind in KINDS if kind.layer in ("RNN", "LSTM", "PeepholeLSTM", "CoupledLSTM", "GRU")]
-"""Those that can clip the arguments of their gates."""
+"""The layers that support ``clip``."""
 
 LAYERS = {**{kind.cell: kind for kind in KINDS}, "lstm projected": Kind("LSTM", "lstm", {"proj_size": 2})}
-"""By their cells, and an LSTM whose two states differ in size besides."""
+"""All kinds by cell, and an LSTM whose two states differ in size."""
 
 PAIRS = [
     (schedule, name)
@@ -85,39 +88,55 @@ PAIRS = [
     for schedule in backend.schedules
     if name != "cpu" or missing_kernels() is None
 ]
-"""Every schedule with every backend that runs it here; a backend may still refuse a cell."""
+"""Every schedule with every available backend that runs it; a backend may still refuse a cell."""
 
 
 def build(kind: Kind | str, *args: Any, units: int = H, **options: Any) -> Any:
-    """A layer of this kind, or of this name in ``LAYERS``, in float64, from 3 features to 4 units."""
+    """Build a layer of a kind, or of a name in ``LAYERS``, in float64, with 3 features and 4 units."""
     kind = LAYERS[kind] if isinstance(kind, str) else kind
     return getattr(rl.nn, kind.layer)(D, units, *args, **{"dtype": torch.float64, **kind.options, **options})
 
 
 READING = [name for name in LAYERS if build(name).cell.reads_state]
-"""The layers in which weights meet the state."""
+"""The layers that multiply the state by weights."""
+
+# Regularisation of every layer and of those in READING; each kind alone.
+_ZONEOUT: dict[str, Any] = {"input_dropout": 0.3, "zoneout": 0.4}
+READ: dict[str, Any] = {"state_dropout": 0.3, "weight_dropout": 0.2}
+SINGLE: list[dict[str, Any]] = [
+    {"input_dropout": 0.4},
+    {"state_dropout": 0.4},
+    {"weight_dropout": 0.4},
+    {"zoneout": 0.4},
+    {"weight_dropout": 0.4, "dropout": 0.3},
+]
+
+
+def regularisation_of(name: str, **others: Any) -> dict[str, Any]:
+    """Return all kinds of regularisation that a layer supports."""
+    return {**_ZONEOUT, **(READ if name in READING else {}), **others}
 
 
 def a_batch(lengths: Sequence[int] = LENGTHS, dtype: torch.dtype = torch.float64) -> rl.Ragged:
-    """Random values that want gradients."""
+    """Return a batch of random values that require gradients."""
     values = torch.randn(sum(lengths), D, dtype=torch.float64).to(dtype)
     return rl.Ragged.from_flat(values.requires_grad_(), lengths=list(lengths))
 
 
 def a_state(layer: Any, count: int) -> Any:
-    """A random initial state of so many sequences that wants gradients."""
+    """Return a random initial state that requires gradients."""
     rows, sizes = layer.num_layers * (2 if layer.bidirectional else 1), layer.state_sizes
     made = [torch.randn(rows, count, size, dtype=torch.float64) for size in sizes]
     return one_or_tuple(tuple(part.requires_grad_() for part in possible(layer.cell, made)))
 
 
 def parts(state: Any) -> tuple[Any, ...]:
-    """The tensors of a state, or the batches of its history, whether a layer has one or several."""
+    """Return a state, or its history, as a tuple, also if it has one part."""
     return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
 def results_of(answer: Any) -> list[Tensor]:
-    """All tensors of what a layer returned: outputs, final states, and states of every step."""
+    """Return all tensors of a layer's result: outputs, final states, and states of every step."""
     output, state, *states = answer
     histories = [part.values for layer in (states[0] if states else []) for part in parts(layer)]
     values = [] if output is None else [output.values if isinstance(output, rl.Ragged) else output]
@@ -125,24 +144,20 @@ def results_of(answer: Any) -> list[Tensor]:
 
 
 def slopes(result: Tensor) -> Tensor:
-    """The gradient of a loss that weighs every number of a result differently."""
+    """Return the gradient of a loss with a different weight for every number of a result."""
     return torch.cos(torch.arange(result.numel(), dtype=torch.float64, device=result.device)).view_as(result)
 
 
 def gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients of that loss, zeros where it does not hang on a tensor."""
-    found = torch.autograd.grad(
-        [result for result in results if result.requires_grad],
-        list(wanted),
-        [slopes(result).to(result.dtype) for result in results if result.requires_grad],
-        retain_graph=True,
-        allow_unused=True,
-    )
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(wanted, found, strict=True)]
+    """Return the gradients of that loss, zeros for a tensor that it does not depend on."""
+    used = [result for result in results if result.requires_grad]
+    grads = [slopes(result).to(result.dtype) for result in used]
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    return list(torch.autograd.grad(used, list(wanted), grads, **options))
 
 
 def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float = 1e-12, what: str = "") -> None:
-    """Max-norm relative errors within a tolerance."""
+    """Assert that the errors relative to the largest number are within a tolerance."""
     assert len(ours) == len(theirs)
     for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         where = f"{what} {index}"
@@ -155,7 +170,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
 
 
 def truth_of(kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None) -> Result:
-    """The formulas on the layer's parameters, found by their names."""
+    """Apply the naive formulas to the layer's parameters."""
     cell = CELLS[kind.cell]
     weights = tuple(
         cell.weights_type(*(getattr(layer, f"{name}_l{index}{suffix}", None) for name in cell.shapes(D, H)))

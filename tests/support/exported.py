@@ -1,4 +1,4 @@
-"""Models that are exported, and what an exported file gives for a batch."""
+"""Batches for exported models, and the results of exported files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FEW = [[3, 0, 1, 5], [1], [0, 7], [0, 0, 2], [0, 0], [300, 2, 10], [0]]
 
 
 def a_batch(lengths: list[int], features: int = D) -> rl.Ragged:
-    """Random values."""
+    """Return a batch of random values."""
     return rl.Ragged.from_flat(torch.randn(sum(lengths), features), lengths=lengths)
 
 
 def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> list[Any]:
-    """What ONNX Runtime makes of a file and a batch."""
+    """Run a file on a batch with ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path))
@@ -39,7 +39,7 @@ def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> lis
 
 
 def truth(model: nn.Module, layout: str, *arguments: Any, steps: int | None = None) -> list[Tensor]:
-    """What the model gives, in the layout of the file; padded to so many steps, or to the longest."""
+    """Run the model; return its outputs in the layout of the file, padded to ``steps`` or to the longest sequence."""
     with torch.no_grad():
         output = model(*arguments)
     found: list[Tensor] = []
@@ -58,7 +58,7 @@ def truth(model: nn.Module, layout: str, *arguments: Any, steps: int | None = No
 
 
 def largest_error(found: list[Any], wanted: list[Tensor]) -> float:
-    """The largest difference of any number, as a share of the largest number of its tensor."""
+    """Return the largest difference, relative to the largest number of its tensor."""
     worst = 0.0
     for array, tensor in zip(found, wanted, strict=True):
         assert array.shape == tuple(tensor.shape), (array.shape, tensor.shape)

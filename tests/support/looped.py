@@ -1,4 +1,4 @@
-"""Many small cases within one test: each draws random numbers of its own, and the one that fails is named."""
+"""Many small cases within one test, each with its own seed; a failure names the case."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ Test = Callable[..., None]
 
 
 def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test], Test]:
-    """``pytest.mark.parametrize`` within one item: a loop instead of a set-up, a name and a line for every case.
+    """Call a test for each case in a loop: ``pytest.mark.parametrize`` for many quick cases, as one item.
 
-    To be used where the cases are many, quick and alike. What takes long and has a name to look for is better a
-    parameter. Fixtures are made once for all cases. Several may stand above a test, and its marks anywhere.
-
-    Args:
-        names: one argument of the test, or a tuple of them.
-        cases: what that argument, or the tuple of them, is in turn.
+    ``names`` is one argument or a tuple of them, and ``cases`` their values. Fixtures are shared by all cases.
 
     Raises:
         ValueError: there are no cases, so that the test could not fail.
@@ -44,7 +39,7 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
                     test(**fixtures, **given)
                 except pytest.skip.Exception as skipped:
                     raise RuntimeError(f"{given} would skip all cases after it: leave it out of the list") from skipped
-                except BaseException as error:  # pytest's own failures are no Exceptions
+                except BaseException as error:  # a failure of pytest is no Exception
                     error.add_note("case: " + ", ".join(f"{name} = {_told(value)}" for name, value in given.items()))
                     raise
 
@@ -57,7 +52,7 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
 
 
 def _told(value: object) -> str:
-    """A value by its repr, of which a function's says nothing and a batch's is long."""
+    """Return the repr of a value, shortened; of a function, its name and line."""
     code = getattr(value, "__code__", None)
     text = repr(value) if code is None else f"{code.co_qualname} of line {code.co_firstlineno}"
     return text if len(text) <= 300 else f"{text[:300]}..."

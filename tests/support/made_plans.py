@@ -1,4 +1,4 @@
-"""Plans that nobody measured: times that follow from the elements, so that tests are quick and always the same."""
+"""Plans with computed times, so that tests are quick and deterministic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raglane.planner import Plan, Row, words
 __all__ = ["made_plans", "make_plan"]
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
-# Backend and schedule, nanoseconds of an element, whether it computes padding.
+# Backend, schedule, nanoseconds per element, and True if it computes padding.
 _WAYS = (("cpu", "lanes", 40.0, False), ("torch", "padded", 90.0, True), ("torch", "packed", 160.0, False))
 _STEP = 2e-4
 
@@ -28,7 +28,7 @@ def make_plan(
     fresh: bool = False,
     progress: Callable[[float], object] = lambda _: None,
 ) -> Plan:
-    """A plan as ``rl.plan`` makes it: 256 sequences of a grouped batch are best, or all that there are."""
+    """Make a plan like ``rl.plan``; the best batch has 256 grouped sequences, or all of fewer."""
     known = lengths.numpy()
     progress(0.5)
     progress(1.0)
@@ -61,7 +61,7 @@ def make_plan(
 def _row(
     lengths: Any, size: int, grouped: bool, backend: str, schedule: str, cost: float, pads: bool, *, ranks: int
 ) -> Row:
-    """A row whose steps are those of sequences in their order, or sorted."""
+    """Make a row for batches of sequences in their order, or sorted by length."""
     ordered = np.sort(lengths) if grouped else lengths
     batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     real = int(lengths.sum())
@@ -92,5 +92,5 @@ def _row(
 
 @pytest.fixture(autouse=True)
 def made_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the files that import this, no layer is measured."""
+    """In files that import this fixture, no layer is measured."""
     monkeypatch.setattr("raglane.runs.inspection.inspect.plan", make_plan)

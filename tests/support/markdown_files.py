@@ -1,4 +1,4 @@
-"""Markdown as the tests read it: its fenced blocks, its headings with the anchors they get, and its links."""
+"""The fenced blocks, anchors and links of Markdown files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED_TARGET = re.compile(r"^\[[^\]]+\]:[ \t]+(\S+)", flags=re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: the words behind the fence, and what stands in it."""
+    """A fenced block: the words after the fence, and its text."""
 
     words: tuple[str, ...]
     text: str
@@ -30,22 +30,22 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that the block is, where its second word is a file's name."""
+        """The name of the block's file, if its second word is one."""
         return self.words[1] if len(self.words) == 2 and re.fullmatch(r"[\w/-]+\.\w+", self.words[1]) else None
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a document, in order, those in lists too."""
+    """Return the fenced blocks of a document in order, also those in lists."""
     return [Block(tuple(found["info"].split()), textwrap.dedent(found["text"])) for found in _FENCE.finditer(text)]
 
 
 def prose(text: str) -> str:
-    """A document without its fenced blocks and its comments."""
+    """Return a document without fenced blocks and comments."""
     return _COMMENT.sub("", _FENCE.sub("", text))
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a document's headings, as code hosts make them: the second of one name ends in -1."""
+    """Return the anchors of a document's headings, as code hosts make them: the second of a name ends in -1."""
     found: list[str] = []
     for heading in _HEADING.findall(prose(text)):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -56,13 +56,13 @@ def anchors(text: str) -> set[str]:
 
 
 def links(text: str) -> list[str]:
-    """Where the links and pictures of a document lead."""
+    """Return the targets of a document's links and pictures."""
     bare = _CODE.sub("", prose(text))
     return [*_LINK.findall(bare), *_NAMED_TARGET.findall(bare)]
 
 
 def broken_links(path: Path, root: Path) -> list[str]:
-    """The links of a document that lead to no file of the repository, or to no heading of one; others are not tried."""
+    """Return the links to files or headings that do not exist in the repository; others are not tried."""
     broken = []
     for link in links(path.read_text(encoding="utf-8")):
         if re.match(r"[a-z][a-z0-9+.-]*:", link):

@@ -1,7 +1,7 @@
-"""Every cell once more: one sequence, one step, one gate at a time, as the papers write it.
+"""Naive versions of all cells: one sequence, one step, one gate at a time, as in the papers.
 
-Slow and obvious on purpose. Nothing here is shared with :mod:`raglane.cells` but the names and the weights' types:
-not the order in which gates are computed, not the rearranged formulas, not what is prepared for all elements at once.
+They share only names and the types of weights with :mod:`raglane.cells`: neither the order of the gates, nor rearranged
+formulas, nor products that are prepared for all elements at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]
 
 
 class _Place(NamedTuple):
-    """Where a step is: all that its equations may look at."""
+    """The inputs of the equations of one step."""
 
     weights: Any
     x: Tensor
@@ -30,19 +30,19 @@ class _Place(NamedTuple):
     mask: Tensor | None
     clip: float | None
     states: State = ()
-    """All of them, of which the first is ``h``, and the last stands for ``c``."""
+    """All states; the first is ``h``, and the last is ``c``."""
 
     def read(self, state: Tensor) -> Tensor:
-        """A state as weights read it."""
+        """Return a state as weights read it, with dropout."""
         return state if self.mask is None else self.mask * state
 
     def rows(self, tensor: Tensor | None, gate: int) -> Tensor | float:
-        """A gate's block of rows; nothing at all where there is no such parameter."""
+        """Return a gate's block of rows, or 0 if there is no such parameter."""
         size = self.c.shape[0]
         return 0.0 if tensor is None else tensor[gate * size : (gate + 1) * size]
 
     def limit(self, argument: Tensor) -> Tensor:
-        """The argument of an activation, where a cell clips it."""
+        """Clip the argument of an activation, if the cell clips."""
         if self.clip is None:
             return argument
         return torch.where(argument > self.clip, self.clip, torch.where(argument < -self.clip, -self.clip, argument))
@@ -56,12 +56,12 @@ class _Place(NamedTuple):
         return self.rows(self.weights.hidden, gate) @ self.read(self.h)  # type: ignore[operator]
 
     def from_both(self, gate: int) -> Tensor:
-        """``W x + b + W h + b``, of the cells that multiply both by a matrix."""
+        """``W x + b + W h + b``, for cells that multiply the state by a matrix."""
         biases = self.rows(self.weights.input_bias, gate) + self.rows(self.weights.hidden_bias, gate)
         return self.from_input(gate) + self.from_state(gate) + biases
 
     def from_input_alone(self, gate: int) -> Tensor:
-        """``W x + b``, of the element-wise cells."""
+        """``W x + b``, for element-wise cells."""
         return self.from_input(gate) + self.rows(self.weights.bias, gate)
 
 
@@ -115,7 +115,7 @@ def _coupled_lstm(at: _Place) -> State:
 
 
 def _layernorm_products(at: _Place) -> tuple[list[Tensor], list[Tensor]]:
-    """What each gate gets from the input and from the state, normalised over all gates together."""
+    """Return the arguments of each gate from the input and from the state, normalized over all gates."""
     weights, count = at.weights, at.weights.input.shape[0] // at.c.shape[0]
     pairs = [
         (weights.input_gain, weights.input_bias, _normalised(weights.input @ at.x)),
@@ -174,7 +174,7 @@ def _slstm(at: _Place) -> State:
         ]
         gates.append(at.from_input_alone(gate) + torch.stack(of_state))
     i, f, z, o = gates
-    # The states as they are without a stabiliser; exp(m) is what they are divided by.
+    # The states without the stabilizer exp(m), by which they are divided.
     take, keep = torch.exp(i), _sigmoid(f)
     memory = keep * (c * torch.exp(m)) + take * torch.tanh(z)
     normaliser = keep * (n * torch.exp(m)) + take
@@ -270,15 +270,15 @@ NAIVE_STEPS: dict[str, Callable[[_Place], State]] = {
     "mingru": _mingru,
     "minlstm": _minlstm,
 }
-"""By the names of :data:`raglane.cells.CELLS`; a new cell is written a second time here."""
+"""By the names of :data:`raglane.cells.CELLS`; a new cell needs a naive version here."""
 
 
 def naive_step(
     name: str, weights: Any, x_t: Tensor, state: State, mask: Tensor | None = None, clip: float | None = None
 ) -> State:
-    """One step of one sequence: ``(D,)`` and a vector per state to the new states, the first of which is the output.
+    """Compute one step of one sequence: ``x (D,)`` and a vector per state to the new states, the first the output.
 
-    Where a cell has the state ``h`` alone, ``c`` stands for it too: its size is the number of units then.
+    If the only state is ``h``, it is also passed as ``c``.
     """
     return NAIVE_STEPS[name](_Place(weights, x_t, state[0], state[-1], mask, clip, state))
 
@@ -287,18 +287,18 @@ def naive_step(
 
 
 class Run(NamedTuple):
-    """One sequence through one layer in one direction, in the sequence's own order."""
+    """The results of one sequence, layer and direction, in the order of the sequence."""
 
     states: State
-    """``(T, size)`` each: after every element. The first are the outputs."""
+    """States after every element, ``(T, size)`` each. The first are the outputs."""
     final: State
-    """``(size,)`` each."""
+    """Final states, ``(size,)`` each."""
 
 
 def naive_run(
     name: str, weights: Any, values: Tensor, state: State, reverse: bool = False, clip: float | None = None
 ) -> Run:
-    """One sequence ``(T, D)``; an empty one keeps its state."""
+    """Run one sequence ``(T, D)``; an empty one keeps its state."""
     reached: list[State] = []
     for x_t in reversed(values.unbind()) if reverse else values.unbind():
         state = naive_step(name, weights, x_t, state, clip=clip)
@@ -315,7 +315,7 @@ def naive_run(
 
 
 def naive_network(request: Request, name: str | None = None, clip: float | None = None) -> Result:
-    """All layers and directions of a request, one sequence at a time; dropout is left out."""
+    """Run all layers and directions of a request, one sequence at a time, without dropout."""
     name = name or request.cell.name
     bounds = request.offsets.tolist()
     values, finals, histories = request.values, [], []

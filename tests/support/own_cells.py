@@ -1,4 +1,4 @@
-"""Cells as users write them, and the naive loop that they are compared with."""
+"""User-defined cells, and a naive loop for comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OWN", "Fixed", "Halved", "Leaky", "Listed", "Moved", "Whole", "naive
 
 
 class Leaky(nn.Module):
-    """The smallest: one state of hidden_size zeros, an output that is not the state."""
+    """The smallest cell: one state of hidden_size zeros, and an output that differs from the state."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Leaky(nn.Module):
 
 
 class Whole(nn.Module):
-    """The largest: two states of other sizes, learned, a prepare, and outputs of a size of their own."""
+    """The largest cell: two learned states of other sizes, a prepare, and another output size."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Whole(nn.Module):
         return self.begin.expand(batch_size, -1), torch.ones(batch_size, 2, dtype=torch.float64)
 
     def prepare(self, values: Tensor, offsets: Tensor) -> Tensor:
-        # What stands before an element in its sequence, which is more than a matrix product.
+        # Reads the element before, so it is more than a matrix product.
         before = rl.segments.shift(values, offsets, 1)
         ready: Tensor = self.input(values + 0.5 * before)
         return ready
@@ -53,7 +53,7 @@ class Whole(nn.Module):
 
 
 class Moved(nn.LSTMCell):
-    """A subclass of torch's cell with a forward of its own."""
+    """A subclass of torch's LSTMCell that overrides forward."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size, dtype=torch.float64)
@@ -64,7 +64,7 @@ class Moved(nn.LSTMCell):
 
 
 class Halved(nn.GRUCell):
-    """The same of a cell with one state."""
+    """A subclass of torch's GRUCell, with one state, that overrides forward."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size, dtype=torch.float64)
@@ -74,7 +74,7 @@ class Halved(nn.GRUCell):
 
 
 class Listed(Leaky):
-    """Several states as a list, and one of torch's cells inside."""
+    """A cell with a list of states and an LSTMCell inside."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__(input_size, hidden_size)
@@ -89,7 +89,7 @@ class Listed(Leaky):
 
 
 class Fixed(nn.Module):
-    """No parameters at all."""
+    """A cell without parameters."""
 
     input_size = hidden_size = D
 
@@ -101,7 +101,7 @@ OWN: list[Any] = [Leaky, Whole, Moved, Halved, Listed]
 
 
 def naive(layer: Any, sequences: list[Tensor], hx: Any = None) -> tuple[list[Tensor], list[Tensor]]:
-    """One layer, one direction, one sequence, one step at a time; the module is called as its class has it."""
+    """Run a layer's modules one layer, direction, sequence and step at a time."""
     pieces, finals = sequences, []
     for depth in range(layer.num_layers):
         sides = []
@@ -117,7 +117,7 @@ def naive(layer: Any, sequences: list[Tensor], hx: Any = None) -> tuple[list[Ten
                 if hx is not None:
                     given = tuple(part[index, row : row + 1] for part in parts(hx))
                     state = given if isinstance(state, tuple | list) else given[0]
-                # A direction of its own sees the sequence as it stands.
+                # Both directions prepare the sequence in its own order.
                 ready = piece
                 if hasattr(module, "prepare"):
                     ready = module.prepare(piece, torch.tensor([0, len(piece)]))

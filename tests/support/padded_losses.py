@@ -1,4 +1,4 @@
-"""Every loss as sums over rows written out, and over a padded batch that is masked by hand."""
+"""Every loss as sums over rows, and over a padded batch with a mask; the largest tensor of a computation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import raglane as rl
 from raglane.nn import losses
 
-__all__ = ["CASES", "CLASSES", "CLASS_WEIGHTS", "IGNORED", "POSITIVE", "REDUCTIONS", "Case", "padded_loss"]
+__all__ = [
+    "CASES",
+    "CLASSES",
+    "CLASS_WEIGHTS",
+    "IGNORED",
+    "POSITIVE",
+    "REDUCTIONS",
+    "Case",
+    "largest_tensor",
+    "padded_loss",
+]
 
 CLASSES = 4
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64, device="cpu")
@@ -22,9 +34,9 @@ IGNORED = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A loss, and the loss of each row written out.
+    """A loss, and the same per row.
 
-    ``rows(predictions (M, ...), targets (M, ...))`` gives ``(M,)`` losses and as how much each row counts in a mean.
+    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M,)`` and the weight of each row in a mean.
     """
 
     call: Callable[..., Any]
@@ -69,7 +81,7 @@ def class_rows(
 
 
 def evenly(rows: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Rows that count once each; features are averaged."""
+    """Give every row the weight 1, and average over features."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         result = rows(x, y.to(x.dtype))
@@ -132,7 +144,7 @@ def padded_loss(
     per_element: Tensor | None,
     per_sequence: Tensor | None,
 ) -> Tensor:
-    """The loss of a padded batch, its padding masked by hand, each sequence reduced in a loop."""
+    """Compute the loss of a padded batch with a mask, and reduce each sequence in a loop."""
     x, counted_lengths = batch.to_padded(padding_value=0.3)
     y, _ = target.to_padded()
     count, steps = x.shape[:2]
@@ -155,3 +167,22 @@ def padded_loss(
         if amount[b] > 0:
             above, below = above + shares[b] * total[b] / amount[b], below + shares[b]
     return above / below if below > 0 else above * 0
+
+
+class _Sizes(TorchDispatchMode):
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for part in pytree.tree_leaves(result):
+            if isinstance(part, Tensor):
+                self.largest = max(self.largest, part.numel())
+        return result
+
+
+def largest_tensor(function: Callable[[], Any]) -> int:
+    """Return the number of elements of the largest result of an operation in ``function``."""
+    sizes = _Sizes()  # type: ignore[no-untyped-call]
+    with sizes:
+        function()
+    return sizes.largest

@@ -1,63 +1,61 @@
-"""Commands in processes of their own, forked from one that has imported all that they need.
-
-An interpreter that starts anew takes seconds to import torch and Lightning, and what is tested of most processes is not
-how they start: it is how they end.
-"""
+"""Commands in new processes, forked from one that has imported torch and the package, which takes seconds."""
 
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from attacks.forked import CONTEXT
-from raglane.cli import main
+__all__ = ["CONTEXT", "Command", "run", "start"]
 
-__all__ = ["Command", "run", "start"]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["raglane.cli", "raglane.training.run", "raglane.training.trainer", "raglane.report.figures"]
+)
 
 
 def _beside(folder: Path, name: str) -> Path:
     return folder.parent / f"{folder.name}.{name}"
 
 
-def _run(arguments: list[str], folder: Path, largest_file: int) -> None:
-    """What the process does: it prints into two files and ends with the code of the command."""
+def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable[[], object]) -> None:
+    """Run a command in this process: print into two files and exit with its code."""
+    from raglane.cli import main
+
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
+    before()
     sys.exit(main(arguments))
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that runs, or has ended.
-
-    Attributes:
-        process: it.
-        folder: where it runs; what it prints stands beside that.
-    """
+    """A running or ended command. Its output is in two files next to its folder."""
 
     process: BaseProcess
     folder: Path
 
     def printed(self) -> str:
-        """What it has printed so far."""
+        """Return the standard output so far."""
         path = _beside(self.folder, "stdout")
         return path.read_text() if path.exists() else ""
 
     def errors(self) -> str:
-        """The same of its errors."""
+        """Return the standard error so far."""
         return _beside(self.folder, "stderr").read_text()
 
     def wait_for(self, words: str, seconds: float = 120) -> None:
-        """Until it has printed these words, with any space between them; an AssertionError where it ends before."""
+        """Wait until it has printed these words; raise an AssertionError if it ends before."""
         end = time.monotonic() + seconds
         while words not in " ".join(self.printed().split()):
             assert self.process.is_alive(), (words, self.printed(), self.errors())
@@ -65,26 +63,31 @@ class Command:
             time.sleep(0.01)
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def end(self, seconds: float = 120) -> int:
-        """Wait for its end, and give its exit code: negative, where a signal ended it, the signal."""
+        """Wait for the end; return the exit code, or minus the number of the signal that ended it."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, f"it runs after {seconds} s: {self.printed()}"
         return self.process.exitcode
 
 
-def start(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> Command:
-    """Start a command in a folder, with nothing printed yet; no file that it writes may have more bytes."""
+def start(
+    folder: Path,
+    *arguments: str,
+    largest_file: int = resource.RLIM_INFINITY,
+    before: Callable[[], object] = bool,
+) -> Command:
+    """Start a command in a folder, with a limit to the bytes of a file; its process first calls ``before``."""
     _beside(folder, "stdout").unlink(missing_ok=True)
-    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file), daemon=True)
+    process = CONTEXT.Process(target=_run, args=(list(arguments), folder, largest_file, before), daemon=True)
     process.start()
     return Command(process, folder)
 
 
 def run(folder: Path, *arguments: str, largest_file: int = resource.RLIM_INFINITY) -> tuple[int, str, str]:
-    """Run a command in a folder: its exit code, and what it printed to stdout and stderr."""
+    """Run a command in a folder; return its exit code, standard output and standard error."""
     command = start(folder, *arguments, largest_file=largest_file)
     return command.end(), command.printed(), command.errors()

@@ -1,7 +1,4 @@
-"""Programs run by NumPy, sequence by sequence: what they mean, in as few lines as there can be.
-
-A second interpreter, independent of the kernels: it shows that a program assumes nothing of a CPU.
-"""
+"""An interpreter of programs in NumPy, sequence by sequence, independent of the kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from raglane.programs.program import Instruction, Operand, Program
 
 __all__ = ["run_program"]
 
-Array = Any  # an ndarray: NumPy's own types of what its functions return say no more
+Array = Any  # an ndarray; NumPy's functions have no better types
 
 
 def _erf(a: Array) -> Array:
@@ -85,21 +82,10 @@ def run_program(
     vectors: Sequence[Array] = (),
     weights: Sequence[Array] = (),
 ) -> tuple[list[Array], list[Array]]:
-    """Run a program on a ragged batch.
+    """Run the program of one step on a ragged batch; return the outputs ``(N, width)`` and final states ``(B, width)``.
 
-    Args:
-        program: of one step.
-        offsets: ``(B + 1,)``.
-        ascending: whether a sequence is computed from its first element on, or from its last one back.
-        elements: one ``(N, width)`` each.
-        sequences: one ``(B, width)`` each.
-        states: initial ones, ``(B, width)`` each.
-        vectors: one ``(width,)`` each.
-        weights: one ``(groups, rows, depth)`` each.
-
-    Returns:
-        The outputs, ``(N, width)`` each, and the final states, ``(B, width)`` each; an empty sequence's are its initial
-        ones.
+    Shapes: elements ``(N, width)``, sequences and initial states ``(B, width)``, vectors ``(width,)``, weights
+    ``(groups, rows, depth)``. An empty sequence keeps its initial states.
     """
     dtype = next(part for group in (elements, states, vectors) for part in group).dtype
     outputs = [np.full((offsets[-1], width), np.nan, dtype) for _, width in program.outputs]

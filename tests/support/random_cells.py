@@ -1,8 +1,8 @@
-"""Random cells, drawn from a grammar: what users may write into ``step``, and how an engine's answer is judged.
+"""Random user-defined cells from a grammar, and comparisons of the results of several engines.
 
-A number decides a cell: its states, its sizes, and a formula for each new state and the output. Formulas are made of
-linear layers, block-diagonal products, gates, norms, softmax, pointwise functions, columns that are cut and joined,
-constants and buffers. ``str(cell)`` writes them down.
+A seed determines the states and sizes of a cell, and a formula for each new state and the output. Formulas consist of
+linear layers, block-diagonal products, gates, norms, softmax, pointwise functions, slices and concatenations of
+columns, constants and buffers. ``str(cell)`` shows them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Formula = Callable[[dict[str, Tensor]], Tensor]
 
 
 class _Drawn(NamedTuple):
-    """A formula, what it says, and how many columns it gives."""
+    """A formula, its text, and the number of its columns."""
 
     run: Formula
     text: str
@@ -73,12 +73,7 @@ class _Drawn(NamedTuple):
 
 
 class RandomCell(nn.Module):
-    """A cell with ``step``, for :class:`raglane.nn.Recurrent`; float64.
-
-    Args:
-        seed: decides everything.
-        depth: how deep formulas are nested.
-    """
+    """A random cell in float64 for :class:`raglane.nn.Recurrent`, with formulas of a nesting depth."""
 
     def __init__(self, seed: int, depth: int = 3) -> None:
         super().__init__()
@@ -107,7 +102,7 @@ class RandomCell(nn.Module):
             self._new = [self._next_state(f"s{place}", size, depth) for place, size in enumerate(self.sizes)]
             self._widths |= {f"new{place}": size for place, size in enumerate(self.sizes)}
             self._output = self._formula(self.output_size, depth - 1)
-        del self._chance  # a module with a generator of numbers runs in plain torch: it may change
+        del self._chance  # a module with a random generator would run in plain torch
 
     def __str__(self) -> str:
         lines = [f"new{place} = {drawn.text}" for place, drawn in enumerate(self._new)]
@@ -116,23 +111,23 @@ class RandomCell(nn.Module):
         return "\n".join([f"cell {self.seed}: {sizes}", *prepared, *lines, f"output = {self._output.text}"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RandomCell:
-        """The same cell anew: formulas hold the modules of their own cell."""
+        """Draw the same cell again, since formulas refer to the modules of their cell."""
         twin = RandomCell(self.seed)
         twin.load_state_dict(self.state_dict())
         return twin
 
     def initial_state(self, batch_size: int) -> Any:
-        """Zeros, or learned."""
+        """Return zeros, or a learned state."""
         start = self.beginning if self.begins else torch.zeros(sum(self.sizes), dtype=torch.float64)
         states = tuple(part.expand(batch_size, -1) for part in start.split(self.sizes))
         return states if self.is_tuple else states[0]
 
     def prepare(self, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input itself, or a linear layer of it."""
+        """Return the input, or a linear layer of it."""
         return self.ready(values) if self._prepared else values
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """The formulas, one after the other."""
+        """Evaluate the formulas."""
         states = state if self.is_tuple else (state,)
         known = {"x": x_t} | {f"s{place}": part for place, part in enumerate(states)}
         new = tuple(drawn.run(known) for drawn in self._new)
@@ -142,7 +137,7 @@ class RandomCell(nn.Module):
     # -- the grammar ---------------------------------------------------------------------------------------------------
 
     def _next_state(self, name: str, width: int, depth: int) -> _Drawn:
-        """What keeps a state within bounds: a gate between it and something, something squashed, or a leak."""
+        """Draw a bounded new state: a gate between the state and a formula, a squashed formula, or a leak."""
         drawn, kind = self._formula(width, depth), self._chance.choice(["gate", "squash", "leak"])
         if kind == "squash":
             return _Drawn(lambda at: torch.tanh(drawn.run(at)), f"tanh({drawn.text})", width)
@@ -157,7 +152,7 @@ class RandomCell(nn.Module):
         )
 
     def _formula(self, width: int, depth: int) -> _Drawn:
-        """Anything with so many columns."""
+        """Draw a formula with a number of columns."""
         fitting = [name for name, size in self._widths.items() if size == width]
         if depth <= 0 and fitting:
             name = self._chance.choice(fitting)
@@ -170,7 +165,7 @@ class RandomCell(nn.Module):
         return self._chance.choice(rules)(width, depth)
 
     def _linear(self, width: int, depth: int) -> _Drawn:
-        """A linear layer; sometimes one that is there already, or one with a parametrization."""
+        """Draw a linear layer, sometimes an existing one, or one with a parametrization."""
         known = [part for part in self.parts if isinstance(part, nn.Linear) and part.out_features == width]
         if known and self._chance.random() < 0.3:
             layer: Any = self._chance.choice(known)
@@ -203,7 +198,7 @@ class RandomCell(nn.Module):
         )
 
     def _norm(self, width: int, depth: int) -> _Drawn:
-        """A norm over all columns or groups of them; of one or two columns it would be a step."""
+        """Draw a norm over all columns or groups of them; of one or two columns it would be a step function."""
         inner = self._formula(width, depth - 1)
         groups = self._chance.choice([1, 2]) if width % 2 == 0 and width >= 6 else 1
         if width < 3:
@@ -220,7 +215,7 @@ class RandomCell(nn.Module):
         return _Drawn(lambda at: _ROWS[name](inner.run(at)), f"{name}({inner.text})", width)
 
     def _vector(self, width: int, depth: int) -> _Drawn:
-        """A factor or a summand of its own for each column."""
+        """Draw a factor or a summand per column."""
         vector = nn.Parameter(torch.randn(width, dtype=torch.float64))
         self.vectors.append(vector)
         inner = self._formula(width, depth - 1)
@@ -229,12 +224,12 @@ class RandomCell(nn.Module):
         return _Drawn(lambda at: inner.run(at) + vector, f"vector + {inner.text}", width)
 
     def _number(self, width: int, depth: int) -> _Drawn:
-        """A buffer, and a plain number."""
+        """Use a buffer and a constant."""
         inner = self._formula(width, depth - 1)
         return _Drawn(lambda at: 1.1 * inner.run(at) + self.constant, f"1.1 * ({inner.text}) + buffer", width)
 
     def _joined(self, width: int, depth: int) -> _Drawn:
-        """Columns of two formulas side by side."""
+        """Concatenate the columns of two formulas."""
         if width == 1:
             return self._pointwise(width, depth)
         first = self._chance.randint(1, width - 1)
@@ -242,12 +237,12 @@ class RandomCell(nn.Module):
         return _Drawn(lambda at: torch.cat([one.run(at), two.run(at)], 1), f"[{one.text} | {two.text}]", width)
 
     def _cut(self, width: int, depth: int) -> _Drawn:
-        """One of the blocks of a wider formula."""
+        """Take one block of columns of a wider formula."""
         place, inner = self._chance.choice([0, 1, 2]), self._formula(3 * width, depth - 1)
         return _Drawn(lambda at: inner.run(at).chunk(3, 1)[place], f"block {place} of ({inner.text})", width)
 
     def _heads(self, width: int, depth: int) -> _Drawn:
-        """A product of two blocks that do not meet."""
+        """Draw a block-diagonal product of two blocks."""
         inner = self._formula(width, depth - 1)
         weight = nn.Parameter(torch.randn(2, width // 2, width // 2, dtype=torch.float64) / width**0.5)
         self.vectors.append(weight)
@@ -261,21 +256,21 @@ class RandomCell(nn.Module):
 
 
 class Answer(NamedTuple):
-    """What a run gives: outputs and final states, and the gradients of all that it depends on, with their names."""
+    """Outputs and final states of a run, and gradients by name."""
 
     results: list[Tensor]
     gradients: dict[str, Tensor]
 
 
 Engine = Callable[[RandomCell, Tensor, Sequence[int], tuple[Tensor, ...]], tuple[Tensor, tuple[Tensor, ...]]]
-"""Runs a cell on values ``(N, D)`` of sequences of some lengths from initial states ``(B, size)``: the outputs
-``(N, output_size)`` and the final states."""
+"""Runs a cell on values ``(N, D)``, lengths and initial states ``(B, size)``; returns outputs ``(N, output_size)`` and
+final states."""
 
 
 def naive(
     cell: RandomCell, values: Tensor, lengths: Sequence[int], states: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The equations, one sequence and one element at a time."""
+    """Run the equations one sequence and one element at a time."""
     outputs, finals = [values.new_zeros(0, cell.output_size)], []
     prepared = cell.prepare(values, torch.tensor([0, *lengths]).cumsum(0))
     for number, part in enumerate(prepared.split(list(lengths))):
@@ -289,11 +284,7 @@ def naive(
 
 
 def engine(**options: str) -> Engine:
-    """A layer as an engine.
-
-    Args:
-        **options: ``backend`` and ``schedule`` of the layer.
-    """
+    """Return a layer with a backend and a schedule as an engine."""
 
     def run(
         cell: RandomCell, values: Tensor, lengths: Sequence[int], states: tuple[Tensor, ...]
@@ -308,12 +299,7 @@ def engine(**options: str) -> Engine:
 
 
 def ask(seed: int, run: Engine) -> Answer:
-    """An engine's answer to a random cell on a random ragged batch, the same for every engine.
-
-    Args:
-        seed: of the cell and the batch.
-        run: the engine.
-    """
+    """Return an engine's answer for the random cell and batch of a seed."""
     cell, chance = RandomCell(seed), random.Random(seed + 1)
     draws = torch.Generator().manual_seed(seed)
     lengths = [chance.choice([0, 1, 2, 3, 5, 9]) for _ in range(chance.choice([1, 3, 8]))] + [4]
@@ -329,18 +315,13 @@ def ask(seed: int, run: Engine) -> Answer:
     leaves |= {name: part for name, part in cell.named_parameters() if name != "beginning"}
     slopes = [randn(*part.shape) for part in results]
     pairs = [(part, slope) for part, slope in zip(results, slopes, strict=True) if part.requires_grad]
-    found = torch.autograd.grad(
-        [part for part, _ in pairs], list(leaves.values()), [slope for _, slope in pairs], allow_unused=True
-    )
-    gradients = {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
-    }
-    return Answer([part.detach() for part in results], gradients)
+    parts, slopes = [part for part, _ in pairs], [slope for _, slope in pairs]
+    found = torch.autograd.grad(parts, list(leaves.values()), slopes, allow_unused=True, materialize_grads=True)
+    return Answer([part.detach() for part in results], dict(zip(leaves, found, strict=True)))
 
 
 def difference(mine: Answer, wanted: Answer, tolerance: float = 1e-10) -> str | None:
-    """What differs by more than a share of the largest number, if anything does."""
+    """Describe the first result with an error above the tolerance, relative to the largest number, if any."""
     named = {f"result {place}": part for place, part in enumerate(mine.results)} | mine.gradients
     others = [*wanted.results, *wanted.gradients.values()]
     for (name, own), other in zip(named.items(), others, strict=True):

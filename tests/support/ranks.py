@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from attacks.forked import CONTEXT
+from processes import CONTEXT
 from raglane.data.dataset import SequenceDataset
 from raglane.data.records import Records, offsets_of
 from raglane.training.ranks import Ranks, launch

@@ -1,8 +1,4 @@
-"""Code in processes of its own, forked from an interpreter that has imported torch and nothing of ours.
-
-To import torch takes a second, most of what a new interpreter takes, and its end half of one. Such a process has no
-threads and no package of ours yet, so it is as good as new.
-"""
+"""Code in new processes, forked from an interpreter that has imported only torch, which takes a second."""
 
 from __future__ import annotations
 
@@ -12,11 +8,9 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Ended", "Script"]
 
-_TESTS = Path(__file__).parents[1]
 _SERVER = """
 import json, os, signal, sys, torch, traceback
 
@@ -38,20 +32,14 @@ for line in sys.stdin:
             traceback.print_exc()
             end = 1
         sys.stdout.flush()
-        os._exit(end)  # to take the interpreter apart takes as long as to import torch
+        os._exit(end)  # a regular exit takes half a second
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A process that has ended.
-
-    Attributes:
-        returncode: its exit code; negative, where a signal ended it, the signal.
-        stdout: what it printed.
-        stderr: the same of its errors.
-    """
+    """The exit code (minus the number of a signal) and the output of a process."""
 
     returncode: int
     stdout: str
@@ -59,7 +47,7 @@ class Ended:
 
 
 class Script:
-    """Runs code, one piece after the other, each in a new process that may use two threads."""
+    """Runs code in new processes with two threads, one after the other."""
 
     def __enter__(self) -> Script:
         self._server: subprocess.Popen[str] | None = None
@@ -70,17 +58,11 @@ class Script:
             self._server.communicate()
 
     def __call__(self, code: str, seconds: int = 60, **environment: str) -> Ended:
-        """Run code to its end.
-
-        Args:
-            code: lines of Python.
-            seconds: after which an alarm ends it.
-            environment: variables that only it sees.
-        """
+        """Run code with additional environment variables; an alarm ends it after some seconds."""
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", _SERVER],
-                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(_TESTS)},
+                env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -1,21 +1,24 @@
-"""A small file of each format, and whether two records are the same."""
+"""A small file of each format, conversions in small steps, and comparisons of records."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Columns, Records
+from raglane.data import Columns, Records, shards
+from raglane.data.formats import csv, ipc, pieces
 
-__all__ = ["ROWS", "WRITERS", "asked", "joined", "same"]
+__all__ = ["ROWS", "WRITERS", "asked", "joined", "same", "small_steps"]
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
@@ -65,12 +68,12 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 def asked(name: str) -> Columns:
-    """What to ask for in the file of a format: to classify, where it has labels."""
+    """Return the columns for the file of a format; only text has no labels."""
     return Columns(task="forecast") if name == "text" else Columns()
 
 
 def joined(parts: list[Records]) -> Records:
-    """Several records as one."""
+    """Concatenate records."""
     lengths = np.concatenate([records.lengths for records in parts])
     values = [records.values for records in parts if len(records.values)]
     return replace(
@@ -87,10 +90,20 @@ def joined(parts: list[Records]) -> Records:
 
 
 def same(records: Records, other: Records) -> None:
-    """Fail where two records differ."""
+    """Assert that two records are equal."""
     assert records.lengths.tolist() == other.lengths.tolist()
     np.testing.assert_array_equal(records.values, other.values)
     assert (records.ids, records.labels, records.channels) == (other.ids, other.labels, other.channels)
     assert (records.tags is None) == (other.tags is None)
     if records.tags is not None and other.tags is not None:
         assert records.tags.tolist() == other.tags.tolist()
+
+
+@contextmanager
+def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
+    """Limit the pieces of a conversion to a few rows and its shards to a few bytes."""
+    with ExitStack() as stack:
+        for module in (pieces, ipc, csv):
+            stack.enter_context(mock.patch.object(module, "ROWS", rows))
+        stack.enter_context(mock.patch.object(shards, "SHARD", shard))
+        yield

@@ -1,4 +1,4 @@
-"""Trainings that take a moment: their settings and their data."""
+"""Settings and data of a short training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hypothesis draws for the tests of ragged batches, and the obvious way to make one."""
+"""Hypothesis strategies for lengths, and random sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["lengths", "sequences_of"]
 
 
 def lengths(most: int = 6, longest: int = 9) -> st.SearchStrategy[list[int]]:
-    """Lengths of a batch: none, one, empty ones among others, all equal, or one long among many short."""
+    """Draw lengths of a batch: any, all equal, or one long and many short."""
     single = st.integers(0, longest)
     free = st.lists(single, min_size=0, max_size=most)
     equal = st.builds(lambda count, length: [length] * count, st.integers(1, most), single)
@@ -29,6 +29,6 @@ def sequences_of(
     device: torch.device | None = None,
     requires_grad: bool = False,
 ) -> list[Tensor]:
-    """One tensor of fresh random numbers for each length, on the device under test unless another is named."""
+    """Return a random tensor per length, by default on the device under test."""
     made = [torch.randn(length, *features, dtype=torch.float64, device=device).to(dtype) for length in lengths]
     return [sequence.requires_grad_(requires_grad) for sequence in made]

@@ -1,4 +1,4 @@
-"""Cells as programs, compared with the reference kernel: values and all gradients."""
+"""Programs of cells, compared with the reference backend: values and all gradients."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ N, B = 9, 4
 def weights_of(
     cell: CellSpec, input_size: int = 6, hidden_size: int = 4, projection: int = 0, bias: bool = True
 ) -> Any:
-    """Random weights of a cell of the library, float64."""
+    """Return random weights of a cell of the library, in float64."""
     shapes = cell.shapes(input_size, hidden_size, bias, projection)
     tensors = [None if part is None else 0.5 * torch.randn(part, dtype=torch.float64) for part in shapes.values()]
     return cell.weights_type(*tensors, *[None] * (len(cell.weights_type._fields) - len(tensors)))
 
 
 def module_cell(module: Any) -> ModuleCell:
-    """A user's module as a cell."""
+    """Wrap a user's module as a cell."""
     sizes, is_tuple = (module.hidden_size,), False
     if hasattr(module, "initial_state"):
         own = module.initial_state(1)
@@ -44,7 +44,7 @@ def module_cell(module: Any) -> ModuleCell:
 def compiled_of(
     cell: CellSpec, weights: Any, sizes: tuple[int, ...], output: int, width: int = 5
 ) -> tuple[CompiledStep, Step]:
-    """A cell's programs, and its step."""
+    """Return the compiled step of a cell, and its step."""
     step = Step(cell, weights, width, sizes, output, torch.float64)
     return CompiledStep(trace(step)), step
 
@@ -59,7 +59,7 @@ def agree(
     need_states: bool = False,
     prepares: bool = True,
 ) -> CompiledStep:
-    """Assert that a program gives what the reference does, in both directions, lengths 0 and 1 included."""
+    """Assert that a program agrees with the reference in both directions, with lengths 0 and 1."""
     compiled, step = compiled_of(cell, weights, sizes, output, width)
     assert compiled.trace.prepares == prepares
     leaves, more = step.leaves, step.elements
@@ -87,13 +87,12 @@ def agree(
     return compiled
 
 
-def _gradients(results: list[Any], wished: list[Any], grads: list[Tensor]) -> list[Tensor]:
-    pairs = [(part, grad) for part, grad in zip(results, grads, strict=True) if part.requires_grad]
-    found = torch.autograd.grad([part for part, _ in pairs], wished, [grad for _, grad in pairs], allow_unused=True)
-    return [torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, found, strict=True)]
+def _gradients(results: list[Any], leaves: list[Any], grads: list[Tensor]) -> list[Tensor]:
+    parts, slopes = zip(*((p, g) for p, g in zip(results, grads, strict=True) if p.requires_grad), strict=True)
+    return list(torch.autograd.grad(parts, leaves, slopes, allow_unused=True, materialize_grads=True))
 
 
 class Sized(nn.Module):
-    """What a user's cell begins with."""
+    """The base of user-defined cells."""
 
     input_size, hidden_size = 5, 4

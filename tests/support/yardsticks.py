@@ -1,4 +1,4 @@
-"""A benchmark that takes no care to time well: for tests of all else in it."""
+"""Benchmarks with short, inaccurate timings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ __all__ = ["short_samples", "shorten"]
 
 
 def shorten(set_to: Callable[[Any, str, Any], None]) -> None:
-    """Samples of one call, without a pause before them, and small yardsticks.
-
-    Args:
-        set_to: sets an attribute of a module: ``setattr``, or a MonkeyPatch's.
-    """
+    """Set samples of one call, no pauses and small yardsticks, with ``setattr`` or that of a MonkeyPatch."""
     for name in ("_SAMPLE_SECONDS", "_PAUSE_SECONDS", "_WARM_SECONDS"):
         set_to(timing, name, 0.0)
     set_to(timing, "_GEMM", (4, 4, 4))
@@ -26,7 +22,7 @@ def shorten(set_to: Callable[[Any, str, Any], None]) -> None:
 
 @pytest.fixture
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For tests of the files that import this."""
+    """In files that import this fixture, timings are short."""
     with monkeypatch.context() as patch:
         shorten(patch.setattr)
         yield

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_storage
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError, ShapeError, message
 from raglane.nn.recurrent.cell_layers import CellLayer
 from raglane.nn.recurrent.stack import Options
 
@@ -74,8 +74,19 @@ class IndRNN(CellLayer):
         if self.max_length is None:
             return super()._weights()
         bound = 2 ** (1 / self.max_length)
-        apply: Any = _Bound.apply
-        return tuple([weights._replace(recurrent=apply(weights.recurrent, bound)) for weights in super()._weights()])
+        return tuple([weights._replace(recurrent=_bounded(weights.recurrent, bound)) for weights in super()._weights()])
+
+
+def _bounded(weight: Any, bound: float) -> Any:
+    """Clamp a weight; one that no backend accepts stays unchanged, for their checks to name it."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout is not torch.strided:
+        return weight
+    try:
+        check_storage("weight", weight)
+    except ShapeError:
+        return weight
+    apply: Any = _Bound.apply
+    return apply(weight, bound)
 
 
 class _Bound(torch.autograd.Function):
