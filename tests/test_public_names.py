@@ -30,7 +30,7 @@ def test_package() -> None:
         "plot",
         "restore",
         "sklearn",
-        "using",
+        "use_backend",
     ]
     assert all(hasattr(rl, name) for name in rl.__all__)
 

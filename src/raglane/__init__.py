@@ -22,7 +22,7 @@ import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 if TYPE_CHECKING:
     from raglane import data, errors, export, nn, packing, plot, sklearn
     from raglane.data.collate import collate
-    from raglane.kernels.dispatch import using
+    from raglane.kernels.dispatch import use_backend
     from raglane.lens import modify
     from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
     from raglane.nn.recurrent.explain import explain
@@ -59,7 +59,7 @@ __all__ = [
     "plot",
     "restore",
     "sklearn",
-    "using",
+    "use_backend",
 ]
 
 _HOMES = {
@@ -78,7 +78,7 @@ _HOMES = {
     "modify": "lens",
     "plan": "planner",
     "restore": "nn.recurrent.accelerate",
-    "using": "kernels.dispatch",
+    "use_backend": "kernels.dispatch",
 }
 _MODULES = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
 

@@ -33,7 +33,7 @@ def explain(
 
     Raises:
         ArgumentTypeError: not a recurrent layer, or not a batch.
-        DispatchError: what the layer or ``rl.using`` chose cannot run it.
+        DispatchError: what the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
         >>> import raglane as rl
