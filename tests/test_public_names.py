@@ -22,8 +22,8 @@ def test_package() -> None:
         "export",
         "fit",
         "freeze",
+        "lens",
         "load",
-        "modify",
         "nn",
         "packing",
         "plan",
@@ -72,7 +72,7 @@ def test_pictures() -> None:
 
 
 def test_export() -> None:
-    assert set(rl.export.__all__) == {"Exported", "Packaged", "Verified", "build_operators", "onnx", "package"}
+    assert set(rl.export.__all__) == {"build_operators", "onnx", "package"}
 
 
 def test_ragged() -> None:
