@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import using
     from raglane.lens import modify
-    from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
+    from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import Plan, plan
@@ -42,7 +42,6 @@ __all__ = [
     "Run",
     "__version__",
     "accelerate",
-    "acceleration",
     "collate",
     "cost",
     "data",
@@ -57,8 +56,8 @@ __all__ = [
     "packing",
     "plan",
     "plot",
-    "restore",
     "sklearn",
+    "unaccelerate",
     "using",
 ]
 
@@ -68,7 +67,6 @@ _HOMES = {
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
-    "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
@@ -77,7 +75,7 @@ _HOMES = {
     "load": "runs.run",
     "modify": "lens",
     "plan": "planner",
-    "restore": "nn.recurrent.accelerate",
+    "unaccelerate": "nn.recurrent.accelerate",
     "using": "kernels.dispatch",
 }
 _MODULES = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
