@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, export, nn, packing, plot, sklearn
+    from raglane import data, errors, export, lens, nn, packing, plot, sklearn
     from raglane.data.collate import collate
-    from raglane.kernels.dispatch import using
-    from raglane.lens import modify
+    from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
@@ -50,15 +49,15 @@ __all__ = [
     "export",
     "fit",
     "freeze",
+    "lens",
     "load",
-    "modify",
     "nn",
     "packing",
     "plan",
     "plot",
     "sklearn",
     "unaccelerate",
-    "using",
+    "use_backend",
 ]
 
 _HOMES = {
@@ -73,12 +72,11 @@ _HOMES = {
     "fit": "runs.fit",
     "freeze": "nn.recurrent.freeze",
     "load": "runs.run",
-    "modify": "lens",
     "plan": "planner",
     "unaccelerate": "nn.recurrent.accelerate",
-    "using": "kernels.dispatch",
+    "use_backend": "kernels.dispatch",
 }
-_MODULES = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
+_MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:

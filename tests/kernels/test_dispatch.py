@@ -51,7 +51,7 @@ def test_every_pair_is_of_known_schedules() -> None:
 def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[str, str]) -> None:
     choice = rl.explain(rl.nn.LSTM(5, 4, **chosen), a_batch())
     assert (choice.backend, choice.schedule) == expected
-    with rl.using(**chosen):
+    with rl.use_backend(**chosen):
         choice = rl.explain(rl.nn.LSTM(5, 4), a_batch())
     assert (choice.backend, choice.schedule) == expected
 
@@ -81,8 +81,8 @@ def test_reasons_are_words() -> None:
     assert "auto" in rl.explain(layer, a_batch()).reason
     packed = rl.nn.GRU(5, 4, schedule="packed")
     assert "states of every step" in rl.explain(packed, a_batch(), return_states=True).reason
-    with rl.using(backend="reference"):
-        assert "backend reference chosen by rl.using" in str(rl.explain(layer, a_batch()))
+    with rl.use_backend(backend="reference"):
+        assert "backend reference chosen by rl.use_backend" in str(rl.explain(layer, a_batch()))
     named = rl.nn.GRU(5, 4, schedule="lanes")
     assert "schedule lanes chosen for this layer" in rl.explain(named, a_batch()).reason
     assert "schedule='lanes'" in repr(named)
@@ -108,7 +108,7 @@ def test_kinds_of_input() -> None:
 def test_what_does_not_exist(chosen: dict[str, Any], says: str) -> None:
     with pytest.raises(DispatchError, match=says):
         rl.nn.LSTM(5, 4, **chosen)
-    with pytest.raises(ValueError, match=says), rl.using(**chosen):
+    with pytest.raises(ValueError, match=says), rl.use_backend(**chosen):
         pass
 
 
@@ -120,11 +120,11 @@ def test_torch_has_no_states_of_every_step() -> None:
 def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
     layer, batch = rl.nn.RNN(5, 4), a_batch()
     seen = []
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         thread = threading.Thread(target=lambda: seen.append(rl.explain(layer, batch).backend))
         thread.start()
         thread.join()
-        with rl.using(schedule="lanes"):
+        with rl.use_backend(schedule="lanes"):
             assert rl.explain(layer, batch).schedule == "lanes"
         assert rl.explain(layer, batch).backend == "reference"
     assert seen == [FASTEST[0]]
@@ -244,11 +244,11 @@ def test_an_accelerated_model_learns_the_same(dtype: torch.dtype, rounding: floa
 
 def test_the_override_ends_with_its_block_where_that_fails() -> None:
     layer, batch = rl.nn.RNN(5, 4), a_batch()
-    with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+    with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
         raise ZeroDivisionError
     assert rl.explain(layer, batch).backend == FASTEST[0]
-    with rl.using(schedule="lanes"):
-        with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+    with rl.use_backend(schedule="lanes"):
+        with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
             raise ZeroDivisionError
         assert rl.explain(layer, batch).schedule == "lanes"
 

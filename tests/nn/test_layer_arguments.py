@@ -260,7 +260,7 @@ def test_explain_says_the_backend(kind: Kind) -> None:
         assert f"{kind.cell!r}" in choice.reason  # why those before it could not
     chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
     assert (chosen.backend, chosen.schedule) == ("reference", "lanes")
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         assert rl.explain(layer, batch, return_states=True).backend == "reference"
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from raglane.errors import ArgumentTypeError, DispatchError, message
 from raglane.kernels.cpu.matrix import lanes_of
-from raglane.kernels.dispatch import BACKENDS, using
+from raglane.kernels.dispatch import BACKENDS, use_backend
 from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -87,7 +87,7 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
             counts = (max(threads),) if name == "reference" else threads
             for schedule in backend.schedules:
                 try:
-                    with using(schedule=schedule, backend=name):
+                    with use_backend(schedule=schedule, backend=name):
                         explain(layer, batch)
                 except DispatchError:
                     continue
@@ -115,7 +115,7 @@ def at(way: Way) -> Iterator[None]:
     try:
         if before != way.threads:
             torch.set_num_threads(way.threads)
-        with using(schedule=way.schedule, backend=way.backend):
+        with use_backend(schedule=way.schedule, backend=way.backend):
             yield
     finally:
         if before != way.threads:

@@ -51,7 +51,7 @@ def explain(
 
     Raises:
         ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` is not a batch.
-        DispatchError: the backend or schedule that the layer or ``rl.using`` chose cannot run it.
+        DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
         >>> import raglane as rl
