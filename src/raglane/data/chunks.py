@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_tensor
+from raglane._utils.messages import message
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.batches import share_out
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
 _Numbers = npt.NDArray[np.int64]

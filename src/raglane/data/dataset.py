@@ -22,11 +22,12 @@ from raglane._utils.checks import (
     check_whole,
     read_index,
 )
+from raglane._utils.messages import argument, message
 from raglane.data.collate import Samples
 from raglane.data.epochs import check_least
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ShapeError, argument, message
+from raglane.errors import ArgumentError, ShapeError
 from raglane.ragged import Ragged
 
 

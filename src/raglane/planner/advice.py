@@ -12,9 +12,10 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
+from raglane._utils.messages import argument, message, quote
 from raglane._utils.table import aligned
 from raglane.data.order import Limit
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.dispatch import check_names
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration as calibrations

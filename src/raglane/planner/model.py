@@ -30,7 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane.errors import ArgumentTypeError, DispatchError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, use_backend
 from raglane.nn.recurrent.accelerate import accelerate

@@ -20,7 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from raglane import nn
 from raglane._utils.files import read_file
-from raglane.errors import DataError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import DataError
 from raglane.kernels.dispatch import use_backend
 from raglane.native import library
 from raglane.nn.recurrent.layer import RecurrentLayer

@@ -11,18 +11,10 @@ import numpy.typing as npt
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
+from raglane._utils.messages import count_of, message, printable, quote, quote_all, shorten
 from raglane.data.lengths import batch_fill, round_up
 from raglane.data.order import Batches, Limit, Order
-from raglane.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    count_of,
-    message,
-    printable,
-    quote,
-    quote_all,
-    shorten,
-)
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.schedules import lengths_of
 

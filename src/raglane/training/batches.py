@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from raglane._utils.messages import argument, message
 from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset, Sequences
 from raglane.data.order import Batches, Limit, Order
 from raglane.data.preprocess import Preprocessor
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, argument, message
+from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from raglane._utils.memory import check_memory
+from raglane._utils.messages import message, quote, quote_all, require, shorten
 from raglane.data.epochs import check_least
 from raglane.data.order import Limit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, message, quote, quote_all, require, shorten
+from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
 from raglane.training.batches import in_order

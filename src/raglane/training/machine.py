@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane._utils.messages import argument, message
 from raglane.data.missing import BLOCKS
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError
 from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel

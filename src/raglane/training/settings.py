@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, argument, message, quote
+from raglane._utils.messages import argument, message, quote
+from raglane.errors import ArgumentError
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build

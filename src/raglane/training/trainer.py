@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
+from raglane._utils.messages import argument, message
 from raglane.data.chunks import Chunks
 from raglane.data.dataset import Sequences
 from raglane.data.order.order import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError, argument, message
+from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
     Batch,
     ChunkedBatches,

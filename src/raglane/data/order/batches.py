@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.messages import message
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.limit import TOO_LONG, Limit, settle
 from raglane.data.order.order import KINDS, Arrangement, Order, falling, key_of
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
 

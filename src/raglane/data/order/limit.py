@@ -13,8 +13,9 @@ import torch
 
 from raglane._utils.checks import check_choice, check_lengths, given_lengths
 from raglane._utils.memory import is_mapped
+from raglane._utils.messages import argument, message
 from raglane.data.epochs import check_least
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
 

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from raglane._utils.checks import check_every, check_model
+from raglane._utils.messages import message
 from raglane._utils.tracing import is_jit_traced
-from raglane.errors import ArgumentTypeError, message
+from raglane.errors import ArgumentTypeError
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentTypeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose

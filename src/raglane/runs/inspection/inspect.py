@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane._utils.messages import quote, shorten
 from raglane._utils.table import aligned
 from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
 from raglane.data.order import Batches, Limit, Order
 from raglane.data.statistics import FeatureCounts
-from raglane.errors import quote, shorten
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts
