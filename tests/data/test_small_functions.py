@@ -33,7 +33,7 @@ from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
 from raglane.data.objects import is_panel, is_text
 from raglane.data.order.batches import assign_ranks, balance
 from raglane.data.order.limit import BatchLimit, pieces_of, settle
-from raglane.data.order.order import Permutation, descending_keys, key_of, shares_of, shuffle
+from raglane.data.order.order import Permutation, descending_keys, key_of, shuffle, uniform
 from raglane.data.records import (
     Columns,
     Feature,
@@ -270,7 +270,7 @@ def test_pieces_of() -> None:
 
 
 def test_limit_shares() -> None:
-    assert (BatchLimit(sequences=4, elements=10).shares(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
+    assert (BatchLimit(sequences=4, elements=10).usage(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
 
 
 def test_limit_cut() -> None:
@@ -297,8 +297,8 @@ def test_shuffle() -> None:
     assert (shuffle(7, 6).tolist()) == [1, 5, 0, 4, 3, 2]
 
 
-def test_shares_of() -> None:
-    assert (shares_of(7, np.array([3, 4, 3])).round(2).tolist()) == [0.58, 0.45, 0.58]
+def test_uniform() -> None:
+    assert (uniform(7, np.array([3, 4, 3])).round(2).tolist()) == [0.58, 0.45, 0.58]
 
 
 def test_key_of() -> None:
