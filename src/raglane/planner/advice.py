@@ -12,9 +12,10 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
+from raglane._utils.messages import argument, message, quote
 from raglane._utils.table import aligned
-from raglane.data.order import Limit
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, argument, message, quote
+from raglane.data.order import BatchLimit
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.dispatch import check_names
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration as calibrations
@@ -70,9 +71,9 @@ class Plan:
     busy: bool
 
     @property
-    def memory_limit(self) -> Limit:
+    def memory_limit(self) -> BatchLimit:
         """The largest batch of all ``ranks`` that fits into their memory; a longer sequence raises an error."""
-        return Limit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
+        return BatchLimit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
 
     def plot(self, *, axes: Any = None) -> Picture:
         """Draw the time of an epoch of training against the batch size, a line per backend and schedule.
@@ -261,8 +262,8 @@ def _rows(
 ) -> list[Row]:
     part, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
-    limits = [Limit(sequences=size) for size in sizes]
-    limits += [Limit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
+    limits = [BatchLimit(sequences=size) for size in sizes]
+    limits += [BatchLimit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
     given: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:

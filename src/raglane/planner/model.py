@@ -29,9 +29,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane.errors import ArgumentTypeError, DispatchError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.matrix import lanes_of
-from raglane.kernels.dispatch import BACKENDS, using
+from raglane.kernels.dispatch import BACKENDS, use_backend
 from raglane.nn.recurrent.accelerate import accelerate
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -85,7 +86,7 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
             counts = (max(threads),) if name == "reference" else threads
             for schedule in backend.schedules:
                 try:
-                    with using(schedule=schedule, backend=name):
+                    with use_backend(schedule=schedule, backend=name):
                         explain(layer, batch)
                 except DispatchError:
                     continue
@@ -113,7 +114,7 @@ def at(way: Way) -> Iterator[None]:
     try:
         if before != way.threads:
             torch.set_num_threads(way.threads)
-        with using(schedule=way.schedule, backend=way.backend):
+        with use_backend(schedule=way.schedule, backend=way.backend):
             yield
     finally:
         if before != way.threads:

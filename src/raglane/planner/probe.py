@@ -20,8 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from raglane import nn
 from raglane._utils.files import read_file
-from raglane.errors import DataError, message, quote
-from raglane.kernels.dispatch import using
+from raglane._utils.messages import message, quote
+from raglane.errors import DataError
+from raglane.kernels.dispatch import use_backend
 from raglane.native import library
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.model import Way
@@ -141,7 +142,7 @@ class Yardstick:
         return statistics.median(_clock(self._call, self._wait) for _ in range(_LOOKS))
 
     def _call(self) -> None:
-        with using(schedule=self._way.schedule, backend=self._way.backend):
+        with use_backend(schedule=self._way.schedule, backend=self._way.backend):
             self._step()
 
 

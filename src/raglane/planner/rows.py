@@ -14,7 +14,7 @@ from torch import Tensor
 from raglane import nn
 from raglane._utils.memory import available_memory
 from raglane.data.lengths import longest_and_elements
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of
@@ -91,9 +91,9 @@ class Row:
         return self.batch_size or self.batch_elements or 0
 
     @property
-    def limit(self) -> Limit:
+    def limit(self) -> BatchLimit:
         """The limit of a batch."""
-        return Limit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")
+        return BatchLimit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")
 
     @property
     def rank_seconds(self) -> float:
@@ -127,11 +127,11 @@ def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
     return lengths[drawn], count / _SEQUENCES
 
 
-def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> Epoch:
+def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0) -> Epoch:
     """Return the batches of an epoch."""
     known = lengths.numpy()
-    order = Order.grouped() if grouped else Order.random()
-    rows, bounds = Batches(known, limit, order, seed=seed).whole()
+    order = EpochOrder.grouped() if grouped else EpochOrder.random()
+    rows, bounds = BatchSampler(known, limit, order, seed=seed).whole()
     ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
     longest, real = longest_and_elements(known, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
@@ -160,7 +160,7 @@ def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDA
 
 def row_of(
     way: Way,
-    limit: Limit,
+    limit: BatchLimit,
     grouped: bool,
     epoch: Epoch,
     calibration: Calibration,

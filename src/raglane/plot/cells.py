@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from raglane._utils.drawing import PALETTE
+from raglane._utils.messages import message, printable, quote
 from raglane.data.lengths import round_up
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, printable, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
 from raglane.schedules import Table, lengths_of

@@ -11,18 +11,10 @@ import numpy.typing as npt
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
+from raglane._utils.messages import count_of, message, printable, quote, quote_all, shorten
 from raglane.data.lengths import batch_fill, round_up
-from raglane.data.order import Batches, Limit, Order
-from raglane.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    count_of,
-    message,
-    printable,
-    quote,
-    quote_all,
-    shorten,
-)
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.schedules import lengths_of
 
@@ -36,8 +28,8 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
 
     Args:
         lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for :func:`raglane.cost`.
-        batch_size: the size of batches sorted by length (:meth:`raglane.data.Order.sorted`) whose borders are drawn;
-            None draws no borders.
+        batch_size: the size of batches sorted by length, as with :meth:`raglane.data.EpochOrder.sorted`, whose borders
+            are drawn; None draws no borders.
         axes: matplotlib axes to draw into; None makes a figure.
 
     Returns:
@@ -115,7 +107,7 @@ def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
 
 def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
     """Return the borders between sorted batches, halfway between the last and the next first length."""
-    rows, bounds = Batches(known, Limit(sequences=batch_size), Order.sorted()).whole()
+    rows, bounds = BatchSampler(known, BatchLimit(sequences=batch_size), EpochOrder.sorted()).whole()
     ordered = known[rows]
     return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
 
@@ -123,7 +115,7 @@ def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
 def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
     """Draw the share of padding in padded batches against their size, for random, bucketed and sorted batches.
 
-    The batches are those of :class:`raglane.data.Batches` in the orders ``random``, ``grouped`` and ``sorted``.
+    The batches are those of :class:`raglane.data.BatchSampler` in the orders ``random``, ``grouped`` and ``sorted``.
 
     Args:
         lengths: as for :func:`histogram`.
@@ -150,7 +142,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
         sizes = _read_sizes(batch_sizes)
     shares = {
         name: [
-            100 * (1 - batch_fill(known, *Batches(known, Limit(sequences=size), order, seed=seed).whole()))
+            100 * (1 - batch_fill(known, *BatchSampler(known, BatchLimit(sequences=size), order, seed=seed).whole()))
             for size in sizes
         ]
         for name, order in _ORDERS.items()
@@ -172,7 +164,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     return picture
 
 
-_ORDERS = {"random": Order.random(), "bucketed": Order.grouped(), "sorted": Order.sorted()}
+_ORDERS = {"random": EpochOrder.random(), "bucketed": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
 _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 

@@ -11,7 +11,8 @@ import torch
 
 from raglane._utils.checks import check_kind
 from raglane._utils.drawing import VERMILION
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, count_of, message, printable, quote, require
+from raglane._utils.messages import count_of, message, printable, quote, require
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot.cells import (
     ABOVE,
     BELOW,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raglane._utils.checks import check_whole
-from raglane.errors import count_of
+from raglane._utils.messages import count_of
 from raglane.plot.cells import (
     ABOVE,
     BELOW,

@@ -17,7 +17,8 @@ import numpy as np
 from raglane._utils import drawing
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.drawing import DARK, LIGHT, Look, new_figure
-from raglane.errors import ArgumentError, ShapeError, message, quote, require
+from raglane._utils.messages import message, quote, require
+from raglane.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
