@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_classifiers_train, check_estima
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
-from raglane.sklearn import RaglaneClassifier, RaglaneRegressor
+from raglane.sklearn import RecurrentClassifier, RecurrentRegressor
 
 _TINY: dict[str, Any] = {"hidden_size": 2, "epochs": 1, "lr": 0.05, "batch_size": 64, "threads": 1, "device": "cpu"}
 _QUICK: dict[str, Any] = {"hidden_size": 6, "epochs": 15, "lr": 0.05, "threads": 1, "device": "cpu"}
@@ -42,7 +42,7 @@ def _sequences(count: int = 20, channels: int = 2) -> tuple[list[np.ndarray[Any,
 _TRAINED = ("check_classifiers_train", "check_regressors_train")
 
 
-@pytest.mark.parametrize("kind", [RaglaneClassifier, RaglaneRegressor])
+@pytest.mark.parametrize("kind", [RecurrentClassifier, RecurrentRegressor])
 def test_scikit_learns_own_checks(kind: Any) -> None:
     expected = dict.fromkeys(_TRAINED, "an epoch learns too little")
     with warnings.catch_warnings():
@@ -57,12 +57,12 @@ def test_scikit_learns_own_checks(kind: Any) -> None:
 
 
 def test_estimators_learn_what_scikit_learn_wants_learned() -> None:
-    classifier = RaglaneClassifier(**(_QUICK | {"epochs": 8, "batch_size": 128}))
-    regressor = RaglaneRegressor(hidden_size=16, epochs=40, lr=0.05, batch_size=64, threads=1, device="cpu")
+    classifier = RecurrentClassifier(**(_QUICK | {"epochs": 8, "batch_size": 128}))
+    regressor = RecurrentRegressor(hidden_size=16, epochs=40, lr=0.05, batch_size=64, threads=1, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_classifiers_train("RaglaneClassifier", classifier)
-        check_regressors_train("RaglaneRegressor", regressor)
+        check_classifiers_train("RecurrentClassifier", classifier)
+        check_regressors_train("RecurrentRegressor", regressor)
 
 
 def test_each_panel_is_taken_as_it_is() -> None:
@@ -82,7 +82,7 @@ def test_each_panel_is_taken_as_it_is() -> None:
         ([sequence.tolist() for sequence in first], "first"),
         *((each, channels) for each in (nested, indexed, tables, ragged, records) for channels in ("first", "last")),
     ):
-        found = RaglaneClassifier(channels=channels, **_TINY).fit(panel, labels).predict_proba(panel)
+        found = RecurrentClassifier(channels=channels, **_TINY).fit(panel, labels).predict_proba(panel)
         expected = found if expected is None else expected
         assert np.array_equal(found, expected), type(panel)
 
@@ -90,8 +90,8 @@ def test_each_panel_is_taken_as_it_is() -> None:
 def test_arrays_of_three_dimensions() -> None:
     random = np.random.default_rng(0)
     array, labels = random.normal(size=(12, 3, 5)), [0, 1] * 6
-    first = RaglaneClassifier(**_QUICK).fit(array, labels)
-    last = RaglaneClassifier(channels="last", **_QUICK).fit(array.transpose(0, 2, 1), labels)
+    first = RecurrentClassifier(**_QUICK).fit(array, labels)
+    last = RecurrentClassifier(channels="last", **_QUICK).fit(array.transpose(0, 2, 1), labels)
     assert len(first.run_.channels) == 3
     assert np.array_equal(first.predict_proba(array), last.predict_proba(array.transpose(0, 2, 1)))
     assert np.array_equal(first.predict_proba(array), first.predict_proba(torch.tensor(array)))
@@ -111,7 +111,7 @@ def test_sktimes_own_panels() -> None:
             nested,
             *(convert(nested, "nested_univ", to, "Panel") for to in ("numpy3D", "pd-multiindex", "df-list")),
         ]
-    found = [RaglaneClassifier(**_TINY).fit(panel, labels).predict_proba(panel) for panel in panels]
+    found = [RecurrentClassifier(**_TINY).fit(panel, labels).predict_proba(panel) for panel in panels]
     for other in found[1:]:
         assert np.array_equal(other, found[0])
 
@@ -119,15 +119,15 @@ def test_sktimes_own_panels() -> None:
 def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
     random = np.random.default_rng(0)
     array, numbers = random.normal(size=(30, 4)), random.normal(size=30)
-    model = RaglaneRegressor(**_QUICK).fit(array, numbers)
+    model = RecurrentRegressor(**_QUICK).fit(array, numbers)
     assert model.n_features_in_ == 4
     assert model.run_.channels == ("x0",)
     for same in (list(array), array.tolist(), pd.DataFrame(array), torch.tensor(array), array[:, None, :]):
         assert np.array_equal(model.predict(same), model.predict(array))
     assert model.predict([row[:2] for row in array]).shape == (30,)
-    with pytest.raises(ValueError, match="X has 2 features, but RaglaneRegressor is expecting 4 features"):
+    with pytest.raises(ValueError, match="X has 2 features, but RecurrentRegressor is expecting 4 features"):
         model.predict(array[:, :2])
-    named = RaglaneRegressor(**_TINY).fit(pd.DataFrame(array, columns=list("abcd")), numbers)
+    named = RecurrentRegressor(**_TINY).fit(pd.DataFrame(array, columns=list("abcd")), numbers)
     assert named.feature_names_in_.tolist() == list("abcd")
     assert not hasattr(named.fit([row[: 1 + place % 4] for place, row in enumerate(array)], numbers), "n_features_in_")
     assert named.predict(array[:, :3]).shape == (30,)
@@ -136,7 +136,7 @@ def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
 def test_texts() -> None:
     texts, labels = ["good day", "bad day today", "good night", "bad bad"] * 5, [True, False] * 10
     for X in (texts, [text.split() for text in texts], np.array(texts), pd.Series(texts)):
-        model = RaglaneClassifier(**_QUICK).fit(X, labels)
+        model = RecurrentClassifier(**_QUICK).fit(X, labels)
         assert model.predict(X).tolist() == labels
     with pytest.raises(DataError, match=r"2 channels.*fitted on tokens"):
         model.predict([np.ones((2, 3))])
@@ -146,7 +146,7 @@ def test_labels_come_back_as_they_were() -> None:
     sequences, words = _sequences()
     for up, down in (("up", "down"), (2, 10), (-1.0, 1.0), (True, False)):
         labels = np.array([up if word == "up" else down for word in words])
-        model = RaglaneClassifier(channels="last", **_QUICK).fit(sequences, labels)
+        model = RecurrentClassifier(channels="last", **_QUICK).fit(sequences, labels)
         assert model.classes_.tolist() == sorted([up, down])
         assert model.predict(sequences).tolist() == labels.tolist()
         assert model.predict(sequences).dtype == labels.dtype
@@ -156,21 +156,21 @@ def test_labels_come_back_as_they_were() -> None:
 def test_several_numbers_per_sequence() -> None:
     sequences, _ = _sequences()
     numbers = np.array([[len(sequence), sequence[-1, 0]] for sequence in sequences])
-    model = RaglaneRegressor(channels="last", **(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
+    model = RecurrentRegressor(channels="last", **(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
     assert model.predict(sequences).shape == (20, 2)
     assert model.score(sequences, numbers) > 0.8
 
 
 def test_pipelines_searches_copies_and_pickles() -> None:
     sequences, labels = _sequences()
-    model = RaglaneClassifier(channels="last", **_QUICK)
+    model = RecurrentClassifier(channels="last", **_QUICK)
     grid = GridSearchCV(model, {"hidden_size": np.array([2, 4]), "cell": ["rnn", "gru"]}, cv=2).fit(sequences, labels)
     assert grid.best_params_["cell"] in ("rnn", "gru")
     assert grid.best_estimator_.run_.model.config.hidden_size in (2, 4)
     assert cross_val_predict(model, sequences, labels, cv=2).shape == (20,)
     array = np.random.default_rng(0).normal(size=(20, 5))
     array[::2] += 3
-    pipeline = make_pipeline(StandardScaler(), RaglaneClassifier(**_QUICK)).fit(array, [1, 0] * 10)
+    pipeline = make_pipeline(StandardScaler(), RecurrentClassifier(**_QUICK)).fit(array, [1, 0] * 10)
     assert pipeline.score(array, [1, 0] * 10) == 1.0
     model.fit(sequences, labels)
     with pytest.raises(NotFittedError):
@@ -184,15 +184,15 @@ def test_pipelines_searches_copies_and_pickles() -> None:
 
 
 def test_parameters_are_the_settings() -> None:
-    model = RaglaneClassifier(hidden_size=3)
-    assert repr(model) == "RaglaneClassifier(hidden_size=3)"
+    model = RecurrentClassifier(hidden_size=3)
+    assert repr(model) == "RecurrentClassifier(hidden_size=3)"
     names = set(model.get_params())
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
     assert names == settings | {"random_state", "channels"}
     assert model.set_params(lr=0.5).lr == 0.5
     with pytest.raises(TypeError, match="layer"):
-        RaglaneClassifier(layer="gru")
-    seeds = [RaglaneClassifier(random_state=seed, **_TINY) for seed in (0, 0, 1, np.random.RandomState(3), None)]
+        RecurrentClassifier(layer="gru")
+    seeds = [RecurrentClassifier(random_state=seed, **_TINY) for seed in (0, 0, 1, np.random.RandomState(3), None)]
     sequences, labels = _sequences(channels=1)
     found = [each.fit(sequences, labels).predict_proba(sequences).tolist() for each in seeds]
     assert found[0] == found[1]
@@ -214,13 +214,13 @@ def test_parameters_are_the_settings() -> None:
 def test_mistakes(parameters: dict[str, Any], X: Any, y: Any, error: type[Exception], words: str) -> None:
     sequences, labels = _sequences(channels=1)
     with pytest.raises(error, match=words):
-        RaglaneClassifier(**(_TINY | parameters)).fit(sequences if X is None else X, labels if y is None else y)
+        RecurrentClassifier(**(_TINY | parameters)).fit(sequences if X is None else X, labels if y is None else y)
 
 
 def test_missing_values_where_they_are_allowed() -> None:
     array, labels = np.random.default_rng(0).normal(size=(12, 4)), [0, 1] * 6
     array[3, 2] = np.nan
     with pytest.raises(ValueError, match="NaN"):
-        RaglaneClassifier(**_TINY).fit(array, labels)
-    model = RaglaneClassifier(missing="zero", **_TINY).fit(array, labels)
+        RecurrentClassifier(**_TINY).fit(array, labels)
+    model = RecurrentClassifier(missing="zero", **_TINY).fit(array, labels)
     assert np.isfinite(model.predict_proba(array)).all()

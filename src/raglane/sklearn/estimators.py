@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
+from raglane._utils.messages import message, require
 from raglane.data.objects import is_panel, is_text, records_from
 from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, DataError, message, require
+from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
 from raglane.runs.run import Run
@@ -179,7 +180,7 @@ _PARAMETERS = _signature()
 vars(_Estimator)["__init__"].__signature__ = _PARAMETERS
 
 
-class RaglaneClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
+class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A recurrent network that gives each sequence a class.
 
     ``X`` is a list of sequences, ``(L,)`` or of several channels; an array ``(n, L)``, one sequence of one channel per
@@ -201,9 +202,9 @@ class RaglaneClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             ``(n, L)`` that comes later has as many. Sequences in a list may have any lengths.
 
     Example:
-        >>> rises = RaglaneClassifier(hidden_size=8, epochs=60, validation_fraction=0)
+        >>> rises = RecurrentClassifier(hidden_size=8, epochs=60, validation_fraction=0)
         >>> rises.fit([[0.1, 0.5, 0.9], [0.2, 0.7], [0.9, 0.4], [0.8, 0.3, 0.1]], ["yes", "yes", "no", "no"])
-        RaglaneClassifier(epochs=60, hidden_size=8, validation_fraction=0)
+        RecurrentClassifier(epochs=60, hidden_size=8, validation_fraction=0)
         >>> rises.predict([[0.3, 0.6, 0.8], [0.7, 0.2]]).tolist()
         ['yes', 'no']
     """
@@ -238,19 +239,19 @@ class RaglaneClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return found
 
 
-class RaglaneRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A recurrent network that gives each sequence a number, or several.
 
-    ``X`` and the parameters are those of :class:`RaglaneClassifier`; ``loss`` is ``"mse"``, ``"mae"``, ``"huber"`` or
+    ``X`` and the parameters are those of :class:`RecurrentClassifier`; ``loss`` is ``"mse"``, ``"mae"``, ``"huber"`` or
     ``"quantile"``.
 
     Attributes:
         run_: the trained :class:`raglane.Run`.
         n_iter_: the epochs that were trained.
-        n_features_in_: as that of :class:`RaglaneClassifier`.
+        n_features_in_: as that of :class:`RecurrentClassifier`.
 
     Example:
-        >>> means = RaglaneRegressor(hidden_size=8, epochs=150, lr=0.02, validation_fraction=0)
+        >>> means = RecurrentRegressor(hidden_size=8, epochs=150, lr=0.02, validation_fraction=0)
         >>> _ = means.fit([[0.1, 0.3], [0.2, 0.7, 0.9], [0.9, 0.7], [0.4]], [0.2, 0.6, 0.8, 0.4])
         >>> means.predict([[0.1, 0.3]]).round(1).tolist()
         [0.2]
