@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> float:
         spectra,
         fat,
         task="regress",
-        hidden=48,
+        hidden_size=48,
         bidirectional=True,
         pooling="mean",
         epochs=options.epochs,
         lr=0.005,
-        schedule="cosine",
+        lr_schedule="cosine",
         batch_size=16,
     )
     result = run.evaluate(*test)

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     options = parser.parse_args(arguments)
     random = np.random.default_rng(0)
     training, test = ([roll(random) for _ in range(count)] for count in (options.rolls, 100))
-    run = rl.fit(training, task="forecast", layer="lstm", hidden=64, lr=0.01, epochs=options.epochs)
+    run = rl.fit(training, task="forecast", cell="lstm", hidden_size=64, lr=0.01, epochs=options.epochs)
     result = run.evaluate(test)
     nats, persistence = result["nats"], result["persistence_nats"]
     print(f"test nats {nats:.2f}, persistence {persistence:.2f}, independent notes {result['independent_nats']:.2f}")

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     folder = Path(options.path or own)
     files = [folder / f"ItalyPowerDemand_{part}.ts" for part in ("TRAIN", "TEST")]
     try:
-        run = rl.fit(files[0], task="forecast", hidden=48, epochs=options.epochs, lr=0.01, batch_size=16)
+        run = rl.fit(files[0], task="forecast", hidden_size=48, epochs=options.epochs, lr=0.01, batch_size=16)
         result = run.evaluate(files[1])
     except rl.errors.DataError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
