@@ -13,7 +13,6 @@ def test_package() -> None:
         "Run",
         "__version__",
         "accelerate",
-        "acceleration",
         "collate",
         "cost",
         "data",
@@ -28,8 +27,8 @@ def test_package() -> None:
         "packing",
         "plan",
         "plot",
-        "restore",
         "sklearn",
+        "unaccelerate",
         "use_backend",
     ]
     assert all(hasattr(rl, name) for name in rl.__all__)

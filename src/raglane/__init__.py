@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raglane import data, errors, export, lens, nn, packing, plot, sklearn
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
-    from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
+    from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import Plan, plan
@@ -41,7 +41,6 @@ __all__ = [
     "Run",
     "__version__",
     "accelerate",
-    "acceleration",
     "collate",
     "cost",
     "data",
@@ -56,8 +55,8 @@ __all__ = [
     "packing",
     "plan",
     "plot",
-    "restore",
     "sklearn",
+    "unaccelerate",
     "use_backend",
 ]
 
@@ -67,7 +66,6 @@ _HOMES = {
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
-    "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
@@ -75,7 +73,7 @@ _HOMES = {
     "freeze": "nn.recurrent.freeze",
     "load": "runs.run",
     "plan": "planner",
-    "restore": "nn.recurrent.accelerate",
+    "unaccelerate": "nn.recurrent.accelerate",
     "use_backend": "kernels.dispatch",
 }
 _MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "sklearn")

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from raglane._utils.messages import message, quote, shorten
 from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.train import train, tune
-from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
+from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
 
 _EXIT_CODES = (
@@ -101,7 +102,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
-        fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
+        fix = "make hidden_size, num_layers, embedding or batch_size smaller (--hidden-size, --batch-size, ...)"
         return message("memory", got, "model and batch fit in it", fix), 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         got = "one that died, as where the machine has no memory left"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raglane._utils.messages import count_of, message, quote, require
 from raglane.cli import console, options
 from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
-from raglane.errors import ArgumentError, count_of, message, quote, require
+from raglane.errors import ArgumentError
 from raglane.runs.progress import shown
 from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
@@ -98,7 +99,7 @@ def _tell_converted(done: Conversion) -> None:
 
 
 # The settings of a training that matter to a plan.
-_PLANNED = "task layer hidden layers bidirectional layer_norm embedding"
+_PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
 _Data = Annotated[
     Path | None,
@@ -140,7 +141,7 @@ def inspect(
 
     For example:
 
-    raglane inspect names.csv --cell lstm --hidden 256
+    raglane inspect names.csv --cell lstm --hidden-size 256
 
     raglane inspect lengths.txt --ranks 8
 
@@ -149,7 +150,7 @@ def inspect(
     from raglane._utils.checks import check_whole
 
     # What this cell wants of the data; the others take it as it is.
-    filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("layer") == "grud" else {}
+    filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     place = None if json is None or str(json) == "-" else json

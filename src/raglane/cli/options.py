@@ -1,7 +1,7 @@
 """The options of the commands, with their help and panels, in one place so that the commands agree.
 
 What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
-``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task layer"]`` for
+``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task cell"]`` for
 these. ``--config`` reads options from a TOML file.
 """
 
@@ -18,7 +18,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from raglane._utils.files import read_file
-from raglane.errors import ArgumentError, flags, message, nearest, quote
+from raglane._utils.messages import flags, message, nearest, quote
+from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.own_cell import name_cell, named_choice
@@ -110,10 +111,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Name the user's own cell: the command line may bring code, a file of options may not."""
-    choices = next((part for part in values.values() if isinstance(part, dict) and "layer" in part), None)
+    choices = next((part for part in values.values() if isinstance(part, dict) and "cell" in part), None)
     if choices is not None:
-        name = named_choice if sources["layer"] == FILE else name_cell
-        choices["layer"] = name(choices["layer"])
+        name = named_choice if sources["cell"] == FILE else name_cell
+        choices["cell"] = name(choices["cell"])
 
 
 def _prose(text: str) -> str:

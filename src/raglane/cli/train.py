@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from raglane._utils.messages import message, require
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
-from raglane.errors import ArgumentError, message, require
+from raglane.errors import ArgumentError
 from raglane.runs.configuration import Entry, as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
@@ -51,7 +52,7 @@ def train(
 
     raglane train names.csv --id-column row --label-column language --bidirectional
 
-    raglane train --cell indrnn --layers 2 --pooling attention --initial-state learned
+    raglane train --cell indrnn --num-layers 2 --pooling attention --initial-state learned
 
     raglane train tagged.parquet --task tag --cell lstm --bucket --patience 5
 
@@ -85,7 +86,7 @@ def train(
         choices,
         columns,
         out,
-        name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}",
+        name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}",
         resume=resume,
         overwrite=overwrite,
         say=say,
@@ -246,8 +247,8 @@ def tune(
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")
-    if "layer" in said:
-        said["layer"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["layer"]))
+    if "cell" in said:
+        said["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["cell"]))
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 import raglane.native
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane.errors import ArgumentError, ExportError, MissingExtraError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ExportError, MissingExtraError
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees

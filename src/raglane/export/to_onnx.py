@@ -13,7 +13,8 @@ from torch import nn
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane.errors import ExportError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ExportError
 from raglane.export.operators import (
     OPSET,
     Loops,

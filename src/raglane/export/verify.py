@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raglane.errors import ExportError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ExportError
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import write_files
+from raglane._utils.messages import count_of, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.lengths import Distribution, summary
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, count_of, shorten
+from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
 from raglane.report.figures import by_length_svg, class_rows, curves_svg, lengths_svg, points_svg
@@ -71,7 +72,7 @@ class Parts:
 def about(parts: Parts, settings: Settings) -> str:
     """The data, the cell and the counts in a line, for the titles of pictures."""
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
-    cell = label_of(settings.layer) if is_own(settings.layer) else settings.layer.upper().replace("_", " ")
+    cell = label_of(settings.cell) if is_own(settings.cell) else settings.cell.upper().replace("_", " ")
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 

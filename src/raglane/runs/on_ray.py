@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import check_place, put_folder, write_file
-from raglane.errors import ArgumentError, DataError, RaglaneError, argument, message, quote, require
+from raglane._utils.messages import argument, message, quote, require
+from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.predictions import parquet_bytes

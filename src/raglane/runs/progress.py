@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raglane.errors import ArgumentError, MissingExtraError, message, quote, require, shorten
+from raglane._utils.messages import message, quote, require, shorten
+from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
 
 if TYPE_CHECKING:
