@@ -107,4 +107,4 @@ def test_a_wrong_answer_of_ours_is_a_failure(
         return layer
 
     monkeypatch.setitem(probe.CELLS, "gru", (wrong, torchs))
-    fails(_TINY, capsys, "gru 3x5x4: outputs differ", "a fault of Raglane", code=1)
+    fails(_TINY, capsys, "gru 3x5x4: outputs differ", "internal error", code=1)
