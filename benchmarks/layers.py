@@ -26,9 +26,10 @@ from harness.run import Report, installed, measure
 
 from raglane._utils.files import check_place, settle, write_folder
 from raglane._utils.lock import LOCK, locked
+from raglane._utils.messages import message, quote, require
 from raglane.cli.compare import parts_of, pick, size_of
 from raglane.cli.console import complain, say
-from raglane.errors import ArgumentError, RaglaneError, message, quote, require
+from raglane.errors import ArgumentError, RaglaneError
 from raglane.planner import machine
 
 # What a folder of results holds, and nothing else: only such a folder is replaced.

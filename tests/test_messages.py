@@ -10,9 +10,10 @@ from torch._utils import ExceptionWrapper
 
 from looped import looped
 from raglane import errors
+from raglane._utils.messages import message, printable, quote, quote_all, shorten
 from raglane.cli import main
 from raglane.cli.console import complain, say
-from raglane.errors import DataError, RaglaneError, message, printable, quote, quote_all, shorten
+from raglane.errors import DataError, RaglaneError
 from raglane.report.figures import confusion_png, confusion_table, curves
 
 # An escape sequence, line breaks of every kind, a zero byte, marks that turn the direction, half a pair, markup.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from harness.lengths import LENGTHS, Lengths
 from raglane import cells
-from raglane.errors import ArgumentError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError
 from raglane.planner.probe import Size
 
 __all__ = [

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raglane.errors import printable, shorten
+from raglane._utils.messages import printable, shorten
 from raglane.planner.probe import draw, lengths_of_file
 
 __all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "of_file"]

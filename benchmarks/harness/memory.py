@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 from harness.cases import Case, Size
-from raglane.errors import RaglaneError, message
+from raglane._utils.messages import message
+from raglane.errors import RaglaneError
 
 __all__ = ["is_measurable", "peak_floats"]
 

@@ -76,7 +76,7 @@ def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tenso
         return [part[-1] for part in state_of(own(batch)[1])]
 
     def ours_padded() -> list[Tensor]:
-        with rl.using(schedule="padded", backend="torch"):
+        with rl.use_backend(schedule="padded", backend="torch"):
             return ours()
 
     def packed() -> list[Tensor]:

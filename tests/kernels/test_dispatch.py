@@ -51,7 +51,7 @@ def test_every_pair_is_of_known_schedules() -> None:
 def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[str, str]) -> None:
     choice = rl.explain(rl.nn.LSTM(5, 4, **chosen), a_batch())
     assert (choice.backend, choice.schedule) == expected
-    with rl.using(**chosen):
+    with rl.use_backend(**chosen):
         choice = rl.explain(rl.nn.LSTM(5, 4), a_batch())
     assert (choice.backend, choice.schedule) == expected
 
@@ -81,8 +81,8 @@ def test_reasons_are_words() -> None:
     assert "auto" in rl.explain(layer, a_batch()).reason
     packed = rl.nn.GRU(5, 4, schedule="packed")
     assert "states of every step" in rl.explain(packed, a_batch(), return_states=True).reason
-    with rl.using(backend="reference"):
-        assert "backend reference chosen by rl.using" in str(rl.explain(layer, a_batch()))
+    with rl.use_backend(backend="reference"):
+        assert "backend reference chosen by rl.use_backend" in str(rl.explain(layer, a_batch()))
     named = rl.nn.GRU(5, 4, schedule="lanes")
     assert "schedule lanes chosen for this layer" in rl.explain(named, a_batch()).reason
     assert "schedule='lanes'" in repr(named)
@@ -108,7 +108,7 @@ def test_kinds_of_input() -> None:
 def test_what_does_not_exist(chosen: dict[str, Any], says: str) -> None:
     with pytest.raises(DispatchError, match=says):
         rl.nn.LSTM(5, 4, **chosen)
-    with pytest.raises(ValueError, match=says), rl.using(**chosen):
+    with pytest.raises(ValueError, match=says), rl.use_backend(**chosen):
         pass
 
 
@@ -120,11 +120,11 @@ def test_torch_has_no_states_of_every_step() -> None:
 def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
     layer, batch = rl.nn.RNN(5, 4), a_batch()
     seen = []
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         thread = threading.Thread(target=lambda: seen.append(rl.explain(layer, batch).backend))
         thread.start()
         thread.join()
-        with rl.using(schedule="lanes"):
+        with rl.use_backend(schedule="lanes"):
             assert rl.explain(layer, batch).schedule == "lanes"
         assert rl.explain(layer, batch).backend == "reference"
     assert seen == [FASTEST[0]]
@@ -165,10 +165,10 @@ def test_accelerate_keeps_the_model() -> None:
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
     inputs, lengths = torch.randn(6, 3, 5), torch.tensor([4, 6, 1])
     expected = model(inputs, lengths)
-    before = rl.acceleration(model)
+    before = rl.explain(model)
     assert (before.replaced, list(before.left)) == ([], ["cell"])
     assert rl.accelerate(model) is model
-    report = rl.acceleration(model)
+    report = rl.explain(model)
     assert report.replaced == ["encoder", "decoder"]
     assert list(report.left) == ["cell"]
     assert "2 layers replaced: encoder, decoder" in str(report)
@@ -181,8 +181,8 @@ def test_accelerate_keeps_the_model() -> None:
     assert len(calls) == 2
     ragged = rl.Ragged.from_padded(inputs, lengths, batch_first=False)
     assert isinstance(model.encoder(ragged)[0], rl.Ragged)
-    assert rl.acceleration(rl.accelerate(model)) == report
-    assert rl.restore(model) is model
+    assert rl.explain(rl.accelerate(model)) == report
+    assert rl.unaccelerate(model) is model
     assert model.encoder is encoder
     assert (type(model.encoder), type(model.decoder)) == (nn.LSTM, nn.GRU)
     assert model.encoder.weight_ih_l0 is weight
@@ -197,10 +197,10 @@ def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
 
     layer = rl.accelerate(nn.LSTM(5, 4))
     assert isinstance(layer, rl.nn.LSTM)
-    assert str(rl.acceleration(layer)) == "1 layer replaced: the model itself"
+    assert str(rl.explain(layer)) == "1 layer replaced: the model itself"
     own = Own(5, 4)
     with pytest.warns(
-        UserWarning, match=r"left a layer as it is\. the model itself: Own, a subclass of torch\.nn\.LSTM"
+        UserWarning, match=r"did not convert a layer\. the model itself: Own, a subclass of torch\.nn\.LSTM"
     ):
         rl.accelerate(own)
     assert type(own) is Own
@@ -208,15 +208,15 @@ def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
     patched.forward = lambda *_: None  # type: ignore[method-assign,assignment]
     with pytest.warns(UserWarning, match="replaced on the instance"):
         rl.accelerate(nn.Sequential(patched))
-    functions: list[Any] = [rl.accelerate, rl.acceleration, rl.restore]
+    functions: list[Any] = [rl.accelerate, rl.explain, rl.unaccelerate]
     for function in functions:
         with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
             function([nn.LSTM(5, 4)])
     parametrizations.weight_norm(layer, "weight_hh_l0")
     with pytest.raises(ArgumentTypeError, match="remove_parametrizations"):
-        rl.restore(layer)
+        rl.unaccelerate(layer)
     parametrize.remove_parametrizations(layer, "weight_hh_l0")
-    assert type(rl.restore(layer)) is nn.LSTM
+    assert type(rl.unaccelerate(layer)) is nn.LSTM
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
@@ -244,11 +244,11 @@ def test_an_accelerated_model_learns_the_same(dtype: torch.dtype, rounding: floa
 
 def test_the_override_ends_with_its_block_where_that_fails() -> None:
     layer, batch = rl.nn.RNN(5, 4), a_batch()
-    with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+    with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
         raise ZeroDivisionError
     assert rl.explain(layer, batch).backend == FASTEST[0]
-    with rl.using(schedule="lanes"):
-        with pytest.raises(ZeroDivisionError), rl.using(backend="reference", schedule="each"):
+    with rl.use_backend(schedule="lanes"):
+        with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
             raise ZeroDivisionError
         assert rl.explain(layer, batch).schedule == "lanes"
 

@@ -57,7 +57,7 @@ def a_batch(dtype: torch.dtype = torch.float32, lengths: tuple[int, ...] = (3, 0
 
 
 def reference(layer: Any, batch: rl.Ragged) -> Any:
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         return layer(batch)
 
 

@@ -98,7 +98,7 @@ def results(layer: Any, lengths: list[int], has: tuple[bool, bool], backend: str
     values = torch.randn(sum(lengths), D, dtype=torch.float64).requires_grad_(has[0])
     count = len(layer.state_sizes)
     hx = [torch.randn(1, len(lengths), H, dtype=torch.float64).requires_grad_(has[1]) for _ in range(count)]
-    with rl.using(backend=backend, schedule=schedule):
+    with rl.use_backend(backend=backend, schedule=schedule):
         batch = rl.Ragged.from_flat(values, lengths=lengths)
         out, state, states = layer(batch, tuple(hx) if count > 1 else hx[0], return_states=True)
     every = states[0] if isinstance(states[0], tuple) else (states[0],)

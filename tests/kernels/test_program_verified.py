@@ -55,7 +55,7 @@ def agrees(layer: Any, batch: rl.Ragged) -> None:
     found = []
     for name in ("auto", "reference"):
         values = batch.values.clone().requires_grad_()
-        with rl.using(backend=name):
+        with rl.use_backend(backend=name):
             out, state = layer(batch.with_values(values))
         grads = torch.autograd.grad(
             out.values.sin().sum() + state.cos().sum(), [values, *layer.cells[0].lin.parameters()]
@@ -140,7 +140,7 @@ def test_the_first_call_is_compared_on_its_own_rows() -> None:
             continue
         with pytest.warns(UserWarning, match="'module Own' runs in plain torch from now on: the values .* differ"):
             found = layer(batch)[0].values
-        with rl.using(backend="reference", schedule="lanes"):
+        with rl.use_backend(backend="reference", schedule="lanes"):
             assert torch.equal(layer(batch)[0].values, found)
         assert rl.explain(layer, batch).backend == "reference"
 
@@ -163,7 +163,7 @@ def test_a_program_that_no_longer_holds_ends(monkeypatch: pytest.MonkeyPatch) ->
 
 def agrees_once(layer: Any, batch: rl.Ragged) -> None:
     found = layer(batch)[0].values
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         torch.testing.assert_close(found, layer(batch)[0].values)
 
 

@@ -160,7 +160,7 @@ def test_torchs_cells_are_torchs_layers(cell: Any, theirs: Any, both: bool, bias
     batch = rl.Ragged(sequences_of([3, 1, 5, 2]))
     wanted = None
     for schedule, backend in PAIRS:
-        with rl.using(schedule=schedule, backend=backend):
+        with rl.use_backend(schedule=schedule, backend=backend):
             ours = results_of(layer(batch))
         packed, state = other(batch.to_packed())
         theirs_results = [rl.Ragged.from_packed(packed).values, *parts(state)]
@@ -201,7 +201,7 @@ def test_dropout_on_inputs_of_an_own_cell() -> None:
     batch, seen = a_batch(), []
     for schedule in SCHEDULES:
         torch.manual_seed(3)
-        with rl.using(schedule=schedule):
+        with rl.use_backend(schedule=schedule):
             seen.append(results_of(layer(batch)))
     for other in seen[1:]:
         assert_same(other, seen[0])
@@ -228,7 +228,7 @@ def test_every_state() -> None:
     layer = rl.nn.Recurrent(Whole, D, H, num_layers=2, bidirectional=True)
     batch = rl.Ragged(sequences_of(LENGTHS))
     for schedule in SCHEDULES:
-        with rl.using(schedule=schedule):
+        with rl.use_backend(schedule=schedule):
             out, state, states = layer(batch, return_states=True)
         assert_same([out.values, *state], results_of(layer(batch)))
         assert [[part.features[0] for part in layer_states] for layer_states in states] == [[2 * H, 4]] * 2

@@ -34,7 +34,7 @@ def test_no_output_keeps_no_output() -> None:
 
     layer = rl.nn.Recurrent(Watched, D, H)
     for schedule in SCHEDULES:
-        with rl.using(schedule=schedule), torch.no_grad():
+        with rl.use_backend(schedule=schedule), torch.no_grad():
             alive.clear()
             assert layer(a_batch([6, 6]), return_output=False)[0] is None
             assert max(alive) <= 1
@@ -99,7 +99,7 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
     batch = a_batch(lengths, torch.float32)
     expected = results_of(layer(batch, return_states=True))
     for schedule in SCHEDULES:
-        with torch.autocast(device.type, dtype=torch.bfloat16), rl.using(schedule=schedule):
+        with torch.autocast(device.type, dtype=torch.bfloat16), rl.use_backend(schedule=schedule):
             out, state, states = layer(batch, return_states=True)
         assert out.dtype is torch.bfloat16
         assert {state.dtype, *(part.dtype for part in states)} == {torch.float32}

@@ -33,7 +33,7 @@ def test_every_schedule_on_every_layer(name: str) -> None:
     seen = []
     for schedule in SCHEDULES:
         for return_states in (True, False):
-            with rl.using(schedule=schedule):
+            with rl.use_backend(schedule=schedule):
                 assert rl.explain(layer, batch, return_states=return_states).schedule == schedule
                 results = results_of(layer(batch, hx, return_states=return_states))
             kept = results[: 1 + len(parts(hx))]
@@ -61,7 +61,7 @@ def test_no_output_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(backend, "run", watched)
     for schedule in SCHEDULES:
-        with rl.using(schedule=schedule):
+        with rl.use_backend(schedule=schedule):
             _, expected = layer(batch)
             seen.clear()
             nothing, state = layer(batch, return_output=False)

@@ -147,7 +147,7 @@ def test_every_schedule_and_backend(name: str, kind: str) -> None:
     batch = a_batch()
     for schedule, backend in PAIRS:
         try:
-            with rl.using(schedule=schedule, backend=backend):
+            with rl.use_backend(schedule=schedule, backend=backend):
                 results = results_of(layer(batch))
         except DispatchError:
             continue
@@ -243,7 +243,7 @@ def test_autocast(kind: str, device: torch.device) -> None:
     expected = results_of(layer(batch))
     with torch.autocast(device.type, dtype=torch.bfloat16):
         for schedule in SCHEDULES:
-            with rl.using(schedule=schedule):
+            with rl.use_backend(schedule=schedule):
                 results = results_of(layer(batch))
             assert_same([part.float() for part in results], expected, 0.05)
 

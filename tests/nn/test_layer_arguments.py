@@ -223,7 +223,7 @@ def test_dtypes_and_back(kind: Kind) -> None:
 def test_accelerate_leaves_them(kind: Kind) -> None:
     model = nn.ModuleDict({"ours": build(kind), "theirs": nn.LSTM(D, H)})
     before = type(model["ours"])
-    report = rl.acceleration(rl.accelerate(model))
+    report = rl.explain(rl.accelerate(model))
     assert report.replaced == ["theirs"]
     assert report.left == {}
     assert type(model["ours"]) is before
@@ -260,7 +260,7 @@ def test_explain_says_the_backend(kind: Kind) -> None:
         assert f"{kind.cell!r}" in choice.reason  # why those before it could not
     chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
     assert (chosen.backend, chosen.schedule) == ("reference", "lanes")
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         assert rl.explain(layer, batch, return_states=True).backend == "reference"
 
 

@@ -74,7 +74,7 @@ def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     layer(batch)
     before = list(ran)
     assert len(before) == 1
-    with rl.using(backend="reference", schedule="each"):
+    with rl.use_backend(backend="reference", schedule="each"):
         layer(batch)
     layer(batch)
     assert ran == [*before, ("reference", "each"), *before]
@@ -100,7 +100,7 @@ def test_every_kind_of_call_agrees_with_the_reference() -> None:
     layers = [layer, build("lstm", initial_state="learned").eval(), build("lstm", 2).eval()]
     for layer in layers:
         for call in calls[: 1 if layer.num_layers > 1 else None]:
-            with rl.using(backend="reference"):
+            with rl.use_backend(backend="reference"):
                 wanted = results_of(call(layer))
             assert_same(results_of(call(layer)), wanted, 1e-12)
             with torch.no_grad():
@@ -125,7 +125,7 @@ def test_a_state_that_is_none_is_refused_in_the_words_of_every_backend() -> None
         (gru, single, nested),
         (gru, batch, nested),
     ):
-        with rl.using(backend="reference"), pytest.raises(RaglaneError, match="hx") as wanted:
+        with rl.use_backend(backend="reference"), pytest.raises(RaglaneError, match="hx") as wanted:
             layer(given, wrong)
         with pytest.raises(type(wanted.value)) as found:
             layer(given, wrong)

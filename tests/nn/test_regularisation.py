@@ -50,7 +50,7 @@ def assert_alike_everywhere(layer: Any) -> None:
     seen: list[list[Tensor]] = []
     for schedule, backend in PAIRS:
         try:
-            with rl.using(schedule=schedule, backend=backend):
+            with rl.use_backend(schedule=schedule, backend=backend):
                 results = run(layer, batch)
         except DispatchError:
             continue
@@ -151,7 +151,7 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
         finals.append(state)
     theirs = [torch.cat(expected), *(torch.cat(part).unsqueeze(0) for part in zip(*finals, strict=True))]
     for schedule in SCHEDULES:
-        with rl.using(schedule=schedule):
+        with rl.use_backend(schedule=schedule):
             assert_same(results_of(layer(rl.Ragged(sequences))), theirs, what=schedule)
 
 
@@ -209,7 +209,7 @@ def test_autocast(name: str, device: torch.device) -> None:
     batch = rl.Ragged([torch.randn(length, 3) for length in LENGTHS])
     seen = []
     for schedule in SCHEDULES:
-        with torch.autocast(device.type, dtype=torch.bfloat16), rl.using(schedule=schedule):
+        with torch.autocast(device.type, dtype=torch.bfloat16), rl.use_backend(schedule=schedule):
             seen.append(run(layer, batch))
     assert seen[0][0].dtype is torch.bfloat16
     for other in seen[1:]:

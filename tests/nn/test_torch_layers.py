@@ -367,7 +367,7 @@ def test_autocast() -> None:
     layer, batch = rl.nn.LSTM(5, 4), rl.Ragged([torch.randn(3, 5), torch.randn(0, 5), torch.randn(2, 5)])
     expected, _ = layer(batch)
     for backend in ("torch", "reference"):
-        with torch.autocast("cpu", torch.bfloat16), rl.using(backend=backend):
+        with torch.autocast("cpu", torch.bfloat16), rl.use_backend(backend=backend):
             out, (h, c) = layer(batch)
         assert out.dtype is h.dtype is c.dtype
         torch.testing.assert_close(out.values.float(), expected.values, rtol=0.05, atol=0.02)
@@ -383,7 +383,7 @@ def test_a_pack_on_every_backend(kind: str, backend: str) -> None:
         hx = tuple(torch.randn(4, len(counts), 4, dtype=torch.float64) for _ in range(2))
         for state in (None, hx if kind == "LSTM" else hx[0]):
             out, final = layer(batch.to_packed(), state)
-            with rl.using(backend="reference", schedule="each"):
+            with rl.use_backend(backend="reference", schedule="each"):
                 wanted, wanted_final = layer(batch, state)
             assert_close(rl.Ragged.from_packed(out).values, wanted.values, "output")
             for own, expected in zip(parts(final), parts(wanted_final), strict=True):

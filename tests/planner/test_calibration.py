@@ -232,10 +232,10 @@ def test_a_look_at_the_yardstick_is_a_median(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_memory_is_held_for_padding_that_is_not_there() -> None:
     layer = rl.nn.LSTM(16, 16)
     ragged = probe.step_of(layer, probe.make_batch(layer, [100, *[1] * 20]), "train")
-    with rl.using(backend="torch", schedule="padded"):
+    with rl.use_backend(backend="torch", schedule="padded"):
         ragged()
         padded = peak_bytes(ragged, torch.device("cpu"))
-    with rl.using(backend="reference", schedule="packed"):
+    with rl.use_backend(backend="reference", schedule="packed"):
         ragged()
         packed = peak_bytes(ragged, torch.device("cpu"))
     assert packed * 3 < padded

@@ -109,7 +109,7 @@ def test_a_step_is_what_the_table_says(name: str) -> None:
         torch.manual_seed(2)
         cell.calls = 0
         cell.count.zero_()
-        with rl.using(backend="reference", schedule=schedule):
+        with rl.use_backend(backend="reference", schedule=schedule):
             found.append(rl.nn.Recurrent(cell)(batch)[0].values.detach())
     if runs_as == "a program":
         found.append(rl.nn.Recurrent(cell)(batch)[0].values.detach())

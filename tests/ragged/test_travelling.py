@@ -160,7 +160,7 @@ def test_the_default_device_is_not_where_the_host_computes() -> None:
         assert batch.shift(1).values.sum().item() == 3 * 4
         assert rl.cost([2, 4])["packed"].elements == 6
         for schedule in ("each", "padded", "masked", "packed", "lanes"):
-            with rl.using(schedule=schedule, backend="reference"):
+            with rl.use_backend(schedule=schedule, backend="reference"):
                 torch.testing.assert_close(gru(batch, torch.zeros(1, 2, 2, device="cpu"))[0].values, expected.values)
 
 

@@ -323,7 +323,7 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
         values = wide[:, :4]
         given, layer = rl.Ragged.from_flat(values, lengths=[4, 0, 2]), rl.nn.GRU(4, 13 + 2 * number + rows)
         layer(rl.Ragged.from_flat(values[:rows], lengths=[rows]))
-        with rl.using(backend="reference"):
+        with rl.use_backend(backend="reference"):
             wanted = layer(given)[0].values
         torch.testing.assert_close(layer(given)[0].values, wanted)
     # The offsets of an empty batch are one number.
@@ -331,7 +331,7 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
     given = rl.Ragged._make(wide[:, :4].contiguous(), offsets, None)
     layer = rl.nn.GRU(4, 17 + rows)
     layer(rl.Ragged._make(given.values[:0], offsets[:1], None))
-    with rl.using(backend="reference"):
+    with rl.use_backend(backend="reference"):
         wanted = layer(given)[0].values
     torch.testing.assert_close(layer(given)[0].values, wanted)
 

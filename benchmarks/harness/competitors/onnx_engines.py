@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.batch import Batch
 from harness.competitors import pytorch
 from harness.competitors.base import Answer, Runner, rows_of
-from raglane.errors import require
+from raglane._utils.messages import require
 
 __all__ = ["bound", "model_of", "onnxruntime", "openvino", "session_of"]
 

@@ -168,7 +168,7 @@ def choice_of(batch: Batch) -> str:
 
 def reference(batch: Batch, mode: str) -> Answer:
     """What every competitor must find: the kernel ``reference`` on the batch's numbers in float64."""
-    with dispatch.using(backend="reference"):
+    with dispatch.use_backend(backend="reference"):
         return ragged(batch.to(torch.float64), mode, 1).answer()
 
 

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, States, Stepped
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentTypeError, ShapeError
 
 
 class ModuleCell(CellSpec):

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from raglane._utils.messages import message, quote, shorten
 from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.train import train, tune
-from raglane.errors import DivergedError, RaglaneError, message, quote, shorten
+from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
 
 _EXIT_CODES = (

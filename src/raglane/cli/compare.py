@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raglane._utils.messages import message, quote, shorten
 from raglane.cli import console, options
 from raglane.cli.options import option
-from raglane.errors import ArgumentError, message, quote, shorten
+from raglane.errors import ArgumentError
 
 if TYPE_CHECKING:
     from raglane._utils.table import Table

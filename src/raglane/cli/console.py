@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from raglane.errors import printable
+from raglane._utils.messages import printable
 
 
 def say(*lines: str) -> None:

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from raglane._utils.messages import count_of, message, quote, require
 from raglane.cli import console, options
 from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
-from raglane.errors import ArgumentError, count_of, message, quote, require
+from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 

@@ -8,9 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from raglane._utils.messages import count_of, message, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
-from raglane.errors import ArgumentError, count_of, message, quote
+from raglane.errors import ArgumentError
 from raglane.training.settings import ENGINES
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from raglane._utils.files import read_file
-from raglane.errors import ArgumentError, flags, message, nearest, quote
+from raglane._utils.messages import flags, message, nearest, quote
+from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.own_cell import name_cell, named_choice

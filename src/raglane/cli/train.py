@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from raglane._utils.messages import message, require
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
-from raglane.errors import ArgumentError, message, require
+from raglane.errors import ArgumentError
 from raglane.runs.configuration import Entry, as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice

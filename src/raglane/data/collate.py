@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_tensor
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
 # Which classes are treated as what; the first that fits. NumPy's strings are strings, but its numbers, some of which

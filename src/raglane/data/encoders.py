@@ -17,10 +17,11 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.missing import fill_missing, how_to_fill
 from raglane.data.records import TASKS, Feature
 from raglane.data.statistics import FeatureCounts, Statistics
-from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError
 
 # Places are float32 in a row of numbers, which holds whole numbers up to here.
 _MOST = 2**24

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from raglane._utils.checks import check_kind
-from raglane.errors import ArgumentError, ArgumentTypeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError
 
 Item = TypeVar("Item")
 

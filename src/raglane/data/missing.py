@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice, check_kind
+from raglane._utils.messages import argument, message, quote
 from raglane.data.records import Records, place_of
-from raglane.errors import DataError, ShapeError, argument, message, quote
+from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 
 BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.errors import ArgumentError, message, quote, require
+from raglane._utils.messages import message, quote, require
+from raglane.errors import ArgumentError
 
 SPLITS = ("words", "characters", "bytes")
 """How texts can be cut; the name of a tokenizer file of Hugging Face, which ends in ``.json``, is a fourth way."""

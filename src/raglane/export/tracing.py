@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from raglane.errors import ExportError, MissingExtraError, RaglaneError, message
+from raglane._utils.messages import message
+from raglane.errors import ExportError, MissingExtraError, RaglaneError
 from raglane.export.signature import Signature, Surface
-from raglane.kernels.dispatch import using
+from raglane.kernels.dispatch import use_backend
 from raglane.kernels.graph import Loops, loops_by
 
 _TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
@@ -30,7 +31,7 @@ def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
     """The program of ``torch.export`` of a model with tensors at its surface; its sizes are those of the signature."""
     inputs = tuple(signature.inputs(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
     surface = Surface(model, signature).eval()
-    with using(backend="reference"), loops_by(loops):
+    with use_backend(backend="reference"), loops_by(loops):
         return torch.export.export(surface, inputs, dynamic_shapes=(signature.dims(),), strict=False)
 
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_like, check_storage
+from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
 
 Shapes = tuple[tuple[str, tuple[int, ...] | None, bool], ...]

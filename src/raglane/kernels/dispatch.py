@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, constant_when_traced
-from raglane.errors import DispatchError, message
+from raglane.errors import DispatchError
 from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits
@@ -58,12 +59,12 @@ _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=
 
 @constant_when_traced
 def override() -> tuple[str, str]:
-    """Schedule and backend that :func:`using` set."""
+    """Schedule and backend that :func:`use_backend` set."""
     return _override.get()
 
 
 @contextmanager
-def using(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
+def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
     """Decide for all layers within the block, whatever they were built with.
 
     The decision holds for the thread or task that entered the block, and ends with it. What ``torch.compile`` has
@@ -79,7 +80,7 @@ def using(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
     Example:
         >>> import raglane as rl
         >>> layer, batch = rl.nn.GRU(3, 4), rl.Ragged([torch.randn(2, 3)])
-        >>> with using(backend="reference"):
+        >>> with use_backend(backend="reference"):
         ...     rl.explain(layer, batch).backend
         'reference'
     """
@@ -101,7 +102,7 @@ def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: 
     name, wanted = pick(traits, schedule, backend, dense=dense, passed_over=passed_over)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
-        (schedule, backend), origin = override(), "chosen by rl.using"
+        (schedule, backend), origin = override(), "chosen by rl.use_backend"
     return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
 
 

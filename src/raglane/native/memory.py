@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
 """What is raised where a quick look meets no tensor, or one without memory."""

@@ -21,8 +21,8 @@ from raglane._utils.drawing import (
     svg,
     title_of,
 )
+from raglane._utils.messages import printable, shorten
 from raglane._utils.table import Table
-from raglane.errors import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

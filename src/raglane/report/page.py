@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION
+from raglane._utils.messages import printable, require
 from raglane._utils.table import Table, escaped
-from raglane.errors import printable, require
 
 DATA_COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
 """The colours of data by their CSS variable; a page overrides them in dark mode."""

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import write_files
+from raglane._utils.messages import count_of, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.lengths import Distribution, summary
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, count_of, shorten
+from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
 from raglane.report.figures import by_length_svg, class_rows, curves_svg, lengths_svg, points_svg

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import DataError, count_of, message
+from raglane._utils.messages import count_of, message
+from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA, SavedSource

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import printable
+from raglane._utils.messages import printable
 from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.settings import Settings

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.files import check_new_file, write_files
+from raglane._utils.messages import message
 from raglane.data.encoders import END, UNKNOWN
 from raglane.data.missing import BLOCKS
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
-from raglane.errors import ArgumentError, ExportError, message
+from raglane.errors import ArgumentError, ExportError
 from raglane.export.signature import Layout
 from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged

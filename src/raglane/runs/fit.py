@@ -16,8 +16,9 @@ import torch
 
 from raglane._utils.checks import check_flag
 from raglane._utils.files import as_path
+from raglane._utils.messages import message, nearest, quote, require
 from raglane.data.records import Records
-from raglane.errors import ArgumentTypeError, message, nearest, quote, require
+from raglane.errors import ArgumentTypeError
 from raglane.runs.progress import BarWatcher
 from raglane.runs.run import Run
 from raglane.runs.sources import ColumnNames, Source, Sources, chosen_columns

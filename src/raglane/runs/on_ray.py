@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import check_place, put_folder, write_file
-from raglane.errors import ArgumentError, DataError, RaglaneError, message, quote, require
+from raglane._utils.messages import message, quote, require
+from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.predictions import parquet_bytes

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raglane._utils.messages import message, quote, require, shorten
 from raglane.data.conversion import Progress
-from raglane.errors import ArgumentError, MissingExtraError, message, quote, require, shorten
+from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState, Watcher

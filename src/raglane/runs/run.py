@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from raglane._utils.files import as_path, check_place, write_folder
+from raglane._utils.messages import count_of, message, quote, quote_all
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, count_of, message, quote, quote_all
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference

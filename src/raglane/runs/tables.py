@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from raglane.errors import ArgumentTypeError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
 

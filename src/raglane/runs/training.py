@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
+from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import held_out, split
 from raglane.data.missing import refuse_missing
 from raglane.data.records import Records, note_empty
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DivergedError, argument, count_of, message, quote
+from raglane.errors import ArgumentError, DivergedError
 from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, write_card
 from raglane.runs.configuration import run_config

@@ -21,7 +21,8 @@ from typing import Any, get_type_hints
 
 from raglane._utils.files import put_folder
 from raglane._utils.lock import locked, turn
-from raglane.errors import ArgumentError, CheckpointError, DivergedError, argument, message, nearest, quote, require
+from raglane._utils.messages import argument, message, nearest, quote, require
+from raglane.errors import ArgumentError, CheckpointError, DivergedError
 from raglane.runs.card import Parts
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
 from raglane.training.folder import LAST, check_folder, find

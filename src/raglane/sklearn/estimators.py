@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
+from raglane._utils.messages import message, require
 from raglane.data.objects import is_panel, is_text, records_from
 from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, DataError, message, require
+from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
 from raglane.runs.run import Run

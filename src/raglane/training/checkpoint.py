@@ -13,8 +13,9 @@ from torch import Tensor
 
 from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
+from raglane._utils.messages import message, require
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import CheckpointError, message, require
+from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.own_cell import check_named, is_own, label_of, name_cell

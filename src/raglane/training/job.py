@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.files import as_path, write_file
+from raglane._utils.messages import argument, message
 from raglane.data.records import Feature, Records
 from raglane.data.statistics import Counted
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DivergedError, argument, message
+from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find
 from raglane.training.own_cell import named_code, take_code

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
+from raglane._utils.messages import argument, message
 from raglane.data.missing import BLOCKS
 from raglane.data.order.limit import pieces_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, argument, message
+from raglane.errors import ArgumentError
 from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device
 from raglane.training.model import ModelConfig, SequenceModel
@@ -110,6 +111,6 @@ def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> S
     best = found.best_by_elements
     chosen = ranks * best.size
     if ranks > 1 or settings.too_long == "refuse":
-        # What Batches asks for, so that each rank has a sequence in every step.
+        # BatchSampler requires it, so that each rank has a sequence in every step.
         chosen = max(chosen, longest if ranks == 1 else 3 * ranks * longest)
     return replace(settings, batch_elements=chosen, bucket=best.grouped)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
+from raglane._utils.messages import message, quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
-from raglane.errors import ArgumentError, message, quote
+from raglane.errors import ArgumentError
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.linear import RowLinear, row_linear
 from raglane.ragged import Ragged

@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import check_file
-from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, argument, message, quote, shorten
+from raglane._utils.messages import argument, message, quote, shorten
+from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
 
 if TYPE_CHECKING:
     from raglane.nn.recurrent.layer import RecurrentLayer

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path
+from raglane._utils.messages import argument, current_flags, flags, message, require
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, LostRankError, argument, current_flags, flags, message, require
+from raglane.errors import DataError, LostRankError
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
 from raglane.training.job import (
     Job,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, argument, message, quote
+from raglane._utils.messages import argument, message, quote
+from raglane.errors import ArgumentError
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
@@ -38,7 +39,7 @@ SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward", "elapsed")
-# The words of raglane.data.Limit, which is not imported here either.
+# The words of raglane.data.BatchLimit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("processes", "ray")

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from raglane.errors import DivergedError, argument, message
+from raglane._utils.messages import argument, message
+from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format, read_tensors, to_safetensors
 from raglane.training.settings import Settings
 from raglane.training.stored import build, read_json, reading, to_json

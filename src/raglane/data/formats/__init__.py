@@ -8,12 +8,12 @@ from pathlib import Path
 
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.files import as_path, check_file
+from raglane._utils.messages import printable, quote, shorten
 from raglane.data.formats import csv, ipc, jsonl, text, ts
 from raglane.data.formats.base import Format, columns_argument, data_error, open_error
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
-from raglane.errors import printable, quote, shorten
 
 __all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
 

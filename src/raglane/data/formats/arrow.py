@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import count_of, quote, require
 from raglane.data.formats.base import columns_argument, data_error, takes_tokens
 from raglane.data.missing import how_to_fill
 from raglane.data.records import TASKS, Columns, Targets, as_float32, offsets_of, place_of
 from raglane.data.splitting import split_texts
-from raglane.errors import DataError, count_of, quote, require
+from raglane.errors import DataError
 
 _Found = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import NotAFileError, check_file, read_file
+from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, argument, message, quote, quote_all
+from raglane.errors import DataError
 
 # A column of one of these names, in any case, holds the ids when none is named; the first that is there.
 ID_NAMES = (

@@ -31,6 +31,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import count_of, quote, quote_all, require
 from raglane.data.formats.base import (
     ID_NAMES,
     check_readable,
@@ -56,7 +57,6 @@ from raglane.data.formats.csv_table import (
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.table import beside, choose, records_of
 from raglane.data.records import TASKS, Columns, Records
-from raglane.errors import count_of, quote, quote_all, require
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data.formats.arrow import labels_in
 from raglane.data.formats.base import TIME_NAMES, choose_column, columns_argument, data_error, named_column
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Targets, as_float32, offsets_of, place_of
-from raglane.errors import DataError, argument, quote, quote_all, require
+from raglane.errors import DataError
 
 # How a missing number is written.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import require, shorten
 from raglane.data.formats.base import check_readable, data_error, open_error
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, require, shorten
+from raglane.errors import DataError
 
 CHANNELS = b"raglane.channels"
 # What stands in a folder that was converted, and says which files hold the sequences.

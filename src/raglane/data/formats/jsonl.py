@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import quote, require
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
-from raglane.errors import DataError, quote, require
+from raglane.errors import DataError
 
 # Lists of lists of numbers are the deepest that a sequence can be; objects are of no use, but may stand beside it.
 _DEEPEST = 32

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import quote
 from raglane.data.formats.arrow import (
     Reader,
     arrow_types,
@@ -49,7 +50,6 @@ from raglane.data.formats.base import (
     takes_tokens,
 )
 from raglane.data.records import Columns, Feature, Records, as_float32
-from raglane.errors import quote
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from raglane._utils.messages import quote
 from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, open_error, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import split_texts
-from raglane.errors import quote
 
 # What can be learned of texts, one file per class.
 _TASKS = ("classify", "forecast", "language")

@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of
-from raglane.errors import DataError, MissingExtraError, count_of, quote, quote_all
+from raglane.errors import DataError, MissingExtraError
 
 # Directives that say nothing about how the lines are to be read.
 _DESCRIPTIVE = ("problemname", "missing", "type", "path")

@@ -12,8 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
 from raglane.native import library
 from raglane.native.library import cell_facts

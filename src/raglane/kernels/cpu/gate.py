@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raglane._utils.checks import check_like
+from raglane._utils.messages import message
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, ShapeError, message
+from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.checks import check, weight_shapes
 from raglane.kernels.contract import Request
 from raglane.native.library import DTYPES

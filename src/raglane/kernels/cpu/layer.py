@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raglane._utils import forks
+from raglane._utils.messages import message
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.kernels.checks import check_offsets
 from raglane.kernels.cpu.gate import Gate, admit, refuse
 from raglane.native import library

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.cells.module import ModuleCell
-from raglane.errors import DispatchError, message
+from raglane.errors import DispatchError
 from raglane.kernels.contract import Request
 from raglane.kernels.program.steps import ready, step_of
 from raglane.programs.graph import Refused

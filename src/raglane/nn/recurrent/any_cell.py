@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
+from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels.program.modules import announce
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer

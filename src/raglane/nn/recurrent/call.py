@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from raglane._utils.checks import check_fits, check_storage
+from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, is_jit_traced
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
+from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
 from raglane.nn.recurrent.freeze import Kept, kept_of
