@@ -114,7 +114,7 @@ def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
     for missing, channels in itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap"))):
         preprocess = replace(run.preprocess, missing=missing, channels=channels)
         wanted = preprocess.scaled(values, batch.offsets.numpy())
-        found = RunModule(run.model, preprocess)._read(batch).values
+        found = RunModule(run.model, preprocess)._preprocess(batch).values
         assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
 
 
