@@ -105,7 +105,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         got = f"too little for {size[1]} more" if size else "too little"
-        fix = "reduce hidden, layers, embedding or batch_size (--hidden, --batch-size, ...)"
+        fix = "reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)"
         return message("memory", got, "large enough for model and batch", fix), 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         got = "a worker that died, e.g. because memory was full"

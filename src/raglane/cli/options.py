@@ -1,7 +1,7 @@
 """The options of the commands, their help and panels.
 
 A parameter ``Annotated[Given, Settings]`` of a command becomes one option per field of the dataclass, described by
-:mod:`raglane.training.options`; ``Annotated[Given, Settings, "task layer"]`` selects some of the fields. ``--config``
+:mod:`raglane.training.options`; ``Annotated[Given, Settings, "task cell"]`` selects some of the fields. ``--config``
 reads options from a TOML file.
 """
 
@@ -108,10 +108,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Resolve the cell: the command line may name a file with code, a TOML file may not."""
-    choices = next((part for part in values.values() if isinstance(part, dict) and "layer" in part), None)
+    choices = next((part for part in values.values() if isinstance(part, dict) and "cell" in part), None)
     if choices is not None:
-        name = named_choice if sources["layer"] == FILE else name_cell
-        choices["layer"] = name(choices["layer"])
+        name = named_choice if sources["cell"] == FILE else name_cell
+        choices["cell"] = name(choices["cell"])
 
 
 def _prose(text: str) -> str:
