@@ -179,7 +179,7 @@ def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str,
 def test_features_of_csv_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("id,x,town,y\n1,1,Rome,a\n1,2,Bonn,a\n2,3,Rome,b\n")
-    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all rows of a sequence"):
+    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all rows"):
         read(path, Columns(label="y", static=("town",)))
 
 
