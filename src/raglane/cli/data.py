@@ -18,7 +18,7 @@ from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 
 if TYPE_CHECKING:
-    from raglane.data import Conversion
+    from raglane.data.conversion import Conversion
     from raglane.runs.inspection.inspect import Inspection
 
 

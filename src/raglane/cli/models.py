@@ -17,7 +17,7 @@ from raglane.training.settings import ENGINES
 if TYPE_CHECKING:
     import torch
 
-    from raglane.data.records import Records
+    from raglane.data.dataset import Dataset
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
@@ -84,18 +84,18 @@ def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
     say(f"rows left out: {count:,}" + (f"; {where} says which, and why" if count else ""))
 
 
-def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
+def tell_empty(records: Dataset, task: str, say: Callable[[str], None]) -> None:
     """Say how many sequences are empty where each gets a class all the same."""
     from raglane.data.records import note_empty
 
-    if task == "classify" and (note := note_empty(records)):
+    if task == "classify" and (note := note_empty(records.records)):
         say(note)
 
 
 def report(
     folder: Path,
     saved: SavedModel,
-    records: Records,
+    records: Dataset,
     *,
     device: torch.device,
     say: Callable[[str], None],

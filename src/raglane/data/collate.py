@@ -74,7 +74,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
 
     The message names the field and the first sample that does not fit. A DataLoader over a
-    :class:`~raglane.data.SequenceDataset` asks it for all samples of a batch at once, and they are made a batch of
+    :class:`~raglane.data.Dataset` asks it for all samples of a batch at once, and they are made a batch of
     without a loop over them.
 
     Example:

@@ -13,7 +13,7 @@ import torch
 
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.messages import argument, message, quote
-from raglane.data.records import Records, place_of
+from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 
@@ -33,18 +33,13 @@ def how_to_fill() -> str:
     return f"train with {argument('missing', 'zero')} or {argument('missing', 'forward')}"
 
 
-def refuse_missing(records: Records) -> None:
-    """Raise if a feature is missing, naming the first: its row, step and channel."""
-    refuse_absent(records.values, records.offsets, records.channels, records.where)
-
-
 def refuse_absent(
     values: npt.NDArray[np.float32],
     offsets: npt.NDArray[np.int64],
     channels: Sequence[str],
     where: Callable[[int], tuple[str, str]],
 ) -> None:
-    """The same of values; ``where`` gives the source and the words for a row."""
+    """Raise if a feature is missing, naming the first; ``where`` returns the source and the name of a row."""
     absent = ~np.isfinite(values)
     count = int(absent.sum())
     if count == 0:

@@ -95,7 +95,7 @@ class TablePredictor:
 
     def _columns(self, records: Any, arrow: Any) -> Any:
         columns = finite(self.run.predict(records, **self.options).columns)
-        if records.ids is None:
+        if records.records.ids is None:
             del columns["id"]
         return arrow.table({name: arrow.array(values) for name, values in columns.items()})
 

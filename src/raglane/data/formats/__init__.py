@@ -42,35 +42,7 @@ def read(
     *,
     on_bad_row: str = "fail",
 ) -> Records:
-    r"""Read sequences from a file or a folder.
-
-    Args:
-        path: a ``.ts``, Parquet, Arrow, JSON lines, CSV or text file, a folder that was converted, or a folder of text
-            files, one per class.
-        columns: which columns hold what; None guesses, for the task ``"classify"``.
-        format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule; ``skipped`` lists them.
-
-    Returns:
-        What the file holds, as it was written; ``notes`` says what was guessed, what was left out, which named column
-        the format lacks, and how many sequences with a label are empty.
-
-    Raises:
-        DataError: the path is missing, unreadable, empty or of an unknown suffix; it is neither a file nor a folder but
-            a FIFO, a socket or a device, which might never end; or its content breaks a rule.
-        ArgumentError: ``format`` is not one of ``FORMATS``, or ``on_bad_row`` neither of the two.
-        ArgumentTypeError: ``path`` is not a path, or ``columns`` not a :class:`~raglane.data.Columns`.
-        MissingExtraError: the format needs the ``data`` extra.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "cat.txt").write_text("tom\ntiger\n")
-        ...     _ = Path(folder, "dog.txt").write_text("rex\n")
-        ...     records = read(folder)
-        >>> records.labels, records.lengths.tolist()
-        (('cat', 'cat', 'dog'), [3, 5, 3])
-    """
+    """Read a file or a folder as records."""
     path, columns = as_path(path), Columns() if columns is None else columns
     check_kind("columns", columns, Columns, "an object of Columns, or None", "pass rl.data.Columns(label=...), say")
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)

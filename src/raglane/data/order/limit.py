@@ -44,7 +44,7 @@ class Limit:
         padded: elements of a batch that is padded to its longest sequence.
         too_long: what becomes of a sequence that is longer than ``elements`` or ``padded``: ``"refuse"`` raises an
             error; ``"drop"`` leaves it out; ``"split"`` has pieces in its place, see
-            :meth:`SequenceDataset.cut <raglane.data.SequenceDataset.cut>`; ``"alone"`` makes it a batch of its own.
+            :meth:`Dataset.cut <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch of its own.
 
     Raises:
         ArgumentTypeError: a number that is not an int.
