@@ -1,7 +1,7 @@
-"""From which language does a name come? Eighteen languages, names of 2 to 20 characters.
+"""Predict the language of a name: eighteen languages, names of 2 to 20 characters.
 
-PATH is a folder with one text file a language, one name a line. A name that stands twice under one language counts
-once; then 80 % of the pairs, drawn at random, are for training and the others for the test. A bidirectional GRU with
+PATH is a folder with one text file a language, one name a line. Duplicates within a language count once; a random
+80 % of the pairs are for training, the others for the test. A bidirectional GRU with
 64 units reads the characters.
 
     python examples/names.py PATH
@@ -28,7 +28,7 @@ Sample = tuple[list[int], int]
 
 
 class NameClassifier(torch.nn.Module):
-    """Characters to vectors, a GRU in both directions, a linear layer on what each direction knows at its end."""
+    """An embedding, a bidirectional GRU, and a linear layer on the final state of each direction."""
 
     def __init__(self, characters: int, languages: int) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ class NameClassifier(torch.nn.Module):
         self.head = torch.nn.Linear(128, languages)
 
     def forward(self, names: rl.Ragged) -> Tensor:
-        """From a ragged batch of character numbers ``(N,)`` to logits ``(B, languages)``."""
+        """Map a ragged batch of characters ``(N,)`` to logits ``(B, languages)``."""
         out, state = self.gru(self.embed(names))
-        # Not out.last(): at the last character the backward direction has read that one only.
+        # Not out.last(): there the backward direction has read only the last character.
         summary = self.gru.summary(out, state)
         return cast(Tensor, self.head(self.dropout(summary)))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """All (name, language) pairs of a folder, each once, in alphabetical order."""
+    """Return the unique (name, language) pairs of a folder, in alphabetical order."""
     records = rl.data.read(path, format="folder")
     names = ["".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)]
     return sorted(set(zip(names, records.labels or (), strict=True)))
@@ -60,7 +60,7 @@ def make_samples(pairs: list[tuple[str, str]], characters: dict[str, int], langu
 def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
     lengths = [len(name) for name, _ in data]
-    batches = rl.data.Batches(lengths, rl.data.Limit(sequences=32), rl.data.Order.grouped(), seed=seed)
+    batches = rl.data.BatchSampler(lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed)
     loader: DataLoader[Sample] = DataLoader(cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
@@ -75,7 +75,7 @@ def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> 
 
 
 def evaluate(data: list[Sample], model: NameClassifier) -> tuple[float, float]:
-    """Accuracy, and macro accuracy over the languages that occur."""
+    """Return accuracy, and macro accuracy over the languages that occur."""
     names, targets = rl.collate(data)
     model.eval()
     with torch.no_grad():

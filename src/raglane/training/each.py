@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, buckets
-from raglane.data.order import Limit
+from raglane.data.order import BatchLimit
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
@@ -103,7 +103,7 @@ def measure_each(saved: SavedModel, records: Dataset, device: torch.device, seed
     model = saved.model.to(device)
     sums: list[Tensor] = []
     with answering(model):
-        for batch in in_order(dataset, Limit(sequences=256)):
+        for batch in in_order(dataset, BatchLimit(sequences=256)):
             output = model(batch.inputs.to(device))
             # One by one on the CPU, where a small sum costs less.
             rows_of = values_of(output).cpu()
