@@ -202,6 +202,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self._held.labels is not None if self._held is not None else self._fragments.get(0).layout.has_labels
 
     @property
+    def has_ids(self) -> bool:
+        """True if the source has ids; otherwise they are row numbers."""
+        return self._held.ids is not None if self._held is not None else self._fragments.get(0).layout.ids != "none"
+
+    @property
     def preprocessor(self) -> Preprocessor:
         """The preprocessor that was passed, or one learned from all sequences of the source."""
         if self._preprocessor is not None:

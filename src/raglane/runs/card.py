@@ -191,8 +191,7 @@ class _Measured:
         if self.each is None or not found:
             return []
         told = any(one.predicted for one in found)
-        # Without ids, rows of the part: counted from 0, as the part has them.
-        first = "row of the part" if self.each.records.ids is None else "id"
+        first = "id" if self.each.records.has_ids else "row of the data"
         rows = [
             {first: _short(one.id)}
             | ({"true": _short(one.true), "predicted": _short(one.predicted)} if told else {})
