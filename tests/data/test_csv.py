@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
-from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
 
 pytest.importorskip("pandas")
@@ -170,7 +169,7 @@ def test_what_python_alone_takes_for_a_number_is_damage(tmp_path: Path) -> None:
 
 def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0 \(id 'a'\), step 1, channel 'x'.*does not fit float32"):
-        refuse_missing(read(write(tmp_path, "id,x,y\na,1,p\na,1e300,p\n")))
+        read(write(tmp_path, "id,x,y\na,1,p\na,1e300,p\n")).refuse_missing()
 
 
 def test_a_random_table_against_a_loop(tmp_path: Path) -> None:

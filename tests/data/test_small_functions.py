@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from raglane.data.dataset import held_out
 from raglane.data.fragments import Fragment, Layout
-from raglane.data.objects import is_panel, is_text
+from raglane.data.reading import is_panel, is_text
 from raglane.data.records import (
     Columns,
     Feature,
@@ -24,10 +23,6 @@ from raglane.data.records import (
 )
 from raglane.data.statistics import Channel, FeatureCounts
 from raglane.data.stores import expand, is_url
-
-
-def test_held_out() -> None:
-    assert (int(held_out(10, None, 0.3, 0).sum())) == 3
 
 
 def test_joined() -> None:

@@ -141,7 +141,7 @@ def test_ids_by_name_or_as_named(tmp_path: Path, kind: str) -> None:
 @both
 def test_a_sequence_column_may_have_the_name_of_an_id(tmp_path: Path, kind: str) -> None:
     records = read(write(tmp_path, kind, {"Sequence_ID": [[1.0], [2.0]], "series": ["a", "b"]}))
-    assert records.ids is None
+    assert records.ids == (0, 1)
     assert records.labels == ("a", "b")
     assert read(write(tmp_path, kind, {"sequence": ["A C", "G"], "y": [1, 2]})).values.tolist() == ["A", "C", "G"]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import raglane as rl
 from batches import numbered, random_batch
+from made_datasets import of_tensors
 from raglane.data.tbptt import Chunk, TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths as any_lengths
@@ -186,7 +187,7 @@ def kinds_of_data(per_element: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield [sequence.cpu().numpy() for sequence in inputs], {"targets": targets}
     yield pairs, {}
     yield [{"inputs": sequence, "target": target, "name": "x"} for sequence, target in pairs], {}
-    dataset = rl.data.SequenceDataset(inputs.values, inputs.offsets, marks, per_element=per_element)
+    dataset = of_tensors(inputs.values, inputs.offsets, marks, per_element=per_element)
     yield dataset, {}
     yield [dataset[row] for row in range(len(dataset))], {}
 
@@ -254,7 +255,7 @@ def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Excepti
     ],
 )
 def test_a_state_of_another_sampler_is_refused(lengths: list[int], arguments: dict[str, int], words: str) -> None:
-    known = {"batch_size": 2, "steps": 3}
+    known: dict[str, Any] = {"batch_size": 2, "steps": 3}
     state = TBPTTSampler(numbered([1, 2, 3]), **known).state_dict()
     with pytest.raises(ArgumentError, match=words):
         TBPTTSampler(numbered(lengths), **(known | arguments)).load_state_dict(state)
