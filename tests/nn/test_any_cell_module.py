@@ -169,12 +169,16 @@ def resized(module: Any, input_size: int) -> Any:
     ("cell", "kind", "says"),
     [
         (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
-        (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs a batch of sequences by itself"),
-        (rl.nn.GRU, ArgumentTypeError, "cell: got a GRU; .* a layer runs a batch of sequences by itself"),
+        (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs whole sequences"),
+        (rl.nn.GRU, ArgumentTypeError, "cell: got a GRU; .* a layer runs whole sequences"),
         (lambda *_: 3, ArgumentTypeError, "cell: got a int without"),
         (3, ArgumentTypeError, "cell: got a int; the rule: a module with step"),
-        (lambda i, h: Leaky(i, h + 1), ArgumentError, "cell: got what makes a Leaky with hidden_size=5; .*=4"),
-        (lambda _, h: Leaky(D, h), ArgumentError, "cell: got what makes a Leaky with input_size=3; .*=8"),
+        (
+            lambda i, h: Leaky(i, h + 1),
+            ArgumentError,
+            "cell: got a function that returns a Leaky with hidden_size=5; .*=4",
+        ),
+        (lambda _, h: Leaky(D, h), ArgumentError, "cell: got a function that returns a Leaky with input_size=3; .*=8"),
         (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
         (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
         (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare: got a int; the rule: a method"),
@@ -206,14 +210,14 @@ def test_cells_of_several_kinds() -> None:
         (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size: got None"),
         (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell: got a module, with num_layers=2"),
         (lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True), "cell: got a module, .* bidirectional=True"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's own, 3"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's input_size, 3"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout: got 2.0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, batch_first=1), "batch_first: got 1"),  # type: ignore[arg-type]
         (lambda: rl.nn.Recurrent(Leaky, D, H, bidirectional="no"), "bidirectional: got 'no'"),  # type: ignore[arg-type]
-        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* equations"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout: got 0.1; .* equations"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout: got 0.1; .* equations"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* a user-defined cell"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout: got 0.1; .* a user-defined cell"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout: got 0.1; .* a user-defined cell"),
     ],
 )
 def test_arguments_that_do_not_fit(make: Any, says: str) -> None:

@@ -143,15 +143,15 @@ def test_what_is_refused() -> None:
         freeze(nn.Sequential(layer.train()))
     for other, reason in (
         (build("GRU").double(), r"its weights are torch\.float64"),
-        (rl.nn.SRU(3, 4).eval(), "cell, sru, have no int8 weights; those of RNN, LSTM and GRU have"),
-        (rl.nn.LSTM(65_537, 1).eval(), "its sizes reach 65537"),
+        (rl.nn.SRU(3, 4).eval(), "its cell sru has no kernels for int8 weights; only RNN, LSTM and GRU have"),
+        (rl.nn.LSTM(65_537, 1).eval(), "its largest size is 65537"),
         (rl.nn.GRU(3, 4, device="meta").eval(), "backend torch"),
         (nn.Linear(2, 2).eval(), r"no recurrent layer of rl\.nn"),
     ):
         with pytest.raises(DispatchError, match=reason):
             freeze(other)
     mixed = nn.Sequential(build("GRU"), rl.nn.MinGRU(3, 4)).eval()
-    with pytest.warns(UserWarning, match=r"left a layer as it is\. 1: the kernels of its cell, mingru"):
+    with pytest.warns(UserWarning, match=r"did not convert a layer\. 1: its cell mingru"):
         freeze(mixed)
     assert is_int8(mixed[0])
     assert "frozen" not in rl.explain(mixed[1], rl.Ragged([torch.randn(2, 3)])).reason

@@ -101,7 +101,7 @@ def test_xavier(kind: Kind, gain: float) -> None:
 def test_orthogonal_wants_a_matrix(kind: Kind) -> None:
     layer = _build(kind)
     before = _copy(layer)
-    with pytest.raises(ValueError, match=f"layer: got cell '{kind.cell}'.*has a matrix weight_hh"):
+    with pytest.raises(ValueError, match=f"layer: got cell '{kind.cell}'.*a cell with a matrix weight_hh"):
         init.orthogonal_(layer)
     assert not _changed(layer, before)
 

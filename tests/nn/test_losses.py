@@ -309,7 +309,7 @@ ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_
         (lambda: ENTROPY(LOGITS, rl.Ragged([[1], [2]])), ShapeError, "2 elements.*predictions have, 3"),
         (lambda: ENTROPY(LOGITS.values, TARGET), ArgumentTypeError, "torch.nn.functional"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS.to(torch.int64), TARGET), ArgumentTypeError, "floating-point"),
-        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "wrap it with rl.Ragged"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "pass a Ragged with one per element"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row per sequence, and the batch has 2"),
         (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on meta.*one device"),
         (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, "class 4.*from 0 to 3"),
@@ -318,7 +318,7 @@ ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_
         (lambda: ENTROPY(LOGITS, TARGET > 0), ArgumentTypeError, "integer dtype"),
         (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class per element"),
         (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number per class"),
-        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "weights=, with an s"),
+        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "the argument weights"),
         (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=2), ArgumentError, "from 0 to 1"),
         (lambda: ENTROPY(LOGITS, TARGET, reduction="mean"), ArgumentError, "'mean' pass 'element'"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number per sequence"),

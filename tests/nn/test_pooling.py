@@ -148,7 +148,7 @@ def test_compiles_without_a_break(name: str) -> None:
     [
         (lambda: Pooling("median"), ArgumentError, "one of last, first"),
         (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
-        (lambda: AttentionPooling(6, heads=4), ArgumentError, "divides"),
+        (lambda: AttentionPooling(6, heads=4), ArgumentError, "a divisor of features, 6"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
         (lambda: AttentionPooling(6.0), ArgumentError, r"features: got 6\.0"),  # type: ignore[arg-type]
         (lambda: AttentionPooling(6, heads=True), ArgumentError, "heads: got True"),

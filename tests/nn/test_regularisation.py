@@ -240,7 +240,10 @@ def test_nothing_drawn_where_nothing_acts() -> None:
 @looped(
     ("make", "says"),
     [
-        (lambda: rl.nn.MinGRU(3, 4, state_dropout=0.1), "state_dropout: got 0.1; the rule: no weight of this cell"),
+        (
+            lambda: rl.nn.MinGRU(3, 4, state_dropout=0.1),
+            "state_dropout: got 0.1; the rule: 0 for this cell, whose weights",
+        ),
         (lambda: rl.nn.MinLSTM(3, 4, weight_dropout=0.1), "weight_dropout: got 0.1"),
         (lambda: rl.nn.QRNN(3, 4, state_dropout=0.1), "state_dropout: got 0.1"),
         (lambda: rl.nn.LSTM(3, 4, zoneout=(0.1,)), r"zoneout: got \(0.1,\); the rule: .* h, c"),

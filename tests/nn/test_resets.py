@@ -368,5 +368,5 @@ def test_pieces() -> None:
     assert pieces.batch.lengths.tolist() == [2, 1, 0, 1, 1, 0]
     assert pieces.first.tolist() == [0, 2, 3, 5]
     assert pieces.last.tolist() == [1, 2, 4, 5]
-    assert pieces.begins_anew.flatten().tolist() == [True, False, False, False]
+    assert pieces.is_reset_at_start.flatten().tolist() == [True, False, False, False]
     assert pieces.batch.values is batch.values

@@ -31,7 +31,7 @@ def test_refuses(arguments: tuple[Any, ...], error: type[Exception], says: str) 
 
 def test_refuses_lengths_that_do_not_fit() -> None:
     layer = rl.nn.GRU(5, 4, batch_first=True)
-    with pytest.raises(TypeError, match="brings its own"):
+    with pytest.raises(TypeError, match="contains its lengths"):
         layer(rl.Ragged([torch.ones(2, 5)]), lengths=[2])
     with pytest.raises(ValueError, match="lengths"):
         layer(torch.ones(2, 3, 5), lengths=[1, 4])

@@ -1,4 +1,4 @@
-"""Recurrent layers for ragged batches: torch's names, arguments and weights, and the cells that torch does not have."""
+"""Recurrent layers for ragged batches: torch's layers, and layers of cells that torch does not have."""
 
 from __future__ import annotations
 
