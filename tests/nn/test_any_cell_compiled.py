@@ -17,7 +17,7 @@ from every_layer import D, H
 from own_cells import Whole
 from raglane.errors import DispatchError
 
-# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 

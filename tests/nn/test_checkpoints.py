@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, a_batch, build, gradients, parts
-from looped import looped
 from own_cells import Leaky
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
@@ -45,7 +43,7 @@ def trained(layer: Any, given: Any, **options: Any) -> list[Tensor]:
 
 
 @needs_kernels
-@looped("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_in_every_use_of_a_layer(kind: str) -> None:
     uses: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"num_layers": 2, "bidirectional": True, "dropout": 0.3}, {}),
@@ -68,7 +66,7 @@ def test_in_every_use_of_a_layer(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The cell .* runs in plain torch:UserWarning")
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_gives_the_same_with_it(name: str) -> None:
     """Those without a kernel that computes again run in plain torch, and say so."""
     layer, given = build(name, 2, bidirectional=True), a_batch()
@@ -131,19 +129,6 @@ def test_compiled_and_transformed() -> None:
     torch.testing.assert_close(torch.func.grad(loss)(values), torch.func.grad(loss)(values, plain))
 
 
-def test_no_gradients_no_difference() -> None:
-    layer, plain = pair()
-    with torch.inference_mode():
-        assert torch.equal(layer(batch())[0].values, plain(batch())[0].values)
-    assert set(layer.state_dict()) == set(plain.state_dict())
-    assert pickle.loads(pickle.dumps(layer)).checkpoint_every == 2
-    assert repr(layer) == "LSTM(5, 7, checkpoint_every=2)"
-    old = vars(plain).copy()
-    plain.__dict__.pop("checkpoint_every")
-    assert plain.checkpoint_every is None  # as of layers that were stored before there was such a thing
-    assert set(old) - set(vars(plain)) == {"checkpoint_every"}
-
-
 @needs_kernels
 def test_accelerate() -> None:
     model: Any = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 7), nn.GRU(7, 7))
@@ -158,7 +143,7 @@ def test_accelerate() -> None:
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 
 
-@looped("wrong", [0, -1, 2.5, "8", True, 1 << 40])
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", True, 1 << 40])
 def test_what_is_no_number_of_steps(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match=r"checkpoint_every: got .*; the rule: (a whole number|at most)"):
         rl.nn.LSTM(5, 7, checkpoint_every=wrong)
@@ -169,7 +154,7 @@ def test_what_is_no_number_of_steps(wrong: Any) -> None:
         layer(batch())
 
 
-@looped("directions", [1, 2])
+@pytest.mark.parametrize("directions", [1, 2])
 def test_derivatives_of_all_states(directions: int) -> None:
     """Second derivatives and batches of gradients, by the reference, of what the kernels lay out in their own way."""
     for size in (0, 2):

@@ -8,7 +8,6 @@ import pytest
 
 import raglane as rl
 from every_layer import KINDS, LAYERS, a_batch, a_state, assert_same, build, gradients, parts, results_of
-from looped import looped
 from raglane.cells import CELLS
 from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -23,7 +22,7 @@ def test_every_layer_is_here() -> None:
     assert all(build(kind).cell.name == kind.cell for kind in KINDS)
 
 
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_on_every_layer(name: str) -> None:
     """Outputs, every state, final states and all gradients, with hx: all alike."""
     layer = build(name, 2, bidirectional=True)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import KINDS, D, H, a_batch, build
-from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
@@ -46,7 +45,7 @@ def forget(layer: Any) -> None:
         weight.data.fill_(7.0)
 
 
-@looped("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_layer_gives_the_same_bits_without_its_weights(name: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
@@ -57,19 +56,6 @@ def test_a_frozen_layer_gives_the_same_bits_without_its_weights(name: str) -> No
                 rl.freeze(layer)
                 forget(layer)
                 assert same(layer(batch), wanted)
-
-
-def test_steps_of_a_frozen_layer() -> None:
-    layer = build("lstm", 2).eval()
-    with torch.inference_mode():
-        x = torch.randn(5, D, dtype=torch.float64)
-        first = layer.step(x)
-        second = layer.step(x, first[1])
-        rl.freeze(layer)
-        forget(layer)
-        again = layer.step(x)
-        assert same(again, first)
-        assert same(layer.step(x, again[1]), second)
 
 
 def in_place(layer: Any) -> None:
@@ -92,7 +78,7 @@ def turned(weight: torch.Tensor) -> torch.Tensor:
     return weight.as_strided(weight.shape, (1, weight.shape[0]))
 
 
-@looped(
+@pytest.mark.parametrize(
     "change",
     [
         in_place,
@@ -166,17 +152,6 @@ def test_weights_of_one_call_do_not_end_it() -> None:
         assert same(layer(batch), wanted)
 
 
-def test_gradients_are_of_the_weights_as_they_are() -> None:
-    layer, batch = rl.freeze(build("lstm").eval()), a_batch()
-    forget(layer)
-    new = build("lstm").eval()
-    forget(new)
-    for each in (layer, new):
-        each(batch)[0].values.square().sum().backward()
-    for mine, theirs in zip(layer.parameters(), new.parameters(), strict=True):
-        assert torch.equal(mine.grad, theirs.grad)
-
-
 def test_what_casts_or_compiles_reads_the_weights_themselves() -> None:
     layer = rl.nn.LSTM(D, H).eval()
     batch = a_batch(dtype=torch.float32).detach()
@@ -199,16 +174,6 @@ def test_copies_have_weights_of_their_own() -> None:
             assert "frozen" not in rl.explain(twin, batch).reason
 
 
-def test_freezing_again_packs_what_is_there_now() -> None:
-    layer, batch = rl.freeze(build("mingru").eval()), a_batch()
-    forget(layer)
-    new = build("mingru").eval()
-    forget(new)
-    with torch.no_grad():
-        assert not same(layer(batch), new(batch))
-        assert same(rl.freeze(layer)(batch), new(batch))
-
-
 def test_what_cannot_be_frozen() -> None:
     with pytest.raises(ArgumentTypeError, match="model: got list"):
         rl.freeze([])  # type: ignore[type-var]
@@ -226,15 +191,6 @@ def test_what_cannot_be_frozen() -> None:
     model = rl.freeze(nn.Sequential(build("gru"), build("layernorm_gru")))
     assert "frozen" in rl.explain(model[0], a_batch()).reason
     assert "frozen" not in rl.explain(model[1], a_batch()).reason
-
-
-def test_accelerated_layers_can_be_frozen() -> None:
-    layer = rl.freeze(rl.accelerate(nn.LSTM(D, H).eval()))
-    x = torch.randn(4, 2, D)
-    with torch.no_grad():
-        wanted = layer(x)
-        forget(layer)
-        assert same(layer(x), wanted)
 
 
 def test_packed_weights_of_another_layer_are_refused() -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from looped import looped
 from raglane.errors import ArgumentError, DispatchError
 from raglane.native import missing_kernels
 
@@ -44,7 +43,7 @@ def is_int8(layer: Any) -> bool:
     return "int8 in calls" in rl.explain(layer, BATCH).reason
 
 
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_close_to_float32_and_the_same_in_any_batch(name: str) -> None:
     layer = build(name)
     wanted = output(layer)
@@ -64,26 +63,7 @@ def layer_rows(values: Tensor, index: int) -> Tensor:
     return values[BATCH.offsets[index] : BATCH.offsets[index + 1]]
 
 
-def test_a_model_with_an_embedding_and_a_head() -> None:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.encoder, self.head = nn.Embedding(9, 20), build("GRU"), nn.Linear(48, 3)
-
-        def forward(self, tokens: rl.Ragged) -> rl.Ragged:
-            result: rl.Ragged = self.head(self.encoder(self.embedding(tokens))[0])
-            return result
-
-    model = freeze(Tagger().eval())
-    tokens = rl.Ragged([torch.randint(9, (5,)), torch.randint(9, (2,))])
-    with torch.no_grad():
-        inner = model.encoder(model.embedding(tokens))[0]
-        assert torch.equal(model(tokens).values, model.head(inner).values)
-    assert is_int8(model.encoder)
-    assert output(model.encoder).dtype is torch.float32
-
-
-@looped("name", ["GRU", "LSTM"])
+@pytest.mark.parametrize("name", ["GRU", "LSTM"])
 def test_steps_have_the_bits_of_a_call(name: str) -> None:
     layer, sequence = freeze(build(name, bidirectional=False)), BATCH[3]
     state: Any = None
@@ -124,14 +104,6 @@ def test_freezing_again_in_another_way() -> None:
     assert torch.equal(output(rl.freeze(layer)), plain)
     assert not is_int8(layer)
     assert is_int8(freeze(layer))
-
-
-def test_accelerated_layers() -> None:
-    layer, x = rl.accelerate(nn.LSTM(20, 48)).eval(), torch.randn(4, 2, 20)
-    with torch.no_grad():
-        wanted = layer(x)[0]
-        found = freeze(layer)(x)[0]
-    assert 0 < (found - wanted).abs().max() < 0.02
 
 
 def test_what_is_refused() -> None:

@@ -156,3 +156,56 @@ def test_the_old_exporter_to_onnx_takes_turned_layers() -> None:
     torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
     kinds = {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
     assert "LSTM" in kinds
+
+
+class Reader(nn.Module):
+    """A whole model: embedding, recurrent layers, a summary per sequence and an output per element."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(12, 4)
+        self.recurrent = getattr(rl.nn, kind)(8, 6, num_layers=2, bidirectional=True)
+
+    def forward(self, tokens: Any) -> tuple[Tensor, Tensor]:
+        out, state = self.recurrent(self.embedding(tokens))
+        return self.head(self.recurrent.summary(out, state)), self.head(out).values
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM"])
+def test_a_recurrent_model_is_one_graph(kind: str) -> None:
+    """Without a break, for any number of sequences of any lengths, forward and backward."""
+    model = Reader(kind)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    graphs = 0
+    for lengths in ([3, 4, 5], [1, 9], [6] * 7, [2, 0, 3, 4, 5, 5, 6]):
+        batch = rl.Ragged([torch.randint(0, 50, (length,)) for length in lengths])
+        grads = []
+        for network in (compiled, model):
+            summary, output = network(batch)
+            loss = summary.square().sum() + output.square().sum()
+            grads.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+        for own, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(own, expected)
+        # torch may start anew while it compiles the first batch; after that no batch is compiled again.
+        graphs = graphs or counter.frame_count
+        assert counter.frame_count == graphs
+
+
+# torch's own compiler makes an instance of each autograd function that it meets.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize("operation", ["reverse", "last", "softmax"])
+def test_rows_of_large_batches_are_moved_in_one_graph(operation: str) -> None:
+    """Rows of many numbers are moved in another way than of few, which asks more of the tensor."""
+    values = torch.randn(3000, 8, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[1000, 0, 2000])
+
+    def moved(batch: Any) -> Tensor:
+        out = getattr(batch, operation)()
+        return out if isinstance(out, Tensor) else out.values
+
+    compiled = torch.compile(moved, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(batch), moved(batch), rtol=0, atol=0)
+    (own,) = torch.autograd.grad(compiled(batch).square().sum(), [values])
+    (expected,) = torch.autograd.grad(moved(batch).square().sum(), [values])
+    torch.testing.assert_close(own, expected, rtol=0, atol=0)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import a_batch, assert_same, build, results_of
-from looped import looped
 from own_cells import Leaky
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.kernels.dispatch import BACKENDS
@@ -28,7 +27,7 @@ class Begun(Leaky):
         return torch.ones(batch_size, self.hidden_size, dtype=torch.float64)
 
 
-@looped(
+@pytest.mark.parametrize(
     "change",
     [
         lambda layer: setattr(layer, "backend", "reference"),
@@ -50,15 +49,6 @@ def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) ->
     batch = batch.to(next(new.parameters()).dtype)
     assert_same(results_of(used(batch)), results_of(new(batch)), 0.0)
     assert rl.explain(used, batch) == rl.explain(new, batch)
-
-
-def test_dropout_follows_train_and_eval() -> None:
-    layer, batch = build("gru", 2, dropout=0.5), a_batch([4, 3])
-    calm = [layer.eval()(batch)[0].values for _ in range(2)]
-    wild = [layer.train()(batch)[0].values for _ in range(2)]
-    assert calm[0].equal(calm[1])
-    assert not wild[0].equal(wild[1])
-    assert layer.eval()(batch)[0].values.equal(calm[0])
 
 
 def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from every_layer import (
     LENGTHS,
     PAIRS,
     READ,
-    SINGLE,
     H,
     a_batch,
     assert_same,
@@ -26,10 +25,8 @@ from every_layer import (
     regularisation_of,
     results_of,
 )
-from looped import looped
 from raglane.errors import ArgumentError, DispatchError
 from raglane.native import missing_kernels
-from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
@@ -65,12 +62,6 @@ def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
     assert_alike_everywhere(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)))
 
 
-@looped("name", ["lstm", "sru"])
-@looped("options", SINGLE)
-def test_each_alone_draws_the_same(name: str, options: dict[str, Any]) -> None:
-    assert_alike_everywhere(build(name, 2, bidirectional=True, **options))
-
-
 def test_every_kind_of_input_draws_the_same() -> None:
     layer = build("lstm", 2, bidirectional=True, **regularisation_of("lstm"))
     batch = a_batch([3, 1, 5, 5])
@@ -88,16 +79,6 @@ def test_every_kind_of_input_draws_the_same() -> None:
     assert_same(single, [alone[0], *(part.squeeze(1) for part in alone[1:-1]), alone[-1]], 0.0)
 
 
-@pytest.mark.parametrize("name", ["gru", "sru"])
-def test_a_seed_reproduces(name: str) -> None:
-    layer, batch = build(name, **regularisation_of(name)), a_batch()
-    first = run(layer, batch, 1)
-    assert_same(run(layer, batch, 1), first, 0.0)
-    assert not torch.equal(run(layer, batch, 2)[0], first[0])
-    layer.eval()
-    assert_same(run(layer, batch, 1)[:-1], run(layer, batch, 2)[:-1], 0.0)
-
-
 def test_masks_do_not_hang_on_the_layout_of_hx() -> None:
     layer = build("gru", **READ)
     batch, hx = a_batch(), torch.randn(1, 5, H, dtype=torch.float64)
@@ -105,7 +86,7 @@ def test_masks_do_not_hang_on_the_layout_of_hx() -> None:
     assert_same(run(layer, batch, hx=other), run(layer, batch, hx=hx), 0.0)
 
 
-@looped("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
+@pytest.mark.parametrize("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
 def test_gradients_under_a_fixed_seed(name: str) -> None:
     layer = build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.2))
     parameters = list(layer.parameters())
@@ -121,7 +102,7 @@ def test_gradients_under_a_fixed_seed(name: str) -> None:
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
     options = {**regularisation_of(name, dropout=0.5), "zoneout": (0.0,) * len(build(name).cell.states)}
     layer = build(name, 2, bidirectional=True, **options).eval()
@@ -132,7 +113,7 @@ def test_nothing_is_left_of_it_in_evaluation(name: str) -> None:
     assert_same(run(layer, batch, return_states=True), run(plain, batch, return_states=True), 0.0)
 
 
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     """Each new state is the share held times the old one, and the rest times what the cell gives."""
     count = len(build(name).cell.states)
@@ -183,8 +164,8 @@ def test_a_checkpoint_draws_the_same_again() -> None:
     assert_same(gradients(again, wanted), gradients(plain, wanted), 0.0)
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", ["lstm", "sru"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_nan_stays_in_its_sequence(name: str, schedule: str) -> None:
     layer = build(name, 2, bidirectional=True, schedule=schedule, **regularisation_of(name, dropout=0.2))
     clean = [torch.randn(length, 3, dtype=torch.float64) for length in (3, 2, 4)]
@@ -237,7 +218,7 @@ def test_nothing_drawn_where_nothing_acts() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("make", "says"),
     [
         (
@@ -269,11 +250,3 @@ def test_nothing_drawn_where_nothing_acts() -> None:
 def test_refusals(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         make()
-
-
-def test_acts() -> None:
-    assert not Regularisation().acts(True)
-    assert not Regularisation(zoneout=(0.0, 0.0)).acts(True)
-    assert Regularisation(zoneout=(0.0, 0.1)).acts(False)
-    assert Regularisation(input_dropout=0.1).acts(True)
-    assert not Regularisation(input_dropout=0.1).acts(False)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
-from looped import looped
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.resets import split
 from raglane.nn.recurrent.stack import one_or_tuple
@@ -106,31 +105,23 @@ class Affine(nn.Module):
 # -- against episodes run alone ---------------------------------------------------------------------------------------
 
 
-@looped("both", [False, True])
-@looped("name", LAYERS)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name: str, both: bool) -> None:
     layer = build(name, 2, bidirectional=both)
     compare(layer, MARKS["mixed"], with_hx=False)
     compare(layer, MARKS["mixed"], with_hx=True)
 
 
-@looped("with_hx", [False, True])
-@looped("marks", MARKS.values())
-@looped("both", [False, True])
-@pytest.mark.parametrize("name", ["lstm projected", "gru"])
-def test_all_places_of_marks(name: str, both: bool, marks: list[list[int]], with_hx: bool) -> None:
-    compare(build(name, 2, bidirectional=both), marks, with_hx)
-
-
-@looped(("schedule", "backend"), PAIRS)
+@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
     layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
     compare(layer, MARKS["mixed"], with_hx=True)
 
 
-@looped("with_hx", [False, True])
-@looped("initial_state", ["learned", "lengths", "module"])
-@looped("name", ["lstm", "gru"])
+@pytest.mark.parametrize("with_hx", [False, True])
+@pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:
     """Each episode has an initial state of its own, learned or computed of that episode alone."""
     if initial_state == "module":
@@ -201,7 +192,7 @@ def test_a_batch_of_no_sequences() -> None:
 # -- what a reset cuts ------------------------------------------------------------------------------------------------
 
 
-@looped("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nothing_crosses_a_reset(schedule: str) -> None:
     """Neither a NaN nor a gradient, in either direction."""
     layer = build("gru", 1, bidirectional=True, schedule=schedule)
@@ -237,21 +228,11 @@ def test_a_first_element_that_is_marked_leaves_hx_unread() -> None:
         assert bool(grad[:, 1].all())
 
 
-def test_the_reverse_direction_reads_hx_even_so() -> None:
-    """It enters at the end, before which no reset can stand."""
-    layer = build("gru", bidirectional=True)
-    batch = rl.Ragged(sequences_of([3]))
-    hx = a_state(layer, 1)
-    (grad,) = gradients(results_of(layer(batch, hx, resets=ragged_marks([[1, 0, 0]]))), [hx])
-    assert not grad[0].any()
-    assert bool(grad[1].all())
-
-
 # -- every kind of input ----------------------------------------------------------------------------------------------
 
 
-@looped("first", [False, True])
-@looped("name", ["lstm", "sru"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_kind_of_input(name: str, first: bool) -> None:
     layer = build(name, 2, bidirectional=True, batch_first=first)
     counts = [4, 1, 5]
@@ -287,25 +268,6 @@ def test_a_tensor_without_lengths(first: bool) -> None:
     assert_same([out, state], [expected.to_padded(first)[0], expected_state])
 
 
-def test_every_state_and_no_output() -> None:
-    layer = build("lstm", 2, bidirectional=True)
-    marks = MARKS["mixed"]
-    batch, hx = rl.Ragged(sequences_of([len(part) for part in marks])), a_state(layer, len(marks))
-    out, state, states = layer(batch, hx, resets=ragged_marks(marks), return_states=True)
-    assert_same([out.values, *state], episodes_alone(layer, list(batch), marks, hx))
-    assert_same([states[1][0].values], [out.values])
-    assert states[0][1].lengths.tolist() == batch.lengths.tolist()
-    # A state at the last element is the final one of the forward direction, and the first of the reverse.
-    full = [row for row, part in enumerate(marks) if part]
-    for depth in range(2):
-        for part, final in zip(states[depth], state, strict=True):
-            assert_same([part.last()[full, :H]], [final[2 * depth, full]])
-            assert_same([part.first()[full, H:]], [final[2 * depth + 1, full]])
-    nothing, same = layer(batch, hx, resets=ragged_marks(marks), return_output=False)
-    assert nothing is None
-    assert_same(same, state)
-
-
 def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
     """A module's fresh states are bfloat16 there, what was given is not."""
     made = rl.nn.GRU(3, H, initial_state=Affine(1, (H,)).float())
@@ -317,7 +279,7 @@ def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
     torch.testing.assert_close(out.values.float(), expected[0].values, rtol=0, atol=0.03)
 
 
-# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled(device: torch.device) -> None:
     """How many episodes there are is known when it runs: the graph breaks there, and the answer is the same."""
@@ -334,7 +296,7 @@ def test_compiled(device: torch.device) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@looped(
+@pytest.mark.parametrize(
     ("resets", "kind", "says"),
     [
         ([True, False], ArgumentTypeError, "resets: got a list; .* a Ragged"),
@@ -354,7 +316,7 @@ def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -
         build("gru")(rl.Ragged(sequences_of([3, 2])), resets=resets)
 
 
-@looped("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
 def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([3, 2])):

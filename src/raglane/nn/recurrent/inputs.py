@@ -120,8 +120,8 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
 
 
 def _read_packed(packed: PackedSequence) -> Inputs:
-    data, *order = packed
-    layout = Packed(*order) if data.dim() == 2 and data.numel() else None
+    data, batch_sizes, sorted_indices, unsorted_indices = packed
+    layout = Packed(batch_sizes, sorted_indices, unsorted_indices) if data.dim() == 2 and data.numel() else None
     return Inputs(data, partial(_flatten_packed, packed), layout, lambda output: packed._replace(data=output))
 
 
