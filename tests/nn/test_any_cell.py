@@ -1,4 +1,4 @@
-"""``rl.nn.Recurrent`` against a naive loop and torch's layers, and every way to call it."""
+"""``rl.nn.Recurrent`` compared with a naive loop and with torch's layers, and its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import LENGTHS, PAIRS, D, H, a_batch, a_state, assert_same, gradients, parts, results_of
+from every_layer import (
+    LENGTHS,
+    PAIRS,
+    D,
+    H,
+    a_batch,
+    a_state,
+    assert_same,
+    assert_same_for_every_input,
+    gradients,
+    parts,
+    results_of,
+)
 from own_cells import OWN, Fixed, Halved, Leaky, Listed, Moved, Whole, naive
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
@@ -152,14 +164,7 @@ def test_torchs_cells_can_be_regularised() -> None:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_every_kind_of_input(cell: Any, first: bool) -> None:
-    layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first)
-    batch = rl.Ragged(sequences_of([4, 1, 5]))
-    out, state = layer(batch)
-    padded, told = batch.to_padded(first, total_length=7)
-    assert_same(results_of(layer(padded, lengths=told)), [out.to_padded(first, total_length=7)[0], *parts(state)])
-    packed, packed_state = layer(batch.to_packed())
-    assert_same([rl.Ragged.from_packed(packed).values, *parts(packed_state)], [out.values, *parts(state)])
-    assert_same(results_of(layer(batch[2])), [out[2], *(part[:, 2] for part in parts(state))])
+    assert_same_for_every_input(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first))
 
 
 def test_summary() -> None:
@@ -190,7 +195,7 @@ def test_summary() -> None:
 
 
 def test_steps_of_a_stream() -> None:
-    for cell in (Leaky, Moved, Listed):  # a prepare that looks back would see one element at a time
+    for cell in (Leaky, Moved, Listed):  # without a prepare that reads earlier elements
         layer = rl.nn.Recurrent(cell, D, H, num_layers=2)
         inputs = torch.randn(5, 2, D, dtype=torch.float64)
         expected, final = layer(inputs)
@@ -204,21 +209,3 @@ def test_steps_of_a_stream() -> None:
         assert parts(own)[0].shape == (2, H)
     with pytest.raises(ArgumentTypeError, match="step: got a bidirectional layer"):
         rl.nn.Recurrent(Leaky, D, H, bidirectional=True).step(torch.zeros(2, D, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("initial_state", ["learned", "lengths"])
-@pytest.mark.parametrize("cell", [Leaky, Whole, Moved])
-def test_initial_states(cell: Any, initial_state: str) -> None:
-    layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, initial_state=initial_state)
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if name.startswith("initial_"):
-                parameter.normal_()
-    batch = a_batch()
-    hx = layer._own_initial(batch)
-    outputs, finals = naive(layer, list(batch), hx)
-    ours = results_of(layer(batch))
-    assert_same(ours, [torch.cat(outputs), *finals])
-    own = [parameter for name, parameter in layer.named_parameters() if name.startswith("initial_")]
-    assert own
-    assert all(bool(grad.any()) for grad in gradients(ours, own))

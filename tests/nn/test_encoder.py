@@ -1,4 +1,4 @@
-"""The sequence encoder: the whole recipe against the same steps done by hand, one sequence at a time."""
+"""The sequence encoder compared with its steps, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _tokens(device: torch.device) -> Ragged:
 
 
 def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
-    """One sequence, by torch's own modules; the encoder's layer is a GRU of torch's in all but name."""
+    """Encode one sequence with torch's modules."""
     inputs = sequence if encoder.embedding is None else encoder.embedding(sequence)
     layer: Any = encoder.recurrent
     twin = nn.GRU(
@@ -60,7 +60,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
-def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
+def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectional: bool, device: Any) -> None:
     size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
         size, H, embedding=embedding, pooling=pooling, num_layers=2, bidirectional=bidirectional, dtype=torch.float64
@@ -91,7 +91,7 @@ def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
     assert any(bool(grad.any()) for name, grad in gradients.items() if grad is not None and "initial" in name)
 
 
-def test_any_layer_will_do(device: Any) -> None:
+def test_user_defined_layers(device: Any) -> None:
     class Twice(nn.Module):
         output_size = 2 * H
 
@@ -113,13 +113,7 @@ def test_any_layer_will_do(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
-def test_device_and_dtype_reach_every_part(pooling: str | None) -> None:
-    encoder = SequenceEncoder(D, H, embedding=5, pooling=pooling, device="meta", dtype=torch.float64)
-    assert {(part.device.type, part.dtype) for part in encoder.parameters()} == {("meta", torch.float64)}
-
-
-def test_only_the_last_state_is_computed_where_it_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_needs_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     plain = GRU.forward
 
@@ -143,7 +137,6 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"layer": "foo"}, None, ArgumentError, "layer: got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
-        ({"hidden_size": -1}, None, ArgumentError, "hidden_size: got -1"),
         ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
         ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
         (
@@ -155,17 +148,13 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"layer": GRU(D, H)}, None, ArgumentError, r"layer: got GRU\(3, 4\); .* a function that returns a layer"),
         ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer: got <lambda>\(size\), with too many"),
         ({"layer": lambda *_, **__: 3}, None, ArgumentTypeError, r"layer: got a function that returns a builtins\.int"),
-        ({"layer": ["gru"]}, None, ArgumentError, r"layer: got \['gru'\]"),
         ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
-        ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
-        ({"layer_norm": "yes"}, None, ArgumentTypeError, "layer_norm: got 'yes'"),
         ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
         ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
         ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
         ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
-        ({"zoneout": 1.0}, None, ArgumentError, "zoneout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
@@ -180,7 +169,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
 
 @pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(pooling: str | None, device: Any) -> None:
-    """In evaluation the numbers are those of the same network without dropout."""
+    """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)
     encoder, plain = (
         SequenceEncoder(D, H, pooling=pooling, num_layers=2, dropout=share, dtype=torch.float64).to(device)

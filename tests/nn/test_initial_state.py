@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import LAYERS, LENGTHS, PAIRS, D, H, a_batch, assert_same, build, gradients, parts, results_of
+from every_layer import (
+    LAYERS,
+    LENGTHS,
+    PAIRS,
+    D,
+    H,
+    a_batch,
+    assert_same,
+    assert_same_for_every_input,
+    build,
+    gradients,
+    parts,
+    results_of,
+)
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -133,24 +146,9 @@ def test_every_schedule_and_backend(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("kind", ["learned", "module of features"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_input(kind: str, first: bool) -> None:
-    layer = layer_of("lstm", kind, batch_first=first)
-    batch = rl.Ragged(sequences_of([4, 1, 5]))
-    out, state = layer(batch)
-
-    padded, told = batch.to_padded(first, total_length=7)
-    by_padded = layer(padded, lengths=told)
-    assert_same(results_of(by_padded), [out.to_padded(first, total_length=7)[0], *state])
-
-    by_packed, packed_state = layer(batch.to_packed())
-    assert_same([rl.Ragged.from_packed(by_packed).values, *packed_state], [out.values, *state])
-
-    assert_same(results_of(layer(batch[2])), [out[2], *(part[:, 2] for part in state)])
-
-    equal = rl.Ragged(sequences_of([3, 3]))
-    dense, _ = layer(equal.to_padded(first)[0])
-    assert_same([dense], [layer(equal)[0].to_padded(first)[0]])
+    assert_same_for_every_input(layer_of("lstm", kind, batch_first=first))
 
 
 def test_streams() -> None:
@@ -225,14 +223,6 @@ def test_accelerated_layers_begin_with_zeros() -> None:
     assert_same(results_of(model[0](batch)), results_of(model[0](batch, (zeros, zeros))), 0.0)
     assert_same(results_of(model[0](inputs)), results_of(before))
     assert "initial_state" not in repr(model)
-
-
-def test_a_compiled_layer(device: torch.device) -> None:
-    layer = layer_of("lstm", "learned")
-    compiled: Any = torch.compile(layer, backend="eager", dynamic=True)
-    for lengths in ([3, 2], [1, 4, 4]):
-        batch = rl.Ragged(sequences_of(lengths))
-        assert_same(results_of(compiled(batch)), results_of(layer(batch)))
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Resets: a batch with marks against its episodes run one at a time, whatever the layer, the input and the state."""
+"""Resets: a batch compared with its episodes, run one at a time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,8 @@ from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
-# One list per sequence: 1 where an episode starts.
-MARKS: dict[str, list[list[int]]] = {
-    "none": [[0, 0, 0], [], [0]],
-    "all": [[1, 1, 1], [], [1]],
-    "the first": [[1, 0, 0], [], [1], [1, 0]],
-    "mixed": [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]],
-    "the last": [[0, 0, 1], [0, 1]],
-    "empty ones only": [[], []],
-    "one": [[0, 1]],
-}
+# One list per sequence, 1 where an episode starts.
+MARKS = [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]]
 
 
 def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
@@ -37,7 +29,7 @@ def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
 
 
 def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any) -> list[Tensor]:
-    """Each episode as a batch of its own: outputs side by side, and the states in which each sequence was left."""
+    """Run each episode as its own batch; return the outputs and the final states of the sequences."""
     outputs, finals = [], []
     reverse_rows = torch.arange(layer.num_layers * (2 if layer.bidirectional else 1)) % (1 + layer.bidirectional) == 1
     for row, (sequence, own_marks) in enumerate(zip(sequences, marks, strict=True)):
@@ -49,7 +41,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
             fresh = [part[:, 0] for part in fresh_state(layer, batch)]
             state = fresh
             if hx is not None:
-                # The forward direction reads the first piece first, the reverse one the last.
+                # hx enters at the first piece, in reverse direction at the last.
                 reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
                 reads_reverse = number == len(pieces) - 1
                 given = torch.where(reverse_rows, torch.tensor(reads_reverse), torch.tensor(reads_forward))
@@ -70,7 +62,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
 
 
 def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
-    """What the layer begins with on its own."""
+    """Return the layer's own initial state."""
     if layer._has_own_initial():
         return parts(layer._own_initial(batch))
     rows = layer.num_layers * (2 if layer.bidirectional else 1)
@@ -89,7 +81,7 @@ def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:
 
 
 class Affine(nn.Module):
-    """An initial state from the features of a batch: its first element and its length, through a linear map."""
+    """An initial state from the first element and the length of each sequence."""
 
     def __init__(self, rows: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -102,35 +94,35 @@ class Affine(nn.Module):
         return one_or_tuple(torch.split(made, list(self.sizes), 2))
 
 
-# -- against episodes run alone ---------------------------------------------------------------------------------------
+# -- compared with single episodes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name: str, both: bool) -> None:
     layer = build(name, 2, bidirectional=both)
-    compare(layer, MARKS["mixed"], with_hx=False)
-    compare(layer, MARKS["mixed"], with_hx=True)
+    compare(layer, MARKS, with_hx=False)
+    compare(layer, MARKS, with_hx=True)
 
 
 @pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
     layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
-    compare(layer, MARKS["mixed"], with_hx=True)
+    compare(layer, MARKS, with_hx=True)
 
 
 @pytest.mark.parametrize("with_hx", [False, True])
 @pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
 @pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:
-    """Each episode has an initial state of its own, learned or computed of that episode alone."""
+def test_initial_states_of_episodes(name: str, initial_state: Any, with_hx: bool) -> None:
+    """Each episode has its own initial state, learned or computed from that episode."""
     if initial_state == "module":
         initial_state = Affine(4, build(name).cell.state_sizes(H))
     layer = build(name, 2, bidirectional=True, initial_state=initial_state)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter))
-    compare(layer, MARKS["mixed"], with_hx)
+    compare(layer, MARKS, with_hx)
 
 
 @settings(max_examples=25)
@@ -140,6 +132,7 @@ def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: boo
     both=st.booleans(),
     seed=st.integers(0, 2**30),
 )
+@example(marks=[[1, 1, 1], [], [1]], with_hx=True, both=True, seed=0)
 @example(marks=[[], [1, 0]], with_hx=True, both=False, seed=0)
 def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int) -> None:
     torch.manual_seed(seed)
@@ -147,7 +140,7 @@ def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int)
 
 
 class Counter(nn.Module):
-    """A user's own cell: its state counts the steps of an episode."""
+    """A user-defined cell whose states count the steps of an episode."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -173,7 +166,7 @@ def test_steps_counted_by_hand() -> None:
     assert down.squeeze(2).tolist() == [[9, 10, 8], [9, 10, 8]]
 
 
-def test_without_marks_nothing_changes() -> None:
+def test_without_resets_nothing_changes() -> None:
     layer = build("lstm", 2, bidirectional=True)
     batch = rl.Ragged(sequences_of([4, 0, 2]))
     hx = a_state(layer, 3)
@@ -189,7 +182,7 @@ def test_a_batch_of_no_sequences() -> None:
     assert state.shape == (2, 0, H)
 
 
-# -- what a reset cuts ------------------------------------------------------------------------------------------------
+# -- isolation --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -212,7 +205,7 @@ def test_nothing_crosses_a_reset(schedule: str) -> None:
         assert bool(grad[good].isfinite().all())
 
 
-def test_a_first_element_that_is_marked_leaves_hx_unread() -> None:
+def test_a_reset_at_the_first_element_ignores_hx() -> None:
     layer = build("lstm")
     batch = rl.Ragged(sequences_of([3, 2]))
     hx = tuple(torch.randn(1, 2, H, dtype=torch.float64) for _ in range(2))
@@ -241,7 +234,7 @@ def test_every_kind_of_input(name: str, first: bool) -> None:
     expected = results_of(layer(batch, hx, resets=marks))
 
     padded, told = batch.to_padded(first, total_length=6)
-    # What lies past a length says nothing, so it may be anything.
+    # Marks in the padding have no effect.
     padded_marks, _ = marks.to_padded(first, padding_value=True, total_length=6)
     for own_marks in (padded_marks, marks):
         answer = results_of(layer(padded, hx, lengths=told, resets=own_marks))
@@ -269,7 +262,7 @@ def test_a_tensor_without_lengths(first: bool) -> None:
 
 
 def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
-    """A module's fresh states are bfloat16 there, what was given is not."""
+    """The states of a module are bfloat16, and hx is float32."""
     made = rl.nn.GRU(3, H, initial_state=Affine(1, (H,)).float())
     batch = rl.Ragged(sequences_of([3, 2], dtype=torch.float32))
     marks = ragged_marks([[0, 1, 0], [1, 0]])
@@ -282,7 +275,7 @@ def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled(device: torch.device) -> None:
-    """How many episodes there are is known when it runs: the graph breaks there, and the answer is the same."""
+    """The number of episodes is known only at run time, so the graph breaks there."""
     layer = build("gru", bidirectional=True)
     compiled: Any = torch.compile(layer, backend="eager", dynamic=True)
     for marks in ([[0, 1, 0], [1, 0]], [[0, 1, 0, 1], [1, 0, 1], [0]]):
