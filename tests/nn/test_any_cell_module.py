@@ -114,23 +114,11 @@ class Turned(Elman):
         return output.atan(), state
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(D, D)
-        self.recurrent = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
-        self.head = nn.Linear(2 * H, 2)
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        out, state = self.recurrent(torch.relu(self.embed(batch)))
-        return self.head(self.recurrent.summary(out, state)), self.head(out).values
-
-
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model() -> None:
     """A step that is no program runs outside of the graphs, so that no number of steps is compiled."""
-    model = Model()
+    model = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)
     compiled_by: list[int] = []
@@ -139,7 +127,7 @@ def test_a_compiled_model() -> None:
         batch = a_batch(counts, torch.float32)
         seen = []
         for network in (compiled, model):
-            results = list(network(batch))
+            results = results_of(network(batch))
             seen.append([*results, *gradients(results, [batch.values, *model.parameters()])])
         assert_same(seen[0], seen[1], 1e-5)
         compiled_by.append(counter.frame_count)

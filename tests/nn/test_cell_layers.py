@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import raglane as rl
 from cell_requests import largest_error
@@ -26,7 +25,6 @@ from every_layer import (
     results_of,
     truth_of,
 )
-from raglane.nn.recurrent.stack import one_or_tuple
 from strategies import sequences_of
 
 LENGTHS = [4, 0, 1, 6, 2]
@@ -82,22 +80,6 @@ def test_clip(kind: Kind, clip: float) -> None:
     assert not torch.allclose(layer(batch)[0].values, free(batch)[0].values)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
-    layer = build(kind, 2, bidirectional=True)
-    names, weights = zip(*layer.named_parameters(), strict=True)
-    hx = a_state(layer, 3)
-
-    def function(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        state = rest[: len(parts(hx))]
-        named = dict(zip(names, rest[len(state) :], strict=True))
-        batch = rl.Ragged.from_flat(values, lengths=[2, 0, 1])
-        return tuple(results_of(torch.func.functional_call(layer, named, (batch, one_or_tuple(state)))))
-
-    inputs = (torch.randn(3, D, dtype=torch.float64, requires_grad=True), *parts(hx), *weights)
-    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -106,13 +88,6 @@ def test_gradients_are_the_limits_of_differences(kind: Kind) -> None:
 def test_like_in_like_out(kind: Kind, first: bool) -> None:
     layer = build(kind, 2, bidirectional=True, batch_first=first)
     assert_same_for_every_input(layer, a_state(layer, 3))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_packs_with_empty_sequences(kind: Kind) -> None:
-    layer, batch = build(kind), a_batch([3, 0, 2])
-    out, state = layer(batch.to_packed())
-    assert_same([rl.Ragged.from_packed(out).values, *parts(state)], results_of(layer(batch)))
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from own_cells import Whole
 from raglane import Ragged
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import GRU, Recurrent, SequenceEncoder
@@ -92,24 +93,11 @@ def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
 
 
 def test_user_defined_layers(device: Any) -> None:
-    class Twice(nn.Module):
-        output_size = 2 * H
-
-        def __init__(self, input_size: int, hidden_size: int) -> None:
-            super().__init__()
-            self.input_size, self.hidden_size = input_size, hidden_size
-            self.linear = nn.Linear(input_size, hidden_size)
-
-        def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            state = torch.tanh(state + self.linear(x_t))
-            return torch.cat([state, -state], 1), state
-
     def recurrent(input_size: int, hidden_size: int, **options: Any) -> Recurrent:
-        return Recurrent(Twice, input_size, hidden_size, **options)
+        return Recurrent(Whole, input_size, hidden_size, **options)
 
     encoder = SequenceEncoder(D, H, recurrent, bidirectional=True).double().to(device)
-    found = encoder(_floats(device))
-    assert found.shape == (len(LENGTHS), encoder.output_size) == (len(LENGTHS), 4 * H)
+    assert encoder(_floats(device)).shape == (len(LENGTHS), encoder.output_size) == (len(LENGTHS), 2 * H + 2)
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 

@@ -95,19 +95,6 @@ def test_against_every_path(steps: int, labels: list[int]) -> None:
     assert own.item() == pytest.approx(-math.log(total) if total else INFINITE, rel=1e-12)
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
-def test_gradients(reduction: Any) -> None:
-    """With respect to the log-probabilities themselves, whether they are normalised or not."""
-    pairs = [(3, 1), (0, 0), (5, 2), (2, 0), (4, 2), (1, 3)]
-    values, targets = draw(pairs)
-
-    def function(values: Tensor) -> Tensor:
-        log_probs = rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs])
-        return ctc_loss(log_probs, targets, reduction=reduction, zero_infinity=True).square()
-
-    assert torch.autograd.gradcheck(function, values)
-
-
 def test_log_probabilities_may_be_minus_infinity() -> None:
     """What cannot be takes part in no path, and gets no gradient."""
     values = torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=torch.float64).log().requires_grad_()

@@ -86,19 +86,6 @@ def test_masks_do_not_depend_on_the_strides_of_hx() -> None:
     assert_same(run(layer, batch, hx=other), run(layer, batch, hx=hx), 0.0)
 
 
-@pytest.mark.parametrize("name", ["lstm", "layernorm_gru", "indrnn_tanh", "minlstm"])
-def test_gradients_under_a_fixed_seed(name: str) -> None:
-    layer = build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.2))
-    parameters = list(layer.parameters())
-
-    def function(values: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run(layer, rl.Ragged.from_flat(values, lengths=[2, 0, 1]))[:-1])
-
-    values = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, (values, *parameters), fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, (values, *parameters), fast_mode=True)
-
-
 # -- evaluation -------------------------------------------------------------------------------------------------------
 
 
@@ -134,16 +121,6 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
     for schedule in SCHEDULES:
         with rl.use_backend(schedule=schedule):
             assert_same(results_of(layer(rl.Ragged(sequences))), theirs, what=schedule)
-
-
-def test_the_mean_of_zoneout_by_hand() -> None:
-    layer: Any = rl.nn.RNN(1, 1, nonlinearity="relu", bias=False, zoneout=0.25, dtype=torch.float64).eval()
-    with torch.no_grad():
-        layer.weight_ih_l0.fill_(2.0)
-        layer.weight_hh_l0.fill_(0.5)
-    out, _ = layer(rl.Ragged([torch.tensor([[1.0], [0.0], [3.0]], dtype=torch.float64)]))
-    # 0.75 * 2 = 1.5; 0.25 * 1.5 + 0.75 * 0.75 = 0.9375; 0.25 * 0.9375 + 0.75 * (6 + 0.46875) = 5.0859375
-    assert out.values.flatten().tolist() == [1.5, 0.9375, 5.0859375]
 
 
 # -- other features ---------------------------------------------------------------------------------------------------

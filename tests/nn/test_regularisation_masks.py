@@ -182,17 +182,6 @@ def test_one_mask_a_sequence_on_inputs() -> None:
     assert not torch.equal(masks[1], masks[2])
 
 
-def test_every_layer_has_its_own_mask_on_inputs() -> None:
-    layer = relu_network(2, 0.0, input_dropout=0.3)
-    batch = rl.Ragged([torch.ones(3, WIDE, dtype=torch.float64)])
-    out, _, states = layer(batch, return_states=True)
-    first = states[0][0][0]
-    second = (out[0][0] / first)[first != 0]
-    assert_drops(first, 0.3)
-    assert_drops(second, 0.3)
-    assert second.numel() < WIDE
-
-
 def test_one_mask_a_sequence_on_states() -> None:
     layer = relu_network(1, 1.0, bidirectional=True, state_dropout=0.3)
     counts = (4, 0, 6, 1)

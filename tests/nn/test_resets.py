@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
+from own_cells import Whole
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.resets import split
 from raglane.nn.recurrent.stack import one_or_tuple
@@ -139,31 +140,8 @@ def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int)
     compare(build("gru", 2, bidirectional=both), marks, with_hx)
 
 
-class Counter(nn.Module):
-    """A user-defined cell whose states count the steps of an episode."""
-
-    def __init__(self, input_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, 2
-
-    def initial_state(self, count: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(count, 1, dtype=torch.float64), torch.full((count, 1), 10.0, dtype=torch.float64)
-
-    def step(self, _: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        up, down = state[0] + 1, state[1] - 1
-        return torch.cat([up, down], 1), (up, down)
-
-
-def test_steps_counted_by_hand() -> None:
-    marks = [[0, 1, 0, 0, 1], [], [1, 0]]
-    layer = rl.nn.Recurrent(Counter, 3, 1, bidirectional=True)
-    batch = rl.Ragged(sequences_of([5, 0, 2]))
-    out, (up, down) = layer(batch, resets=ragged_marks(marks))
-    assert out.values[:, 0].tolist() == [1, 1, 2, 3, 1, 1, 2]
-    assert out.values[:, 1].tolist() == [9, 9, 8, 7, 9, 9, 8]
-    assert out.values[:, 2].tolist() == [1, 3, 2, 1, 1, 2, 1]
-    assert up.squeeze(2).tolist() == [[1, 0, 2], [1, 0, 2]]
-    assert down.squeeze(2).tolist() == [[9, 10, 8], [9, 10, 8]]
+def test_a_user_defined_cell() -> None:
+    compare(rl.nn.Recurrent(Whole, 3, H, num_layers=2, bidirectional=True), MARKS, with_hx=True)
 
 
 def test_without_resets_nothing_changes() -> None:
