@@ -47,7 +47,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.Cap
         "static": ["town", "age"],
         "categorical": ["zone"],
     }
-    own = rl.fit(data, out=tmp_path / "own", epochs=2, hidden=4, threads=1, label="kind", **columns)
+    own = rl.fit(data, out=tmp_path / "own", epochs=2, hidden_size=4, threads=1, label="kind", **columns)
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
     assert own.preprocess.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0
@@ -60,7 +60,7 @@ def test_features_that_the_data_lacks(tmp_path: Path, capsys: pytest.CaptureFixt
     train = ["train", str(data), "--out", str(run), "--label-column", "kind", *FAST]
     fails([*train, *_NAMED, "--static-column", "nothing"], capsys, "no column 'nothing'", "--static-column")
     fails([*train, "--sequence-column", "load", "--feature-column", "town"], capsys, "'town'", "--static-column")
-    fails([*train, "--sequence-column", "load", "--static-column", "zone"], capsys, "'zone'", "a number or a word")
+    fails([*train, "--sequence-column", "load", "--static-column", "zone"], capsys, "'zone'", "numbers or words")
     fails([*train, *_NAMED, "--categorical-column", "x"], capsys, "no column 'x'", "--categorical-column")
     assert tree(tmp_path) == before
     assert main([*train, *_NAMED, "--quiet"]) == 0

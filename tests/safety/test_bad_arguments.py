@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
 from raglane import Ragged, segments
-from raglane.data import Batches, Chunks, Limit, Records, SequenceDataset
+from raglane.data import BatchLimit, BatchSampler, TBPTTSampler
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import losses
@@ -99,7 +100,7 @@ def test_lengths_that_nobody_can_count() -> None:
         for function in (
             offsets_of,
             lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
-            lambda wrong: Batches(wrong, Limit(sequences=1)),
+            lambda wrong: BatchSampler(wrong, BatchLimit(sequences=1)),
             lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
             lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
         ):
@@ -140,9 +141,8 @@ def test_dtypes_in_which_an_operation_means_nothing() -> None:
 
 def test_an_index_chooses_among_the_sequences() -> None:
     batch = batch_of()
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
-    dataset = SequenceDataset(VALUES, OFFSETS)
-    functions: list[Callable[[Any], Any]] = [batch.select, records.select, dataset.subset]
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
+    functions: list[Callable[[Any], Any]] = [batch.select, data.records.select, data.subset, data.take]
     for choose in functions:
         for right in ([2, -3], np.array([2, 0]), torch.tensor([-1, 0], dtype=torch.int8), [True, False, True]):
             assert sorted(choose(right).lengths.tolist()) == [1, 2]
@@ -159,7 +159,7 @@ def test_an_index_chooses_among_the_sequences() -> None:
     with pytest.raises(IndexError, match=r"index: got 3; the rule: the batch has 3 sequences. Fix: "):
         batch[3]
     with pytest.raises(IndexError, match=r"index: got 3; the rule: there are 3 sequences. Fix: "):
-        dataset[3]
+        data[3]
 
 
 def test_a_nested_tensor_whose_offsets_were_changed() -> None:
@@ -198,9 +198,9 @@ def test_nothing_on_a_device_is_read_to_check_it() -> None:
 
 
 def test_a_huge_number_of_streams_takes_no_room_before_the_first_chunk() -> None:
-    assert len(Chunks(batch_of(), 2**31 - 1, 1)) == 2
+    assert len(TBPTTSampler(batch_of(), 2**31 - 1, 1)) == 2
     with pytest.raises(ArgumentError, match=r"batch_size: got .*at most 2147483647"):
-        Chunks(batch_of(), 2**31, 1)
+        TBPTTSampler(batch_of(), 2**31, 1)
 
 
 def test_a_pack_whose_order_was_changed_is_not_padded() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
 from raglane import Ragged, plot
-from raglane.data import Batches, Chunks, Columns, Limit, Order, Preprocessor, Records, SequenceDataset, read, split
+from raglane.data import BatchLimit, BatchSampler, Columns, EpochOrder, Preprocessor, TBPTTSampler, read, split
 from raglane.data.records import offsets_of
 from raglane.nn import losses
 
@@ -136,8 +136,7 @@ def calls_of_packing() -> dict[str, Call]:
 
 
 def calls_of_data() -> dict[str, Call]:
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
-    dataset = SequenceDataset(VALUES, OFFSETS, torch.tensor([0, 1, 0]))
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
     return {
         "collate": (rl.collate, {"samples": [VALUES]}),
         "collate, two": (lambda sample: rl.collate([sample, sample]), {"sample": VALUES}),
@@ -146,43 +145,18 @@ def calls_of_data() -> dict[str, Call]:
             Columns,
             {"task": "tag", "need_labels": True, "sequence": "x", "label": "y", "id": "i", "time": "t", "features": ()},
         ),
-        "Records": (
-            Records,
-            {
-                "values": np.zeros((3, 1), np.float32),
-                "offsets": offsets_of([2, 0, 1]),
-                "ids": ("a", "b", "c"),
-                "labels": ("a", "b", "a"),
-                "tags": np.array(["a"] * 3, dtype=object),
-                "channels": ("x0",),
-                "source": Path("x"),
-                "notes": (),
-                "columns": Columns(),
-            },
-        ),
-        "Records.select": (records.select, {"index": [0]}),
         "offsets_of": (offsets_of, {"lengths": [1]}),
-        "SequenceDataset": (
-            SequenceDataset,
-            {
-                "values": VALUES,
-                "offsets": OFFSETS,
-                "targets": torch.tensor([0, 1, 0]),
-                "per_element": False,
-                "ids": (0, 1, 2),
-            },
-        ),
-        "SequenceDataset[]": (lambda index: dataset[index], {"index": 0}),
-        "SequenceDataset.subset": (dataset.subset, {"index": [0]}),
-        "split": (split, {"records": records, "fraction": 0.5, "seed": 0, "stratify": True}),
-        "SequenceDataset.cut": (dataset.cut, {"longest": 1}),
-        "read": (read, {"path": __file__, "columns": None, "format": "csv"}),
+        "Dataset[]": (lambda index: data[index], {"index": 0}),
+        "Dataset.subset": (data.subset, {"index": [0]}),
+        "split": (split, {"data": data, "fraction": 0.5, "seed": 0, "stratify": True}),
+        "Dataset.cut": (data.cut, {"longest": 1}),
+        "read": (read, {"source": __file__, "columns": None, "format": "csv"}),
     }
 
 
 def calls_of_preprocessor() -> dict[str, Call]:
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
-    fitted = Preprocessor.fit(records, task="classify")
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
+    fitted = Preprocessor.fit(data, task="classify")
     return {
         "Preprocessor": (
             Preprocessor,
@@ -199,7 +173,7 @@ def calls_of_preprocessor() -> dict[str, Call]:
         "Preprocessor.fit": (
             Preprocessor.fit,
             {
-                "records": records,
+                "data": data,
                 "task": "classify",
                 "missing": "error",
                 "standardize": True,
@@ -207,23 +181,23 @@ def calls_of_preprocessor() -> dict[str, Call]:
                 "minimum_count": 1,
             },
         ),
-        "Preprocessor.apply": (fitted.apply, {"records": records, "require_targets": True}),
+        "Preprocessor.apply": (fitted.apply, {"data": data, "require_targets": True}),
         "Preprocessor.from_config": (Preprocessor.from_config, {"config": fitted.to_config()}),
     }
 
 
 def calls_of_batches() -> dict[str, Call]:
-    batches = Batches([1, 2], Limit(sequences=1))
+    batches = BatchSampler([1, 2], BatchLimit(sequences=1))
     return {
-        "Limit": (Limit, {"sequences": 1, "elements": 2, "padded": 3, "too_long": "drop"}),
-        "Order.grouped": (Order.grouped, {"pool": 2, "noise": 0.1}),
-        "Order.windows": (Order.windows, {"sequences": 2, "by_length": True, "noise": 0.1}),
-        "Batches": (
-            lambda **given: list(Batches(**given)),
+        "BatchLimit": (BatchLimit, {"sequences": 1, "elements": 2, "padded": 3, "too_long": "drop"}),
+        "EpochOrder.grouped": (EpochOrder.grouped, {"pool": 2, "noise": 0.1}),
+        "EpochOrder.windows": (EpochOrder.windows, {"sequences": 2, "by_length": True, "noise": 0.1}),
+        "BatchSampler": (
+            lambda **given: list(BatchSampler(**given)),
             {
                 "lengths": [1, 2],
-                "limit": Limit(sequences=2),
-                "order": Order.random(),
+                "limit": BatchLimit(sequences=2),
+                "order": EpochOrder.random(),
                 "seed": 0,
                 "ranks": 2,
                 "rank": 1,
@@ -237,8 +211,8 @@ def calls_of_batches() -> dict[str, Call]:
             lambda **given: batches.load_state_dict(batches.state_dict() | given),
             {"done": 0, "epoch": 0, "pool": 0, "before": 0},
         ),
-        "Chunks": (
-            Chunks,
+        "TBPTTSampler": (
+            TBPTTSampler,
             {"data": batch_of(), "batch_size": 1, "steps": 1, "targets": ONES, "shuffle": True, "seed": 0},
         ),
     }

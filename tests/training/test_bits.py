@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import dataset
+from raglane.data import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.native.library import has_cell
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import answering, predict
@@ -20,7 +22,7 @@ from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS,
 pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
 
 # An odd number of units leaves vectors that are not full, where torch rounds in another way than elsewhere.
-_SMALL: dict[str, Any] = {"hidden": 13, "layers": 2}
+_SMALL: dict[str, Any] = {"hidden_size": 13, "num_layers": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +32,12 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _records(is_tokens: bool) -> Records:
+def _records(is_tokens: bool) -> Dataset:
     random = np.random.default_rng(3)
     lengths = random.integers(0, 9, 24)
     count = int(lengths.sum())
     values = random.integers(0, 20, count).astype(str).astype(object) if is_tokens else random.normal(size=(count, 3))
-    return Records(
+    return dataset(
         values if is_tokens else values.astype(np.float32),
         offsets_of(lengths),
         labels=tuple(random.integers(0, 5, 24).astype(str)),
@@ -69,12 +71,12 @@ def _assert_equal(settings: Settings, is_tokens: bool = False) -> None:
 def test_of_every_layer(layer: str) -> None:
     # grud reads three columns for each channel, and tells nothing that is to come.
     needed: dict[str, Any] = _SMALL | ({"missing": "elapsed"} if layer == "grud" else {})
-    _assert_equal(Settings(layer=layer, bidirectional=True, **needed))
+    _assert_equal(Settings(cell=layer, bidirectional=True, **needed))
     _assert_equal(Settings("tag", layer, **needed))
     if layer != "grud":
         _assert_equal(Settings("forecast", layer, **needed))
     if layer in NORMALISED_LAYERS:
-        _assert_equal(Settings(layer=layer, layer_norm=True, **_SMALL))
+        _assert_equal(Settings(cell=layer, layer_norm=True, **_SMALL))
 
 
 def test_of_every_other_task() -> None:
@@ -95,7 +97,7 @@ def test_of_every_pooling_and_initial_state() -> None:
 
 def test_torch_computes_row_by_row_what_no_kernel_does() -> None:
     """A cell that no program can hold runs in torch, which rounds a row in a batch in another way than alone."""
-    settings = Settings(layer="cfc", **_SMALL)
+    settings = Settings(cell="cfc", **_SMALL)
     model = SequenceModel(ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task)))
     gates = torch.randn(50, 65)
     with answering(model):

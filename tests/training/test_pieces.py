@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data.dataset import SequenceDataset
-from raglane.data.order import Batches, Limit
+from made_datasets import dataset, of_tensors
+from raglane.data.order import BatchLimit, BatchSampler
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, DivergedError
 from raglane.ragged import Ragged
 from raglane.runs.progress import epoch_line
@@ -99,7 +99,7 @@ def test_the_loss_of_each_error() -> None:
 
 
 def test_a_forecast_of_zeros_and_ones_has_the_loss_bce() -> None:
-    roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
+    roll = dataset(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
     assert settle(Settings("forecast"), roll)[0].loss == "bce"
 
 
@@ -132,14 +132,14 @@ def test_a_batch_goes_to_a_device_with_its_targets() -> None:
     assert batch.targets is not None
     assert batch.targets.tolist() == [1]
     values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
-    made = make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1]))
+    made = make_batch(of_tensors(values, offsets, torch.tensor([1, 0])).__getitems__([1]))
     assert made.targets is not None
     assert made.targets.tolist() == [0]
 
 
 def test_batches_of_chunks() -> None:
-    data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
-    chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
+    data = of_tensors(torch.arange(5), torch.tensor([0, 5]), forecast=True)
+    chunks = chunked_order(data, Settings("forecast", batch_size=1, bptt_steps=3))
     assert [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)] == [[0, 1, 2], [3]]
 
 
@@ -147,15 +147,15 @@ def test_batches_of_an_epoch_and_what_is_left_of_it() -> None:
     order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
     assert [len(batch) for batch in order] == [2, 1]
     assert sorted(row for batch in order for row in batch) == [0, 1, 2]
-    assert order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2)) == [[0, 1], [2, 3], [4]]
-    begun = Batches([3, 1, 2], Limit(sequences=1))
+    assert order_of_data(torch.tensor([3, 0, 1, 4, 2]), BatchLimit(sequences=2)) == [[0, 1], [2, 3], [4]]
+    begun = BatchSampler([3, 1, 2], BatchLimit(sequences=1))
     begun.load_state_dict(begun.state_dict(done=2))
     rest = Remaining(begun)
     assert (len(rest), len(list(rest)), len(rest)) == (1, 1, 1)
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    settings = Settings(lr=0.4, schedule="cosine", epochs=4, warmup=2)
+    settings = Settings(lr=0.4, lr_schedule="cosine", epochs=4, warmup=2)
     rates = [round(rate_of(settings, TrainingState(epoch=epoch), 1), 3) for epoch in range(4)]
     assert rates == [0.2, 0.4, 0.4, 0.2]
 
@@ -166,7 +166,7 @@ def test_a_loss_out_of_proportion_ends_a_run() -> None:
         check_losses({"train_loss": 7000.0}, TrainingState(start_loss=2.3), Settings(lr=1.0))
     rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]
     state = TrainingState(epoch=2, best_epoch=1, best_loss=2.1, history=rows, start_loss=2.3)
-    assert warning(state) == "the training loss ends at 45 and began at 2.1: a smaller lr, or clip=1, may help"
+    assert warning(state) == "the training loss ends at 45 and began at 2.1: a smaller lr, or grad_clip=1, may help"
 
 
 def test_sums_over_an_epoch() -> None:
@@ -206,12 +206,12 @@ def test_one_rank_sums_by_itself_and_is_never_lost() -> None:
 
 
 def test_data_has_a_fingerprint_and_an_identity() -> None:
-    words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
+    words = dataset(np.array(["a", "b"], dtype=object), offsets_of([2]))
     assert fingerprint(words) == fingerprint(words)
     assert fingerprint(words) != fingerprint(words, words)
-    both = Records(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
-    assert identity(both) == identity(both.select([1]), both.select([0]))
-    assert identity(both) != identity(both.select([0, 0]))
+    both = dataset(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
+    assert identity(both) == identity(both.subset([1]), both.subset([0]))
+    assert identity(both) != identity(both.subset([0, 0]))
 
 
 def test_a_cell_is_one_of_a_file_by_its_form() -> None:
@@ -247,7 +247,7 @@ def test_options_are_fields_with_rules_and_help() -> None:
     assert (_Walk().steps, options(_Walk)["steps"].help) == (3, "How far.")
     with pytest.raises(ArgumentError, match=r"^steps: got 0; the rule: above 0. Fix: pass 3, say.$"):
         check(_Walk(0))
-    assert [flag_of(Settings, name) for name in ("layer", "batch_size")] == ["--cell", "--batch-size"]
+    assert [flag_of(Settings, name) for name in ("cell", "batch_size")] == ["--cell", "--batch-size"]
 
 
 def test_columns_of_data() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data.records import Records
+from made_datasets import changed
+from raglane.data import Dataset
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.training.batches import Batch, training_order
 from raglane.training.checkpoint import FORMAT_VERSION, load_model, read_tensors
@@ -68,13 +69,13 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     [
         ((2, 3), QUICK),  # within an epoch
         ((2, 6), replace(QUICK, optimizer="adamw", bucket=True)),  # at the last batch of one
-        ((1, 1), replace(QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
+        ((1, 1), replace(QUICK, optimizer="sgd", num_layers=2, grad_clip=0.5, cell="lstm")),
         ((3, 5), replace(QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
-        ((2, 2), replace(QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
-        ((2, 7), replace(QUICK, task="tag", layer="lstm", steps=2)),  # with the states of chunks
-        ((3, 2), replace(QUICK, task="forecast", steps=3)),
-        ((3, 3), replace(QUICK, schedule="cosine", warmup=1, label_smoothing=0.1)),
-        ((2, 1), replace(QUICK, schedule="plateau", class_weights="balanced", clip=0.0)),
+        ((2, 2), replace(QUICK, task="forecast", cell="rnn", weight_decay=0.1)),
+        ((2, 7), replace(QUICK, task="tag", cell="lstm", bptt_steps=2)),  # with the states of chunks
+        ((3, 2), replace(QUICK, task="forecast", bptt_steps=3)),
+        ((3, 3), replace(QUICK, lr_schedule="cosine", warmup=1, label_smoothing=0.1)),
+        ((2, 1), replace(QUICK, lr_schedule="plateau", class_weights="balanced", grad_clip=0.0)),
         ((2, 3), replace(QUICK, batch_elements=14, bucket=True, workers=1)),
         ((1, 2), replace(QUICK, batch_elements=5, too_long="split", largest_first=True)),
     ],
@@ -126,9 +127,7 @@ def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
     training = small_records()
     settings = replace(QUICK, batch_elements=4)
     long = int((training.lengths > 4).sum())
-    with pytest.raises(
-        ArgumentError, match=f"one of {long} such; the rule: no sequence longer than a batch, 4 elements"
-    ):
+    with pytest.raises(ArgumentError, match=f"one of {long} such; the rule: at most the size of a batch, 4 elements"):
         train(settings, training, None, tmp_path / "run")
     elements = {}
     for choice in ("drop", "split", "alone"):
@@ -137,7 +136,7 @@ def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
         elements[choice] = round(row["elements_per_second"] * row["seconds"])
     kept = int(training.lengths[training.lengths <= 4].sum())
     assert elements == {"drop": kept, "split": len(training.values), "alone": len(training.values)}
-    some = training.select(training.lengths > 4)
+    some = training.subset(training.lengths > 4)
     with pytest.raises(DataError, match="all too long for a batch"):
         train(replace(settings, too_long="drop"), some, None, tmp_path / "none")
 
@@ -213,11 +212,11 @@ def test_early_stopping(tmp_path: Path) -> None:
     )
 
 
-def _opposed() -> tuple[Records, Records]:
+def _opposed() -> tuple[Dataset, Dataset]:
     """A training and a validation part with opposite labels: what makes one loss smaller makes the other larger."""
     training = small_records()
     flipped = tuple("down" if label == "up" else "up" for label in training.labels or ())
-    return training, replace(training, labels=flipped)
+    return training, changed(training, labels=flipped)
 
 
 def test_early_stopping_watches_the_validation_loss(tmp_path: Path) -> None:
@@ -264,7 +263,7 @@ def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
 def test_scaling_is_that_of_the_training_part_alone(tmp_path: Path) -> None:
     """What is measured on the validation part must not have shaped the model's input."""
     training = small_records(20)
-    validation = replace(small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100)
+    validation = changed(small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100)
     train(replace(QUICK, epochs=1), training, validation, tmp_path / "run")
     preprocessor = load_model(tmp_path / "run").preprocessor
     assert preprocessor.mean == pytest.approx(training.values.astype(np.float64).mean(0).tolist())
@@ -315,15 +314,15 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})
     refuses("whole and unchanged")
-    _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden_size": 6})
     refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
-    _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "other"})
-    refuses("config.json: layer: got 'other'")
-    old = {"cell" if name == "layer" else name: value for name, value in json.loads(config)["model"].items()}
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
+    refuses("config.json: cell: got 'other'")
+    old = {"layer" if name == "cell" else name: value for name, value in json.loads(config)["model"].items()}
     _edit(folder / "config.json", model=old)
-    refuses("model without the entry 'layer'; the rule: a file that Raglane wrote")
-    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "gru"})
-    refuses("model with the unknown entry 'cell'; the rule: a file that Raglane wrote")
+    refuses("model without the entry 'cell'; the rule: a file that Raglane wrote")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "gru"})
+    refuses("model with the unknown entry 'layer'; the rule: a file that Raglane wrote")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")
@@ -353,4 +352,4 @@ def test_going_on_with_other_labels_or_lengths_is_refused(part: str, tmp_path: P
     turned = records.offsets[-1] - given[::-1] if part == "offsets" else given[::-1]
     assert list(turned) != list(given)
     with pytest.raises(DataError, match="other data"):
-        train(QUICK, replace(records, **{part: turned}), None, tmp_path / "run", resume=True)
+        train(QUICK, changed(records, **{part: turned}), None, tmp_path / "run", resume=True)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import changed, dataset
+from raglane.data import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Records, Targets, offsets_of
+from raglane.data.records import Columns, Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -29,21 +31,21 @@ from raglane.training.tasks.labels import best_thresholds
 from raglane.training.tasks.numbers import loss_of_errors
 
 _BOTH = ("best", "last")
-_QUICK = Settings(epochs=15, hidden=12, lr=0.02, threads=1)
+_QUICK = Settings(epochs=15, hidden_size=12, lr=0.02, threads=1)
 
 
-def _records(count: int = 60, seed: int = 0) -> Records:
+def _records(count: int = 60, seed: int = 0) -> Dataset:
     """Sequences of one channel, of 1 to 6 steps."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, count)
-    return Records(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
+    return dataset(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
 
 
-def _with(records: Records, targets: Targets) -> Records:
-    return Records(records.values, records.offsets, channels=records.channels, targets=targets)
+def _with(records: Dataset, targets: Targets) -> Dataset:
+    return dataset(records.values, records.offsets, channels=records.channels, targets=targets)
 
 
-def _sums(records: Records) -> np.ndarray:
+def _sums(records: Dataset) -> np.ndarray:
     return np.add.reduceat(records.values[:, 0].astype(np.float64), records.offsets[:-1])
 
 
@@ -74,13 +76,13 @@ def test_numbers_are_learned_and_told_in_their_units(tmp_path: Path, per_element
     """Twice: two numbers, in units far from 1; both beat the mean, and predictions are what was measured."""
     records, later = _records(), _records(20, seed=1)
 
-    def sums(part: Records) -> Records:
+    def sums(part: Dataset) -> Dataset:
         flat = part.values[:, 0].astype(np.float64) if per_element else _sums(part)
         values = np.stack([1000 + 50 * flat, 0.001 * flat], axis=1)
         return _with(part, Targets(values, per_element=per_element, names=("far", "small")))
 
     training, test = sums(records), sums(later)
-    train(Settings(**{**_QUICK.to_config(), "task": "regress", "layer": "lstm"}), training, None, tmp_path)
+    train(Settings(**{**_QUICK.to_config(), "task": "regress", "cell": "lstm"}), training, None, tmp_path)
     saved = load_model(tmp_path)
     evaluation = evaluate(saved, test)
     assert evaluation.numbers["R2"] > 0.7
@@ -100,7 +102,7 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
     records = _records(200)
     noise = np.random.default_rng(3).normal(size=(200, 1))
     for quantile in (0.2, 0.8):
-        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden=4, lr=0.02, threads=1)
+        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden_size=4, lr=0.02, threads=1)
         data = _with(records, Targets(noise, names=("noise",)))
         train(settings, data, None, tmp_path, overwrite=True)
         share = evaluate(load_model(tmp_path), data).numbers["share_below"]
@@ -130,14 +132,14 @@ def test_thresholds_against_every_cut() -> None:
 def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
     """Each label follows from one fact; the thresholds are kept with the model, and decide what is told."""
 
-    def sets(part: Records) -> Records:
+    def sets(part: Dataset) -> Dataset:
         flat = part.values[:, 0] if per_element else _sums(part)
         values = np.empty(len(flat), dtype=object)
         values[:] = [tuple(name for name, is_there in (("up", x > 0), ("far", abs(x) > 1.5)) if is_there) for x in flat]
         return _with(part, Targets(values, per_element=per_element))
 
     training, test = sets(_records(90)), sets(_records(30, seed=1))
-    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "layer": "lstm"})
+    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"})
     train(settings, training, test, tmp_path)
     saved = load_model(tmp_path)
     assert _thresholds(saved) != [0.5, 0.5]
@@ -157,7 +159,7 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
 
 def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
-    model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden=2))
+    model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden_size=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     meter = make_task(fitted, ModelSettings("multilabel")).meter(model, _records(3))
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
@@ -173,9 +175,9 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     records = _records(20)
     one = _with(records, Targets(np.ones((20, 1)), names=("y",)))
     total = len(records.values)
-    train(Settings("regress", epochs=1, hidden=2, threads=1), one, None, tmp_path)
+    train(Settings("regress", epochs=1, hidden_size=2, threads=1), one, None, tmp_path)
     saved = load_model(tmp_path)
-    with pytest.raises(DataError, match=r"no numbers to learn.*needs numbers"):
+    with pytest.raises(DataError, match=r"no numbers to learn.*numbers per sequence"):
         evaluate(saved, records)
     with pytest.raises(DataError, match=r"2 numbers to learn.*trained on 1: 'y'"):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
@@ -192,19 +194,19 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert total > 0
 
 
-def _rolls(count: int = 40, seed: int = 0) -> Records:
+def _rolls(count: int = 40, seed: int = 0) -> Dataset:
     """Binary channels: the second is what the first was a step before; the third is chance."""
     random = np.random.default_rng(seed)
     lengths = random.integers(2, 9, count)
     values = (random.random((int(lengths.sum()), 3)) < 0.4).astype(np.float32)
     values[1:, 1] = values[:-1, 0]
-    return Records(values, offsets_of(lengths), channels=("a", "b", "c"))
+    return dataset(values, offsets_of(lengths), channels=("a", "b", "c"))
 
 
 def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
     """Where a network can know more than frequencies it ends below them, and the rules' nats are what they are."""
     training, test = _rolls(), _rolls(20, seed=1)
-    settings, note = settle(Settings("forecast", epochs=40, hidden=16, lr=0.02, threads=1), training)
+    settings, note = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
     assert settings.loss == "bce"
     assert "every channel is 0 or 1" in str(note)
     result = train(replace(settings, loss=None), training, test, tmp_path)
@@ -230,20 +232,20 @@ def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
 
 
-def replace_values(records: Records, value: float) -> Records:
+def replace_values(records: Dataset, value: float) -> Dataset:
     """The same with another number in all places."""
-    return replace(records, values=np.full_like(records.values, value))
+    return changed(records, values=np.full_like(records.values, value))
 
 
 def test_steps_ahead_by_hand(tmp_path: Path) -> None:
     """The errors of each step are those of predictions on the sequences without their last elements."""
     records = _records(30)
-    train(Settings("forecast", epochs=2, hidden=4, threads=1), records, None, tmp_path)
+    train(Settings("forecast", epochs=2, hidden_size=4, threads=1), records, None, tmp_path)
     saved = load_model(tmp_path)
     table = evaluate(saved, records, horizon=3, batch_size=7).measured.table
-    long = records.select(records.lengths > 3)
+    long = records.subset(records.lengths > 3)
     keep = np.concatenate([np.arange(start, end - 3) for start, end in pairwise(long.offsets)])
-    heads = Records(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
+    heads = dataset(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
     told = np.array(predict(saved, heads, horizon=3).columns["prediction"])[:, :, 0]
     truth = np.stack([long.values[end - 3 : end, 0] for end in long.offsets[1:]])
     last = np.stack([long.values[end - 4, 0] for end in long.offsets[1:]])[:, None]
@@ -277,10 +279,10 @@ def test_weights_and_smoothing_change_the_loss_of_training_alone() -> None:
 def test_rates_by_hand() -> None:
     losses = [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0]
     history = [{"train_loss": 0.0, "validation_loss": loss} for loss in losses]
-    plateau = Settings(lr=0.8, schedule="plateau")
+    plateau = Settings(lr=0.8, lr_schedule="plateau")
     rates = [rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)]
     assert rates == [0.8] * 4 + [0.4] * 3 + [0.2] * 2 + [0.1]
-    warm = Settings(lr=0.8, warmup=2, epochs=6, schedule="cosine")
+    warm = Settings(lr=0.8, warmup=2, epochs=6, lr_schedule="cosine")
     rising = [rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2) for epoch in (0, 1) for batch in (0, 1)]
     assert rising == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rate_of(warm, TrainingState(epoch=4, batch=0), 2) == pytest.approx(0.4)
@@ -290,8 +292,8 @@ def test_rates_by_hand() -> None:
 def test_the_likeliest_classes(tmp_path: Path) -> None:
     records = _records(40)
     labels = tuple("abcd"[min(int(length) // 2, 3)] for length in records.lengths)
-    data = replace(records, labels=labels)
-    train(Settings(epochs=2, hidden=4, threads=1), data, None, tmp_path)
+    data = changed(records, labels=labels)
+    train(Settings(epochs=2, hidden_size=4, threads=1), data, None, tmp_path)
     saved = load_model(tmp_path)
     columns = predict(saved, data, top=2, probabilities=True).columns
     for row, (first, second) in enumerate(columns["top"]):
@@ -308,12 +310,12 @@ def test_the_likeliest_classes(tmp_path: Path) -> None:
 def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
     """With the rate 1 no token that occurs once is learned; with 0 the unknown token is not."""
     words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
-    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    data = dataset(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
     start = {}
     for rate in (0.0, 1.0):
         weights = []
         for epochs in (1, 4):
-            settings = Settings(epochs=epochs, hidden=4, embedding=3, unknown_rate=rate, threads=1)
+            settings = Settings(epochs=epochs, hidden_size=4, embedding=3, unk_dropout=rate, threads=1)
             train(settings, data, None, tmp_path, overwrite=True)
             embedding = load_model(tmp_path / "last").model.encoder.embedding
             assert embedding is not None
@@ -327,15 +329,15 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
 def test_what_the_first_version_wrote_is_read(tmp_path: Path) -> None:
     """Without the entries that came later, a model predicts the same, and a run goes on as it began."""
     words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
-    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
-    settings = Settings(epochs=2, hidden=4, embedding=3, unknown_rate=0.0, clip=None, threads=1)
+    data = dataset(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    settings = Settings(epochs=2, hidden_size=4, embedding=3, unk_dropout=0.0, grad_clip=None, threads=1)
     train(settings, data, None, tmp_path / "run")
     whole = train(replace(settings, epochs=4), data, None, tmp_path / "whole")
     told = predict(load_model(tmp_path / "run"), data).columns
 
     later = {"loss", "quantile", "embedding_dropout", "tie_weights", "per_element", "split"}
-    later |= {"target_names", "target_mean", "target_std", "schedule", "warmup", "class_weights", "label_smoothing"}
-    later |= {"unknown_rate", "steps"}
+    later |= {"target_names", "target_mean", "target_std", "lr_schedule", "warmup", "class_weights", "label_smoothing"}
+    later |= {"unk_dropout", "bptt_steps"}
     for name, parts in (
         ("run.json", ["settings"]),
         *((f"{at}/config.json", ["model", "preprocessor"]) for at in _BOTH),

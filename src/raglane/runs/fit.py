@@ -17,7 +17,7 @@ import torch
 from raglane._utils.checks import check_flag
 from raglane._utils.files import as_path
 from raglane._utils.messages import message, nearest, quote, require
-from raglane.data.records import Records
+from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
 from raglane.runs.progress import BarWatcher
 from raglane.runs.run import Run
@@ -49,7 +49,7 @@ def fit(
 
     Args:
         data: a file or folder, or what a program holds: a list of sequences, an array, a table, a Ragged (see
-            :func:`raglane.data.records_from`).
+            :func:`raglane.data.read`).
         labels: one entry per sequence, where ``data`` does not have them.
         validation: what decides which epoch is best: as ``data``, or ``(data, labels)``. None holds a part out.
         test: what :meth:`Run.evaluate` measures on if it is given no data: as ``data``, or ``(data, labels)``.
@@ -76,7 +76,7 @@ def fit(
 
     Example:
         >>> import raglane as rl
-        >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden=8)
+        >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden_size=8)
         >>> run.notes[-1]
         'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0'
         >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
@@ -87,8 +87,8 @@ def fit(
     if result is not None:
         return _run_of(result, (), None)
     chosen, columns = _sorted(options)
-    if isinstance(chosen.get("layer"), str):
-        chosen["layer"] = name_cell(chosen["layer"])
+    if isinstance(chosen.get("cell"), str):
+        chosen["cell"] = name_cell(chosen["cell"])
     check_flag("resume", resume)
     check_flag("overwrite", overwrite)
     if progress is not None:
@@ -114,7 +114,7 @@ def fit(
     return _run_of(trained.result, tuple(notes), None if test is None else trained.parts.test)
 
 
-def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Records | None) -> Run:
+def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None) -> Run:
     """The run that a training has made."""
     folder = result.folder
     saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument, message
-from raglane.data.chunks import Chunks
-from raglane.data.dataset import Sequences
+from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
+from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
     Batch,
@@ -109,8 +107,8 @@ class Trainer:
         # Files of the best model, where there is no folder.
         self.best: dict[str, bytes] = {}
 
-    def _applied(self, records: Records | Dataset) -> Sequences:
-        dataset: Sequences = self.preprocessor.apply(records)
+    def _applied(self, records: Dataset) -> Dataset:
+        dataset = self.preprocessor.apply(records)
         self.task.check(records)
         return dataset
 
@@ -241,7 +239,7 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Learn from what is left of an epoch."""
         batches: _Counted
-        if isinstance(self.order, Chunks):
+        if isinstance(self.order, TBPTTSampler):
             batches = ChunkedBatches(self.order)
         else:
             batches = loader(self.training, Remaining(self.order), self.settings.workers)
@@ -259,8 +257,8 @@ class Trainer:
         # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
         self._is_stepping = True
         self._learner.average()
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        if self.settings.grad_clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.model.zero_grad()
 

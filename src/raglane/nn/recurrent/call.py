@@ -295,17 +295,16 @@ def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...
 def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
     """Raise if the input or ``hx`` does not fit the layer."""
     batch, _ = inputs.flattened()
-    values = batch.values
+    values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
-        got, rule = (
-            f"elements of shape {tuple(values.shape[1:])}",
-            f"elements of input_size = {layer.input_size} features",
-        )
+        got, rule = f"elements of shape {tuple(values.shape[1:])}", f"input_size = {layer.input_size} features"
         fix = "embed or reshape it, or build the layer with another input_size"
         raise ShapeError(message("input", got, rule, fix))
     like = layer._like(weights)
     if isinstance(like, Tensor):  # otherwise the backend raises and names the weight
-        check_fits("input", values, like)
+        is_alike = values.dtype is like.dtype and values.device == like.device
+        if not is_alike or values.layout is not torch.strided:
+            check_fits("input", values, like)
     if hx is not None:
         _check_state(plan, hx, batch._count if inputs.is_batched else None, values)
 
