@@ -224,5 +224,8 @@ def test_they_can_be_chained_and_keep_gradients(start: Any) -> None:
 
 @pytest.mark.parametrize("start", EVERY.values())
 def test_a_user_defined_cell_is_refused(start: Any) -> None:
-    with pytest.raises(RaglaneError, match=r"layer: got a Recurrent of LSTMCell; .* Fix: initialise the parameters of the cell's module"):
+    with pytest.raises(
+        RaglaneError,
+        match=r"layer: got a Recurrent of LSTMCell; .* Fix: initialise the parameters of the cell's module",
+    ):
         start(rl.nn.Recurrent(nn.LSTMCell(D, H)))
