@@ -299,7 +299,7 @@ EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], 
 
 
 @pytest.mark.parametrize(
-    ("emissions", "tags", "kind", "said"),
+    ("emissions", "tags", "kind", "says"),
     [
         (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions: got a Tensor"),
         (EMISSIONS, GOLD.values, ArgumentTypeError, "tags: got a Tensor"),
@@ -314,11 +314,11 @@ EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], 
         (EMISSIONS, GOLD - 1, ArgumentError, "values from -1 to 1"),
     ],
 )
-def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], said: str) -> None:
+def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], says: str) -> None:
     if kind is ArgumentError and device.type != "cpu":
         pytest.skip("a GPU's kernel checks tags itself")
     batches = [batch.to(device) for batch in (emissions, tags)]
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=says):
         CRF(TAGS)(*batches)
 
 

@@ -13,10 +13,10 @@ import raglane as rl
 from every_layer import (
     LAYERS,
     LENGTHS,
-    PAIRS,
     D,
     H,
     a_batch,
+    assert_alike_everywhere,
     assert_same,
     assert_same_for_every_input,
     build,
@@ -24,7 +24,7 @@ from every_layer import (
     parts,
     results_of,
 )
-from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
@@ -128,18 +128,7 @@ def test_as_if_it_were_given(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_schedule_and_backend(name: str, kind: str) -> None:
-    layer, seen = layer_of(name, kind), []
-    batch = a_batch()
-    for schedule, backend in PAIRS:
-        try:
-            with rl.use_backend(schedule=schedule, backend=backend):
-                results = results_of(layer(batch))
-        except DispatchError:
-            continue
-        seen.append([*results, *gradients(results, [batch.values, *layer.parameters()])])
-    assert len(seen) >= len(SCHEDULES)
-    for other in seen[1:]:
-        assert_same(other, seen[0])
+    assert_alike_everywhere(layer_of(name, kind), lambda layer, batch: results_of(layer(batch)))
 
 
 # -- every way to call ------------------------------------------------------------------------------------------------

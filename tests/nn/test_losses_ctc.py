@@ -1,4 +1,4 @@
-"""CTC against torch's on a padded batch, against every path written out, and what torch's does not promise."""
+"""CTC compared with torch's on a padded batch, and with the sum over all paths."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def torch_loss(log_probs: rl.Ragged, targets: rl.Ragged, **options: Any) -> Tens
 @pytest.mark.parametrize("blank", [0, 2])
 @given(pairs=PAIRS, kinds=st.integers(1, CLASSES - 1))
 def test_against_torch(pairs: list[tuple[int, int]], kinds: int, blank: int) -> None:
-    """Values and gradients, those of infinite losses included, which torch gives where told to make them 0."""
+    """Values and gradients; torch's gradients of infinite losses are those with zero_infinity=True."""
     if not any(steps for steps, _ in pairs):
         return  # torch needs a step
     logits, targets = draw(pairs, blank, kinds)
@@ -96,7 +96,7 @@ def test_against_every_path(steps: int, labels: list[int]) -> None:
 
 
 def test_log_probabilities_may_be_minus_infinity() -> None:
-    """What cannot be takes part in no path, and gets no gradient."""
+    """Impossible labels have no gradient."""
     values = torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=torch.float64).log().requires_grad_()
     loss = ctc_loss(rl.Ragged.from_flat(values, lengths=[2]), rl.Ragged([[1]]), reduction="none")
     assert loss.item() == pytest.approx(0)

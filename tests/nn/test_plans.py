@@ -171,7 +171,7 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
 # -- every layer on every schedule ------------------------------------------------------------------------------------
 
 
-def test_every_layer_is_here() -> None:
+def test_every_layer_is_tested() -> None:
     made = [getattr(rl.nn, name) for name in rl.nn.__all__]
     layers = {each.__name__ for each in made if isinstance(each, type) and issubclass(each, RecurrentLayer)}
     assert {kind.layer for kind in KINDS} == layers - {"Recurrent"}
@@ -181,7 +181,6 @@ def test_every_layer_is_here() -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_on_every_layer(name: str) -> None:
-    """Outputs, every state, final states and all gradients, with hx: all alike."""
     layer = build(name, 2, bidirectional=True)
     batch = a_batch()
     hx = a_state(layer, len(batch))
@@ -204,7 +203,7 @@ def test_every_schedule_on_every_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_output_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the last layer, whoever runs it; what is returned is the same state."""
+    """No backend computes outputs of the last layer, and the state is the same."""
     layer = build(name, 2, bidirectional=True)
     batch, seen = a_batch(), []
     for backend in BACKENDS.values():

@@ -1,4 +1,4 @@
-"""Poolings against the obvious loop over sequences, and what attention promises."""
+"""Poolings compared with a loop over sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies import lengths
 
 
 def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
-    """What a pooling gives for one sequence ``(L, F)`` that is not empty."""
+    """Pool one sequence ``(L, F)``, which is not empty."""
     if isinstance(pooling, Pooling):
         single = {
             "last": lambda: x[-1],

@@ -14,10 +14,10 @@ import raglane as rl
 from every_layer import (
     LAYERS,
     LENGTHS,
-    PAIRS,
     READ,
     H,
     a_batch,
+    assert_alike_everywhere,
     assert_same,
     build,
     gradients,
@@ -25,7 +25,7 @@ from every_layer import (
     regularisation_of,
     results_of,
 )
-from raglane.errors import ArgumentError, DispatchError
+from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -41,25 +41,9 @@ def run(layer: Any, batch: Any, seed: int = 7, **call: Any) -> list[Tensor]:
 # -- every backend ----------------------------------------------------------------------------------------------------
 
 
-def assert_alike_everywhere(layer: Any) -> None:
-    """Compare results, gradients and the generator's state on every backend and schedule."""
-    batch = a_batch()
-    seen: list[list[Tensor]] = []
-    for schedule, backend in PAIRS:
-        try:
-            with rl.use_backend(schedule=schedule, backend=backend):
-                results = run(layer, batch)
-        except DispatchError:
-            continue
-        seen.append([*results, *gradients(results, [batch.values, *layer.parameters()])])
-    assert len(seen) >= len(SCHEDULES)
-    for other in seen[1:]:
-        assert_same(other, seen[0])
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_schedule_and_backend_draws_the_same(name: str) -> None:
-    assert_alike_everywhere(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)))
+    assert_alike_everywhere(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)), run)
 
 
 def test_every_kind_of_input_draws_the_same() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +12,12 @@ import raglane as rl
 from cell_requests import possible
 from naive_cells import naive_network
 from raglane.cells import CELLS
+from raglane.errors import DispatchError
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.stack import one_or_tuple
+from raglane.schedules import SCHEDULES
 
 __all__ = [
     "GATED",
@@ -31,6 +33,7 @@ __all__ = [
     "Kind",
     "a_batch",
     "a_state",
+    "assert_alike_everywhere",
     "assert_same",
     "assert_same_for_every_input",
     "build",
@@ -168,6 +171,21 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
             scale = max(1.0, float(other.detach().abs().max()))
             error = float((own.detach() - other.detach()).abs().max()) / scale
             assert error <= tolerance, f"{where}: relative error {error:.2e}"
+
+
+def assert_alike_everywhere(layer: Any, run: Callable[[Any, rl.Ragged], list[Tensor]]) -> None:
+    """Assert that all schedules and backends that support a layer give the same results and gradients."""
+    batch, seen = a_batch(), []
+    for schedule, backend in PAIRS:
+        try:
+            with rl.use_backend(schedule=schedule, backend=backend):
+                results = run(layer, batch)
+        except DispatchError:
+            continue
+        seen.append([*results, *gradients(results, [batch.values, *layer.parameters()])])
+    assert len(seen) >= len(SCHEDULES)
+    for other in seen[1:]:
+        assert_same(other, seen[0])
 
 
 def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
