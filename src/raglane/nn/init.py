@@ -43,7 +43,6 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
         ArgumentError: its cell has no recurrent matrix, or ``gain`` is not a finite number of at least 0.
 
     Example:
-        >>> import raglane as rl
         >>> weight = orthogonal_(rl.nn.LSTM(3, 4)).weight_hh_l0[:4]
         >>> bool(torch.allclose(weight @ weight.t(), torch.eye(4), atol=1e-6))
         True
@@ -69,7 +68,6 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
         ArgumentError: ``gain`` is not a finite number of at least 0.
 
     Example:
-        >>> import raglane as rl
         >>> bool(xavier_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
         True
     """
@@ -94,7 +92,6 @@ def forget_bias_(layer: L, value: float = 1.0) -> L:
         ArgumentError: it has no such gate or no bias, or ``value`` is not a finite number.
 
     Example:
-        >>> import raglane as rl
         >>> forget_bias_(rl.nn.LSTM(3, 2)).bias_ih_l0[2:4].tolist()
         [1.0, 1.0]
     """
@@ -122,7 +119,6 @@ def chrono_(layer: L, max_length: int) -> L:
         ArgumentError: it has no such gate or no bias, or ``max_length`` is not a whole number of at least 2.
 
     Example:
-        >>> import raglane as rl
         >>> layer = chrono_(rl.nn.LSTM(3, 2), max_length=100)
         >>> bool((layer.bias_ih_l0[:2] == -layer.bias_ih_l0[2:4]).all())
         True

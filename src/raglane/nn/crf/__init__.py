@@ -56,7 +56,6 @@ class CRF(torch.nn.Module):
         ShapeError: by a method, shapes, lengths or devices do not match.
 
     Example:
-        >>> from raglane import Ragged
         >>> crf = CRF(num_tags=3)
         >>> emissions = Ragged([torch.tensor([[5., 0., 0.], [0., 5., 0.]]), torch.tensor([[0., 0., 5.]])])
         >>> tags, score = crf.decode(emissions)
@@ -114,7 +113,6 @@ class CRF(torch.nn.Module):
             ``(B,)``, each at most 0; 0 for an empty sequence.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(4).log_likelihood(Ragged([torch.zeros(2, 4)]), Ragged([[3, 1]])).exp()
             tensor([0.0625], grad_fn=<ExpBackward0>)
         """
@@ -127,7 +125,6 @@ class CRF(torch.nn.Module):
         """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty sequence.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(4).log_partition(Ragged([torch.zeros(2, 4), torch.zeros(0, 4)])).exp().tolist()
             [16.0, 1.0]
         """
@@ -144,7 +141,6 @@ class CRF(torch.nn.Module):
             Values ``(N, C)``; each row adds up to 1, or is 0 if no path is allowed.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(2).marginals(Ragged([torch.zeros(3, 2)]))[0].tolist()
             [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
         """
@@ -161,7 +157,6 @@ class CRF(torch.nn.Module):
             they are log-likelihoods. An empty sequence has no tags and score 0.
 
         Example:
-            >>> from raglane import Ragged
             >>> tags, score = CRF(2).decode(Ragged([torch.tensor([[0., 1.], [3., 2.]])]))
             >>> tags.values.tolist(), score.tolist()
             ([1, 0], [4.0])

@@ -39,7 +39,6 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
         ArgumentError: ``hx`` is None, but a sequence does not begin.
 
     Example:
-        >>> import raglane as rl
         >>> layer = rl.nn.GRU(3, 4)
         >>> _, state = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> chunk = Ragged([torch.randn(5, 3), torch.randn(4, 3)])

@@ -128,7 +128,6 @@ class PeepholeLSTM(_ClippedLayer):
     gates and of the candidate to ``-clip`` to ``clip``, like the attribute of the ONNX operator LSTM.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = PeepholeLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -146,7 +145,6 @@ class CoupledLSTM(_ClippedLayer):
     gates and of the candidate to ``-clip`` to ``clip``, like the attribute of the ONNX operator LSTM.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = CoupledLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -163,7 +161,6 @@ class LayerNormLSTM(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = LayerNormLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -179,7 +176,6 @@ class LayerNormGRU(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = LayerNormGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -196,7 +192,6 @@ class SLSTM(CellLayer):
     units; each group reads only its own state. The state is ``(h, c, n, m)``.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, n.shape
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
@@ -236,7 +231,6 @@ class GRUD(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> import raglane as rl
         >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
         >>> out, h = GRUD(3, 4)(rl.data.observations(series))
         >>> out.values.shape, h.shape
@@ -255,7 +249,6 @@ class CfC(CellLayer):
     time since the previous element. Without it, and in all layers above the first, a step takes the time 1.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = CfC(3, 4, gap_column=2)(Ragged([torch.rand(5, 3), torch.rand(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))

@@ -31,7 +31,6 @@ class IndRNN(CellLayer):
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = IndRNN(3, 4, num_layers=2, max_length=1000)
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
@@ -121,7 +120,6 @@ class SRU(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -137,7 +135,6 @@ class QRNN(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -153,7 +150,6 @@ class MinGRU(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -169,7 +165,6 @@ class MinLSTM(CellLayer):
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))

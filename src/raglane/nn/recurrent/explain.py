@@ -55,7 +55,6 @@ def explain(
         DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
-        >>> import raglane as rl
         >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
         backend torch, schedule packed: backend torch chosen for this layer
         >>> print(explain(rl.accelerate(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4)))))

@@ -64,7 +64,6 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         DispatchError: no layer of the model can be frozen; the message gives the reason.
 
     Example:
-        >>> import raglane as rl
         >>> layer = rl.freeze(rl.nn.LSTM(3, 4).eval())
         >>> with torch.inference_mode():
         ...     out, state = layer.step(torch.randn(3))

@@ -169,7 +169,6 @@ class RecurrentLayer(Stack):
             ShapeError: ``x_t`` has another number of dimensions.
 
         Example:
-            >>> import raglane as rl
             >>> layer, state = rl.nn.LSTM(3, 4), None
             >>> for x_t in torch.randn(5, 2, 3):
             ...     out, state = layer.step(x_t, state)
@@ -206,7 +205,6 @@ class RecurrentLayer(Stack):
             ShapeError: ``state`` has the shape of another layer's.
 
         Example:
-            >>> import raglane as rl
             >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
             >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
             torch.Size([2, 8])

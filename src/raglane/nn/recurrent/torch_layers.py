@@ -123,7 +123,6 @@ class RNN(_TorchLayer):
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = RNN(3, 4, nonlinearity="relu")
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
@@ -166,7 +165,6 @@ class LSTM(_TorchLayer):
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = LSTM(3, 4, bidirectional=True)
         >>> out, (h, c) = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape, c.shape
@@ -207,7 +205,6 @@ class GRU(_TorchLayer):
         **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = GRU(3, 4)
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> torch.equal(out.last(), h[-1])
