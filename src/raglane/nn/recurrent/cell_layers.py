@@ -123,9 +123,9 @@ class _ClippedLayer(CellLayer):
 class PeepholeLSTM(_ClippedLayer):
     """The LSTM with peepholes on ragged batches: its gates also read the memory.
 
-    :mod:`raglane.cells.peephole_lstm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``clip`` clamps the arguments of the
-    gates and of the candidate to ``-clip`` to ``clip``, like the attribute of the ONNX operator LSTM.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
+    attribute of the ONNX operator LSTM.
 
     Example:
         >>> out, (h, c) = PeepholeLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -140,9 +140,9 @@ class PeepholeLSTM(_ClippedLayer):
 class CoupledLSTM(_ClippedLayer):
     """The LSTM with coupled gates on ragged batches: its input gate is ``1 - f``.
 
-    :mod:`raglane.cells.coupled_lstm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``clip`` clamps the arguments of the
-    gates and of the candidate to ``-clip`` to ``clip``, like the attribute of the ONNX operator LSTM.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
+    attribute of the ONNX operator LSTM.
 
     Example:
         >>> out, (h, c) = CoupledLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -157,8 +157,7 @@ class CoupledLSTM(_ClippedLayer):
 class LayerNormLSTM(CellLayer):
     """The LSTM with layer normalisation inside the recurrence, on ragged batches.
 
-    :mod:`raglane.cells.layernorm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = LayerNormLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -172,8 +171,7 @@ class LayerNormLSTM(CellLayer):
 class LayerNormGRU(CellLayer):
     """The GRU with layer normalisation inside the recurrence, on ragged batches.
 
-    :mod:`raglane.cells.layernorm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = LayerNormGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -187,9 +185,9 @@ class LayerNormGRU(CellLayer):
 class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
-    :mod:`raglane.cells.slstm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``heads`` is the number of groups of
-    units; each group reads only its own state. The state is ``(h, c, n, m)``.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``heads`` is the number of groups of units; each group reads only its own state. The state is
+    ``(h, c, n, m)``.
 
     Example:
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -227,8 +225,7 @@ class GRUD(CellLayer):
 
     An element has three columns per channel: the value, 1 if it is missing, and the time since the last value of the
     channel; :func:`raglane.data.observations` computes them.
-    :mod:`raglane.cells.grud` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
@@ -243,10 +240,10 @@ class GRUD(CellLayer):
 class CfC(CellLayer):
     """The closed-form continuous-time network on ragged batches: for irregular times.
 
-    :mod:`raglane.cells.cfc` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``backbone_units`` is the size of
-    the hidden layer within a step (by default ``hidden_size``), and ``gap_column`` the column of the input with the
-    time since the previous element. Without it, and in all layers above the first, a step takes the time 1.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``backbone_units`` is the size of the hidden layer within a step (by default ``hidden_size``), and
+    ``gap_column`` the column of the input with the time since the previous element. Without it, and in all layers above
+    the first, a step takes the time 1.
 
     Example:
         >>> out, h = CfC(3, 4, gap_column=2)(Ragged([torch.rand(5, 3), torch.rand(2, 3)]))

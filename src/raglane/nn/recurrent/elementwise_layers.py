@@ -19,7 +19,7 @@ from raglane.nn.recurrent.stack import Options
 class IndRNN(CellLayer):
     """The independently recurrent network on ragged batches: each unit reads only its own state.
 
-    It is for deep stacks and long sequences. :mod:`raglane.cells.indrnn` has the equation and the paper.
+    It is for deep stacks and long sequences. :doc:`/cells` has the equation and the paper.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch's
@@ -116,8 +116,7 @@ def _step_above_one(numbers: Tensor) -> float:
 class SRU(CellLayer):
     """The simple recurrent unit on ragged batches: a gated memory without a matrix product in the time loop.
 
-    :mod:`raglane.cells.sru` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -131,8 +130,7 @@ class SRU(CellLayer):
 class QRNN(CellLayer):
     """The quasi-recurrent network on ragged batches, with convolutions of width 1.
 
-    :mod:`raglane.cells.qrnn` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -146,8 +144,7 @@ class QRNN(CellLayer):
 class MinGRU(CellLayer):
     """The minimal GRU on ragged batches: its gate reads only the input.
 
-    :mod:`raglane.cells.mingru` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -161,8 +158,7 @@ class MinGRU(CellLayer):
 class MinLSTM(CellLayer):
     """The minimal LSTM on ragged batches: its gates read only the input.
 
-    :mod:`raglane.cells.minlstm` has the equations and the paper, and
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))

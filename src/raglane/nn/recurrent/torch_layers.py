@@ -156,7 +156,7 @@ class RNN(_TorchLayer):
 class LSTM(_TorchLayer):
     """Long short-term memory on ragged batches, with the arguments and parameters of :class:`torch.nn.LSTM`.
 
-    :mod:`raglane.cells.lstm` has the equations, with torch's gate order.
+    :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
@@ -195,7 +195,7 @@ class LSTM(_TorchLayer):
 class GRU(_TorchLayer):
     """Gated recurrent units on ragged batches, with the arguments and parameters of :class:`torch.nn.GRU`.
 
-    :mod:`raglane.cells.gru` has the equations, with torch's gate order.
+    :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.
