@@ -14,7 +14,7 @@ from torch import Tensor
 from cpu_networks import DIVISIONS, LENGTHS, LIBRARY, MATRIX_CELLS, POISON, SIZES, Network, Use, make
 from looped import looped
 from raglane.errors import ArgumentError
-from raglane.kernels.cpu.layer import Layer, Ran, Tensors, layer_of
+from raglane.kernels.cpu.layer import Layer, LayerResult, Tensors, layer_of
 from raglane.segments import offsets_from_lengths
 
 # More numbers per row than a vector of bytes has, in the state and in the input.
@@ -30,7 +30,7 @@ def parts(network: Network) -> tuple[Layer, Tensor, Tensors]:
     return layer_of(network.cell.name, offsets, tensors, len(weights), sizes, network.directions), offsets, tensors
 
 
-def run(network: Network) -> Ran:
+def run(network: Network) -> LayerResult:
     layer, offsets, tensors = parts(network)
     packed = layer.packed(tensors[1 + len(network.state) :], dtype=torch.int8)
     admitted = layer.admit(offsets, tensors)
@@ -188,10 +188,10 @@ def test_what_is_refused() -> None:
         layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed)
     wide = tuple(part if part is None else part.double() for part in tensors)
     of_double = layer_of("lstm", offsets, wide, 5, layer.sizes, 1)
-    with pytest.raises(ArgumentError, match="int8 weights stand beside float32"):
+    with pytest.raises(ArgumentError, match="with int8 weights"):
         of_double.packed(wide[3:], dtype=torch.int8)
     admitted = of_double.admit(offsets, wide)
-    with pytest.raises(ArgumentError, match="int8 weights stand beside float32"):
+    with pytest.raises(ArgumentError, match="with int8 weights"):
         of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
     with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
         layer.forward(

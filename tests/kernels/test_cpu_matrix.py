@@ -67,7 +67,7 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
 @pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
 def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes the gradients of values and weights of much bfloat16 where an instruction multiplies it."""
-    monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
+    monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
     for sizes in ((5, 17, 0), (7, 100, 0), (9, 9, 0), (5, 17, 6)):
         if sizes[2] and cell != "lstm":
             continue

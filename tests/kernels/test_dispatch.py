@@ -102,7 +102,10 @@ def test_kinds_of_input() -> None:
         ({"schedule": "fast"}, "each, padded, masked, packed, lanes"),
         ({"schedule": ["packed"]}, r"schedule: got \['packed'\]"),
         ({"backend": "gpu"}, "torch, reference"),
-        ({"schedule": "lanes", "backend": "torch"}, r"backend torch runs packed, padded.*\(lanes, reference\)"),
+        (
+            {"schedule": "lanes", "backend": "torch"},
+            r"the backend torch, which runs packed, padded.*\(lanes, reference\)",
+        ),
     ],
 )
 def test_what_does_not_exist(chosen: dict[str, Any], says: str) -> None:

@@ -63,7 +63,7 @@ def test_the_shapes_of_weights_are_what_the_facts_say() -> None:
 @needs_kernels
 def test_a_cell_that_the_kernels_do_not_have_is_refused_by_name() -> None:
     refusal = BACKEND.refuses(traits("peephole_lstm"), "lanes")
-    assert refusal == "the cpu kernels do not know the cell 'peephole_lstm'"
+    assert refusal == "the cpu kernels do not support the cell 'peephole_lstm'"
     assert BACKEND.refuses(traits("gru"), "lanes") is None
 
 

@@ -41,7 +41,7 @@ def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layer
     assert found.stdout.startswith("the cpu kernels cannot be loaded: ")
     assert not found.stdout.rstrip().endswith("cpu")
     assert found.stderr.count("RuntimeWarning") == 1, found.stderr
-    assert "PyTorch runs the layers, slower" in found.stderr
+    assert "Layers run on PyTorch's kernels, slower" in found.stderr
 
 
 def test_the_library_describes_the_structs_of_its_calls() -> None:

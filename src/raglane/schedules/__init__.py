@@ -1,7 +1,7 @@
-"""The schedules: one line each in :data:`SCHEDULES`, and what each costs.
+"""The table of schedules, :data:`SCHEDULES`, and their costs.
 
-A schedule is the order in which the elements of a batch are computed. All give the same outputs, final states and
-gradients; they differ in cost alone.
+A schedule is the order in which the elements of a batch are computed. All schedules give the same outputs, final states
+and gradients, at different costs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DEFAULT_LANES", "SCHEDULES", "Cost", "Count", "Schedule", "Table", "
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule for schedule in (Each(), Padded(), Masked(), Packed(), Lanes())
 }
-"""Every schedule by its name, simplest first. A new one is a class in ``base.py``, and one entry here."""
+"""All schedules by name, simplest first. A new one is a class in ``base.py`` and an entry here."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,12 +28,12 @@ class Cost:
 
     Attributes:
         schedule: its name.
-        steps: how many steps run one after the other, each on all rows that have one.
-        elements: elements computed, padding included where the schedule computes it.
-        waste: how many of them do not exist.
-        multiplications: for the product of the batch of scalars with one weight column: one per element.
-        additions: for the same product, which adds up each sequence: one less than multiplications for each
-            sequence that computes anything. An empty sequence does so only where it is padded.
+        steps: the number of sequential steps, each of which computes all active rows.
+        elements: the number of computed elements, computed padding included.
+        waste: the number of computed padding elements.
+        multiplications: of the dot product of each sequence of scalars with a weight vector: one per element.
+        additions: of these dot products: ``elements`` minus the number of sequences that compute an element. An empty
+            sequence computes elements only if it is padded.
 
     Example:
         >>> Cost("packed", 9, 32, 0, 32, 26)
@@ -55,16 +55,14 @@ class Cost:
 
 
 def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
-    """Count what each schedule would compute for sequences of these lengths.
+    """Count the work of each schedule for sequences of these lengths.
 
-    Nothing is run, and no schedule is built: the numbers come from sums over the lengths, so that millions of
-    sequences take milliseconds. The steps of ``lanes`` alone must be followed through the run; that takes a sort of
-    the lengths, and for each different length at most some 60 microseconds, however many sequences have it.
+    The numbers are computed from sums over the lengths, so millions of sequences take milliseconds. Only ``lanes`` is
+    simulated, which takes a sort of the lengths and at most about 60 microseconds per distinct length.
 
     Args:
         lengths: ``(B,)`` integers of at least 0: a list, a tuple, an array, or a tensor of any integer dtype on any
-            device; or what has ``lengths``, such as a :class:`~raglane.Ragged`. From a GPU they are copied to the
-            host, which waits for it.
+            device; or an object with ``lengths``, such as a :class:`~raglane.Ragged`. Lengths on a GPU are waited for.
         lanes: the number of rows of the schedule ``lanes``, at least 1; None for its default.
 
     Returns:
@@ -72,8 +70,8 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
 
     Raises:
         ArgumentTypeError: ``lengths`` or ``lanes`` are not integers.
-        ShapeError: ``lengths`` has not exactly one dimension.
-        ArgumentError: a length below 0, or ``lanes`` below 1.
+        ShapeError: ``lengths`` does not have exactly one dimension.
+        ArgumentError: a length is below 0, or ``lanes`` is below 1.
 
     Example:
         >>> costs = cost([4, 6, 8, 5, 4, 3, 7, 8])
@@ -90,8 +88,7 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
     }
 
 
-def lengths_of(given: Any) -> Tensor:
-    """The lengths of whatever has some, on the host."""
-    # A Ragged keeps its lengths on the host too.
-    known = getattr(given, "host_lengths", getattr(given, "lengths", given))
-    return read_lengths(known)
+def lengths_of(source: Any) -> Tensor:
+    """Return lengths, or those of a batch, on the CPU."""
+    # A Ragged on a device has its lengths on the CPU too, as ``host_lengths``.
+    return read_lengths(getattr(source, "host_lengths", getattr(source, "lengths", source)))

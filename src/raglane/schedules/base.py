@@ -1,7 +1,7 @@
-"""The interface of a schedule, lengths in and a table of rows out; and the schedules.
+"""The interface of schedules, which map lengths to a table of rows, and the schedules.
 
-A schedule decides in which order the elements of a batch are computed, and side by side with which others. It sees
-lengths alone. The values of the batch never move for it.
+A schedule decides in which order the elements of a batch are computed, and which ones in parallel. It depends only on
+the lengths, and does not move the values of the batch.
 """
 
 from __future__ import annotations
@@ -22,90 +22,87 @@ from raglane.segments import conjugate, offsets_from_lengths, positions, segment
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Which sequence computes which step in which row, at each time of the run.
+    """The sequence, step and row of each computed element, ordered by time, then by row.
 
-    Flat, ordered by time, then by row. ``S`` is the number of times, ``E`` the number of elements computed, padding
-    included where the schedule computes it: there ``step >= length``. All tensors are int64, on the CPU.
+    ``S`` is the number of times, ``E`` the number of computed elements. Computed padding has ``step >= length``. All
+    tensors are int64, on the CPU.
 
-    NOTE (rows): a sequence begins at step 0 and computes one step at each following time, always in the same row,
-    until it is done. A row serves one sequence at a time. The reference kernel relies on both.
+    NOTE (rows): a sequence begins at step 0 and computes one step at each following time, always in the same row. A row
+    computes one sequence at a time. The reference kernel relies on both.
     """
 
-    time_offsets: Tensor  # ``(S + 1,)``: what runs at time ``t`` stands at ``time_offsets[t]:time_offsets[t + 1]``
-    sequence: Tensor  # ``(E,)``, the number of the sequence in the caller's order
+    time_offsets: Tensor  # ``(S + 1,)``: time ``t`` computes the elements ``time_offsets[t]:time_offsets[t + 1]``
+    sequence: Tensor  # ``(E,)``, the index of the sequence in the caller's order
     step: Tensor  # ``(E,)``, the step of that sequence
     row: Tensor  # ``(E,)``, the row of the running batch
 
     @property
     def steps(self) -> int:
-        """``S``, the number of times: how many steps run one after the other."""
+        """``S``, the number of times."""
         return self.time_offsets.shape[0] - 1
 
     @property
     def elements(self) -> int:
-        """``E``, the number of elements computed, padding included."""
+        """``E``, the number of computed elements, padding included."""
         return self.sequence.shape[0]
 
     @property
     def rows_per_step(self) -> Tensor:
-        """``(S,)`` int64: how many rows compute at each time."""
+        """The number of active rows at each time, ``(S,)`` int64."""
         return self.time_offsets.diff()
 
     def waste(self, lengths: Tensor) -> int:
-        """How many of the elements computed do not exist: their step lies past the end of their sequence."""
+        """Return the number of computed padding elements."""
         return int((self.step >= lengths[self.sequence]).sum())
 
 
 @dataclass(frozen=True)
 class Count:
-    """The size of a schedule's table, known without building it."""
+    """The size of a schedule's table."""
 
-    steps: int  # how many steps run one after the other
-    elements: int  # elements computed, padding included
-    waste: int  # how many of them do not exist
-    sequences: int  # how many sequences compute at least one element, real or not
+    steps: int  # the number of times
+    elements: int  # the number of computed elements, padding included
+    waste: int  # the number of computed padding elements
+    sequences: int  # the number of sequences that compute at least one element, padding included
 
 
 class Schedule(ABC):
     """An order in which the elements of a batch are computed."""
 
     name: str  # the schedule's key in :data:`raglane.schedules.SCHEDULES`
-    holds_state: bool = False  # whether a row keeps its state where it runs past the end of its sequence
+    holds_state: bool = False  # True if a row keeps its state past the end of its sequence
 
     @abstractmethod
     def table(self, lengths: Tensor, lanes: int | None = None) -> Table:
-        """Say which sequence computes which step in which row, without a loop over sequences or elements."""
+        """Return the table for sequences of these lengths."""
 
     @abstractmethod
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
-        """The numbers of :meth:`table`, without building it: cheap for millions of sequences."""
+        """Return the size of :meth:`table` without building it, fast for millions of sequences."""
 
     def phases(self, lengths: Tensor, lanes: int | None = None) -> tuple[Tensor, Tensor]:
-        """The rows of :meth:`table` over time, as runs of equal ones; a schedule may know them without building it."""
+        """Return the active rows over time as runs of equal numbers: the rows, and the steps of each run."""
         rows, steps = torch.unique_consecutive(self.table(lengths, lanes).rows_per_step, return_counts=True)
         return rows, steps
 
 
 def longest(lengths: Tensor) -> int:
-    """The largest of ``lengths``, 0 where there is none."""
+    """Return the largest length, 0 for no sequences."""
     return int(lengths.max()) if lengths.shape[0] else 0
 
 
 def longest_first(lengths: Tensor) -> Tensor:
-    """The sequences in the order of their lengths, the longest first; of equal ones the caller's first stands first."""
+    """Return the indexes of the sequences, longest first, ties in the caller's order."""
     return torch.argsort(lengths, descending=True, stable=True)
 
 
 def real_count(lengths: Tensor, steps: int) -> Count:
-    """The count of a schedule that computes every element once, and nothing else."""
+    """Return the size of a table without padding."""
     return Count(steps, int(lengths.sum()), 0, int(lengths.count_nonzero()))
 
 
 class Each(Schedule):
-    """One sequence after the other in the caller's order, each alone in the only row: the naive loop.
-
-    No waste, and nothing side by side: as many steps as there are elements.
-    """
+    """One sequence after the other in the caller's order, in one row: the naive loop, without padding."""
 
     name = "each"
 
@@ -130,10 +127,9 @@ class Each(Schedule):
 
 
 class Padded(Schedule):
-    """Every sequence, one per row in the caller's order, for as many steps as the longest has.
+    """Every sequence in a row of its own, in the caller's order, for the steps of the longest one.
 
-    What lies past a length is computed and cut away (truncation), as when PyTorch runs a padded tensor. An empty
-    sequence has a row like every other.
+    Padding is computed and its results are dropped, as when PyTorch runs a padded tensor. Empty sequences have rows.
     """
 
     name = "padded"
@@ -158,10 +154,9 @@ class Padded(Schedule):
 
 
 class Masked(Padded):
-    """The rows and steps of :class:`Padded`, with a mask that holds ended rows' states.
+    """The rows and steps of :class:`Padded`, with a mask by which rows keep their state past their end.
 
-    Known as a "dynamic" or masked recurrent network, and what Keras and Flax do: the last state of a row is the
-    state after the sequence's own last element, so nothing has to be cut to find it.
+    Keras and Flax run masked recurrent networks this way. The last state of a row is the final state of its sequence.
     """
 
     name = "masked"
@@ -169,10 +164,9 @@ class Masked(Padded):
 
 
 class Packed(Schedule):
-    """At step ``t``, the sequences longer than ``t``, the longest in row 0: the order of a PackedSequence.
+    """At step ``t``, all sequences longer than ``t``, longest first, ties in the caller's order: a PackedSequence.
 
-    No waste, and as many steps as the longest sequence has; the rows grow fewer with each one that ends. Of equal
-    lengths the caller's first stands first.
+    No padding is computed. The number of rows decreases as sequences end.
     """
 
     name = "packed"
@@ -197,20 +191,19 @@ class Packed(Schedule):
 
 
 DEFAULT_LANES = 16
-"""Rows of the schedule ``lanes`` where the caller names none; never more than there are sequences to run."""
+"""Rows of the schedule ``lanes`` by default; at most the number of non-empty sequences."""
 
-# As many sequences of one length as it takes for handing them out at once to cost less than one by one.
+# Number of sequences of one length from which assigning them together is faster than one by one.
 _LONG_RUN = 100
 
 _Integers = npt.NDArray[np.int64]
 
 
 class Lanes(Schedule):
-    """``R`` rows that run all the time: a row whose sequence has ended takes the next one that waits, at once.
+    """``R`` rows; when a sequence ends, its row takes the next one without a pause.
 
-    The sequences wait longest first, of equal lengths the caller's first first, and where several rows are free the
-    lowest takes the next. Once none waits, a row that has ended computes nothing more, so there is no waste. The
-    number of steps is that of the row that ends last.
+    Sequences are assigned longest first, ties in the caller's order, to the lowest free row. When none is left, ended
+    rows are inactive, so no padding is computed. The number of steps is that of the row that ends last.
     """
 
     name = "lanes"
@@ -230,7 +223,7 @@ class Lanes(Schedule):
         return Table(offsets_from_lengths(rows_per_step), order[taken[by_time]], step[by_time], slot % rows)
 
     def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
-        """As :meth:`Schedule.count`; the number of steps has no closed form, so the rows are followed."""
+        """As :meth:`Schedule.count`; simulates the rows, because the number of steps has no closed form."""
         rows = _rows(lengths, lanes)
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         return real_count(lengths, _assign(waiting, rows)[1])
@@ -241,7 +234,7 @@ class Lanes(Schedule):
         waiting = -np.sort(-lengths.numpy())[: int(lengths.count_nonzero())]
         slots, _ = _assign(waiting, rows)
         begins = slots // rows
-        # A lane that takes the next sequence at once does not change how many run.
+        # A row that takes the next sequence without a pause does not change the number of active rows.
         times, place = np.unique(np.concatenate((begins, begins + waiting)), return_inverse=True)
         changes = np.bincount(place[: len(waiting)], minlength=len(times))
         changes -= np.bincount(place[len(waiting) :], minlength=len(times))
@@ -253,17 +246,16 @@ class Lanes(Schedule):
 
 
 def _rows(lengths: Tensor, lanes: int | None) -> int:
-    """The number of rows: what was asked for, or the default, but no more than there are sequences to run."""
+    """Return the number of rows: the requested one or the default, at most the number of non-empty sequences."""
     fix = f"pass an int of at least 1, or None for {DEFAULT_LANES}"
     rows = DEFAULT_LANES if lanes is None else check_whole("lanes", lanes, 1, fix)
     return min(rows, max(1, int(lengths.count_nonzero())))
 
 
 def _assign(waiting: _Integers, rows: int) -> tuple[_Integers, int]:
-    """Follow the rows through the run: when and in which row each sequence starts.
+    """Return the slot ``time * rows + row`` at which each sequence starts, and the number of steps.
 
-    A row that is free from time ``f`` on is written as one number, its slot ``f * rows + row``: the smallest slot
-    is the row that takes the next sequence, the lowest of those that are free first.
+    The smallest free slot, i.e. the lowest of the rows that are free first, takes the next sequence.
     """
     slots = np.empty(waiting.shape, np.int64)
     free = list(range(rows))
@@ -279,26 +271,26 @@ def _assign(waiting: _Integers, rows: int) -> tuple[_Integers, int]:
             slots[begin:end] = taken
             latest = np.empty(rows, np.int64)
             latest[np.array(free) % rows] = free
-            # Of several values for one row, the last is the one that stays: its latest.
+            # Of several slots of a row, the last one assigned, which is its latest, remains.
             latest[taken % rows] = taken + width
             free = sorted(latest.tolist())
     return slots, max(free) // rows
 
 
-def _earliest(free: _Integers, width: int, wanted: int) -> _Integers:
-    """The first slots at which ``wanted`` sequences of one length start, all of them found at once.
+def _earliest(free: _Integers, width: int, count: int) -> _Integers:
+    """Return the first slots at which ``count`` sequences of one length start.
 
-    A row with the free slot ``s`` can take them at ``s``, ``s + width``, ``s + 2 * width`` ... Cut the slots into
-    windows of ``width``, the first one starting at the smallest: from the window of its free slot on, a row has one
-    slot in each, always at the same place. So to sort the rows by that place once is to sort all slots.
+    A row with the free slot ``s`` can start them at ``s``, ``s + width``, ``s + 2 * width`` ... Divide the slots into
+    windows of ``width`` from the smallest slot. From the window of its free slot on, a row has one slot in each window,
+    always at the same place in it. So one sort of the rows by that place sorts all slots.
     """
     first_window, place = np.divmod(free - free.min(), width)
     by_place = np.argsort(place)
     first_window = first_window[by_place]
-    # With w windows, the r rows of the smallest first windows have w * r - sum(those) slots, or fewer where one
-    # of them has not begun; the best r is exact. So the smallest w that is enough for any r is enough.
+    # In w windows, the r rows with the smallest first windows have w * r - sum(first windows) slots, or fewer if one
+    # of these begins later; the maximum over r is exact. So the smallest w that suffices for any r suffices.
     before = np.sort(first_window).cumsum()
-    windows = int((-(-(wanted + before) // np.arange(1, free.shape[0] + 1))).min())
+    windows = int((-(-(count + before) // np.arange(1, free.shape[0] + 1))).min())
     window = np.arange(windows)[:, None]
     slots: _Integers = (free.min() + window * width + place[by_place])[window >= first_window]
-    return slots[:wanted]
+    return slots[:count]
