@@ -13,7 +13,6 @@ def test_package() -> None:
         "Run",
         "__version__",
         "accelerate",
-        "acceleration",
         "collate",
         "cost",
         "data",
@@ -22,14 +21,14 @@ def test_package() -> None:
         "export",
         "fit",
         "freeze",
+        "lens",
         "load",
-        "modify",
         "nn",
         "packing",
         "plan",
         "plot",
-        "restore",
         "sklearn",
+        "unaccelerate",
         "use_backend",
     ]
     assert all(hasattr(rl, name) for name in rl.__all__)
@@ -72,7 +71,7 @@ def test_pictures() -> None:
 
 
 def test_export() -> None:
-    assert set(rl.export.__all__) == {"Exported", "Packaged", "Verified", "build_operators", "onnx", "package"}
+    assert set(rl.export.__all__) == {"build_operators", "onnx", "package"}
 
 
 def test_ragged() -> None:

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, export, nn, packing, plot, sklearn
+    from raglane import data, errors, export, lens, nn, packing, plot, sklearn
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
-    from raglane.lens import modify
-    from raglane.nn.recurrent.accelerate import accelerate, acceleration, restore
+    from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
     from raglane.planner import Plan, plan
@@ -42,7 +41,6 @@ __all__ = [
     "Run",
     "__version__",
     "accelerate",
-    "acceleration",
     "collate",
     "cost",
     "data",
@@ -51,14 +49,14 @@ __all__ = [
     "export",
     "fit",
     "freeze",
+    "lens",
     "load",
-    "modify",
     "nn",
     "packing",
     "plan",
     "plot",
-    "restore",
     "sklearn",
+    "unaccelerate",
     "use_backend",
 ]
 
@@ -68,19 +66,17 @@ _HOMES = {
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
-    "acceleration": "nn.recurrent.accelerate",
     "collate": "data.collate",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
     "fit": "runs.fit",
     "freeze": "nn.recurrent.freeze",
     "load": "runs.run",
-    "modify": "lens",
     "plan": "planner",
-    "restore": "nn.recurrent.accelerate",
+    "unaccelerate": "nn.recurrent.accelerate",
     "use_backend": "kernels.dispatch",
 }
-_MODULES = ("data", "errors", "export", "nn", "packing", "plot", "sklearn")
+_MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "sklearn")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, message, nearest
+from raglane._utils.messages import message, nearest
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
 __all__ = ["Path", "modify"]

@@ -30,13 +30,13 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words"]) == 0
     said = capsys.readouterr()
-    assert "words: 24 sequences of up to 3 elements, 36 in all; 3 different tokens; 2 labels" in said.out
+    assert "words: 24 sequences of up to 3 elements, 36 in total; 3 different tokens; 2 labels" in said.out
     assert "next: raglane train words" in said.out
     assert said.err == ""
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["convert", "words.jsonl", "words"]) == 0
-    assert "holds this already: nothing to do" in capsys.readouterr().out
+    assert "is already complete: nothing to do" in capsys.readouterr().out
     with Path("words.jsonl").open("a") as file:
         file.write("\n{\n")
     fails(["convert", "words.jsonl", "words"], capsys, "where other data was converted", "--overwrite")
@@ -44,7 +44,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25: got bad JSON")
     assert tree(Path("words")) == before
     assert main(["convert", "words.jsonl", "words", "--overwrite", "--on-bad-row", "skip"]) == 0
-    assert "rows left out: 1; words/skipped.jsonl says which, and why" in capsys.readouterr().out
+    assert "rows left out: 1, listed with reasons in words/skipped.jsonl" in capsys.readouterr().out
     write_steps(Path("steps.csv"))
     assert main(["convert", "*.csv", "steps", "--task", "forecast", "--feature-column", "a"]) == 0
     assert "1 channel" in capsys.readouterr().out
@@ -195,7 +195,7 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
     assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
     assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
     assert "bce" not in capsys.readouterr().out
-    chunked = ["--task", "forecast", "--steps", "2", "--validation-fraction", "0"]
+    chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
@@ -209,7 +209,7 @@ def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_dat
     options = ["--class-weights", "balanced", "--validation-fraction", "0"]
     wanted = _run("rare.jsonl", "wanted", *options)
     assert _run("rare", "found", *options)["weights.safetensors"] == wanted["weights.safetensors"]
-    assert _run("rare", "known", *options, "--unknown-rate", "0") != _run("rare", "again", *options)
+    assert _run("rare", "known", *options, "--unk-dropout", "0") != _run("rare", "again", *options)
 
 
 def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden", "8", "--ranks", "3"]) == 0
+    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--ranks", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     for piece in (
@@ -40,13 +40,15 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.Ca
         "best: cpu, lanes",
     ):
         assert piece in out, piece
-    assert out.splitlines()[-1] == ("raglane train ok.csv --cell lstm --hidden 8 --batch-size 8 --bucket --threads 2")
+    assert out.splitlines()[-1] == (
+        "raglane train ok.csv --cell lstm --hidden-size 8 --batch-size 8 --bucket --threads 2"
+    )
     assert tree(Path()).keys() == {"ok.csv"}
 
 
 def test_the_command_trains(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my data.csv").write_bytes(data.read_bytes())
-    options = ["--hidden", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
+    options = ["--hidden-size", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
     assert main(["inspect", "my data.csv", *options]) == 0
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[:3] == ["raglane", "train", "my data.csv"]
@@ -128,8 +130,8 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytes
         (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
         (["ok.csv", "--ranks", "0"], ["--ranks: got 0"]),
         (["ok.csv", "--ranks", "-2"], ["--ranks: got -2"]),
-        (["ok.csv", "--hidden", "0"], ["--hidden: got 0"]),
-        (["ok.csv", "--hidden", "1000000"], ["memory: got a model of"]),
+        (["ok.csv", "--hidden-size", "0"], ["--hidden-size: got 0"]),
+        (["ok.csv", "--hidden-size", "1000000"], ["memory: got a model of"]),
         (["ok.csv", "--cell", "nope"], ["--cell: got 'nope'"]),
         (["ok.csv", "--cell", "rnn", "--layer-norm"], ["--layer-norm"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
@@ -157,8 +159,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
         (["--json", "folder"], ["--json: got 'folder'"]),
         (["--html", "nowhere/report.html"], ["a file in a folder that exists", "mkdir -p 'nowhere'"]),
         (["--html", "ok.csv/report.html"], ["--html: got 'ok.csv/report.html'"]),
-        (["--html", "ok.csv"], ["the data, which it would replace"]),
-        (["--json", "link.html"], ["the data, which it would replace"]),
+        (["--html", "ok.csv"], ["the file of the data"]),
+        (["--json", "link.html"], ["the file of the data"]),
         (["--html", "a", "--json", "./a"], ["--json: got 'a', which is also the page"]),
         (["--html", "pipe"], ["--html: got 'pipe', a FIFO"]),
         (["--html", ""], ["--html"]),

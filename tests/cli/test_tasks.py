@@ -78,7 +78,7 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["table"][1]["number"] == "mass"
     text = data.read_text().replace(",7,3.5", ",7,heavy")
     data.write_text(text)
-    fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a number to learn is finite")
+    fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a finite number")
 
 
 def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = ["train", str(text), "--task", "language", *FAST]
     for split in ("characters", "words", "bytes"):
         run = str(tmp_path / split)
-        more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
+        more = ["--split", split, "--bptt-steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
         assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
         printed = capsys.readouterr().out
         for piece in (f"a line is a sequence, split into {split}", "bits per token ", f"next: raglane sample {run}"):

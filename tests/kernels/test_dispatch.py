@@ -168,10 +168,10 @@ def test_accelerate_keeps_the_model() -> None:
     model.encoder.register_forward_hook(lambda *_: calls.append(1))
     inputs, lengths = torch.randn(6, 3, 5), torch.tensor([4, 6, 1])
     expected = model(inputs, lengths)
-    before = rl.acceleration(model)
+    before = rl.explain(model)
     assert (before.replaced, list(before.left)) == ([], ["cell"])
     assert rl.accelerate(model) is model
-    report = rl.acceleration(model)
+    report = rl.explain(model)
     assert report.replaced == ["encoder", "decoder"]
     assert list(report.left) == ["cell"]
     assert "2 layers replaced: encoder, decoder" in str(report)
@@ -184,8 +184,8 @@ def test_accelerate_keeps_the_model() -> None:
     assert len(calls) == 2
     ragged = rl.Ragged.from_padded(inputs, lengths, batch_first=False)
     assert isinstance(model.encoder(ragged)[0], rl.Ragged)
-    assert rl.acceleration(rl.accelerate(model)) == report
-    assert rl.restore(model) is model
+    assert rl.explain(rl.accelerate(model)) == report
+    assert rl.unaccelerate(model) is model
     assert model.encoder is encoder
     assert (type(model.encoder), type(model.decoder)) == (nn.LSTM, nn.GRU)
     assert model.encoder.weight_ih_l0 is weight
@@ -200,10 +200,10 @@ def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
 
     layer = rl.accelerate(nn.LSTM(5, 4))
     assert isinstance(layer, rl.nn.LSTM)
-    assert str(rl.acceleration(layer)) == "1 layer replaced: the model itself"
+    assert str(rl.explain(layer)) == "1 layer replaced: the model itself"
     own = Own(5, 4)
     with pytest.warns(
-        UserWarning, match=r"left a layer as it is\. the model itself: Own, a subclass of torch\.nn\.LSTM"
+        UserWarning, match=r"did not convert a layer\. the model itself: Own, a subclass of torch\.nn\.LSTM"
     ):
         rl.accelerate(own)
     assert type(own) is Own
@@ -211,15 +211,15 @@ def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
     patched.forward = lambda *_: None  # type: ignore[method-assign,assignment]
     with pytest.warns(UserWarning, match="replaced on the instance"):
         rl.accelerate(nn.Sequential(patched))
-    functions: list[Any] = [rl.accelerate, rl.acceleration, rl.restore]
+    functions: list[Any] = [rl.accelerate, rl.explain, rl.unaccelerate]
     for function in functions:
         with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
             function([nn.LSTM(5, 4)])
     parametrizations.weight_norm(layer, "weight_hh_l0")
     with pytest.raises(ArgumentTypeError, match="remove_parametrizations"):
-        rl.restore(layer)
+        rl.unaccelerate(layer)
     parametrize.remove_parametrizations(layer, "weight_hh_l0")
-    assert type(rl.restore(layer)) is nn.LSTM
+    assert type(rl.unaccelerate(layer)) is nn.LSTM
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])

@@ -80,7 +80,7 @@ def test_every_layer_gives_the_same_with_it(name: str) -> None:
         found.append([out.values, *gradients([out.values], wanted)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
     said = str(rl.explain(layer, given))
-    assert said.endswith("; backward computes again what it needs, 2 steps at a time")
+    assert said.endswith("; backward recomputes the gates, 2 steps at a time")
     assert rl.explain(layer, given).backend in ("cpu", "reference")
 
 
@@ -153,7 +153,7 @@ def test_accelerate() -> None:
     assert "3 steps at a time" in rl.explain(model[1], given).reason
     trained(model[1], given)
     assert [each.checkpoint_every for each in rl.accelerate(model)[1:]] == [3, 3]
-    assert not hasattr(rl.restore(model)[1], "checkpoint_every")
+    assert not hasattr(rl.unaccelerate(model)[1], "checkpoint_every")
     with pytest.raises(ArgumentError, match="checkpoint_every: got 0"):
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 

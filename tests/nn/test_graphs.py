@@ -136,15 +136,15 @@ def test_what_knows_torchs_layers_knows_turned_ones() -> None:
     for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
         close(program(padded), model(padded))
     close(traced(other), model(other))
-    with pytest.raises(RaglaneError, match=r"call rl\.restore\(model\) before torch\.jit\.script\(model\)"):
+    with pytest.raises(RaglaneError, match=r"call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"):
         torch.jit.script(model)
-    with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.restore"):
+    with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"):
         partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
     assert isinstance(partly.encoder, rl.nn.LSTM)
-    scripted = torch.jit.script(rl.restore(model))
+    scripted = torch.jit.script(rl.unaccelerate(model))
     close(scripted(other), model(other))
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*rl.restore.*")
+        warnings.filterwarnings("error", message=".*rl.unaccelerate.*")
         whole = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM}, dtype=torch.qint8)
     assert not isinstance(whole.encoder, nn.LSTM)
 

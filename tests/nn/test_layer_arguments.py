@@ -223,7 +223,7 @@ def test_dtypes_and_back(kind: Kind) -> None:
 def test_accelerate_leaves_them(kind: Kind) -> None:
     model = nn.ModuleDict({"ours": build(kind), "theirs": nn.LSTM(D, H)})
     before = type(model["ours"])
-    report = rl.acceleration(rl.accelerate(model))
+    report = rl.explain(rl.accelerate(model))
     assert report.replaced == ["theirs"]
     assert report.left == {}
     assert type(model["ours"]) is before

@@ -19,7 +19,18 @@ from raglane.training.settings import OPTIMIZERS, Settings
 from raglane.training.state import TrainingState, check_losses, load_state, warning
 
 # Each step multiplies the weights by -10, once per epoch: the loss grows until it is lost, in the fifth epoch or so.
-_GROWING = ["--optimizer", "adamw", "--weight-decay", "3700", "--batch-size", "100", "--hidden", "4", "--threads", "1"]
+_GROWING = [
+    "--optimizer",
+    "adamw",
+    "--weight-decay",
+    "3700",
+    "--batch-size",
+    "100",
+    "--hidden-size",
+    "4",
+    "--threads",
+    "1",
+]
 
 
 @pytest.fixture
@@ -32,11 +43,16 @@ def test_a_learning_rate_beyond_all_bounds(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:
     command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet", "--optimizer", optimizer]
-    command += ["--clip", "0"]
+    command += ["--grad-clip", "0"]
     for rate in ("1e30", "1e38", "3.4e38"):
-        pieces = [f"lr: got {float(rate):g}, and ", "in epoch 1", "--clip 1", "a smaller --lr, 0.003 say"]
-        for options in ([], ["--validation-fraction", "0"], ["--task", "forecast"], ["--clip", "0.1", "--layers", "2"]):
-            expected = [piece for piece in pieces if piece != "--clip 1" or "--clip" not in options]
+        pieces = [f"lr: got {float(rate):g}, and ", "in epoch 1", "--grad-clip 1", "a smaller --lr, 0.003 say"]
+        for options in (
+            [],
+            ["--validation-fraction", "0"],
+            ["--task", "forecast"],
+            ["--grad-clip", "0.1", "--num-layers", "2"],
+        ):
+            expected = [piece for piece in pieces if piece != "--grad-clip 1" or "--grad-clip" not in options]
             fails([*command, "--lr", rate, *options], capsys, *expected, code=3)
             assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
 
@@ -47,7 +63,7 @@ def test_a_loss_that_is_not_finite(
 ) -> None:
     """Also where the only step of an epoch spoils the model, so that its validation or its weights tell."""
     command = ["train", data, "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--optimizer", "sgd"]
-    command += ["--clip", "0", "--batch-size", batch_size, "--lr", "1e30", "--quiet"]
+    command += ["--grad-clip", "0", "--batch-size", batch_size, "--lr", "1e30", "--quiet"]
     fails(command, capsys, "loss of", "the loss must stay finite", code=3)
     command[-2] = "3e38"
     fails([*command, "--validation-fraction", "0"], capsys, "weights" if batch_size == "100" else "loss", code=3)
@@ -166,5 +182,5 @@ def test_exit_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["train"], ["evaluate"], ["predict"], ["bench"]):
         assert main([*command, "--help"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
-        assert "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input" in printed
-        assert "3 a training that ran away" in printed
+        assert "Exit codes: 1 internal error; 2 invalid input" in printed
+        assert "3 training diverged" in printed

@@ -17,16 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane._utils.messages import message, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
-from raglane.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DimensionError,
-    RaglaneError,
-    ShapeError,
-    message,
-    quote,
-)
+from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
 
 # More elements than any memory holds, and few enough that sums of them are exact.
 _MOST = 2**62

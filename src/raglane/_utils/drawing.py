@@ -10,7 +10,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from raglane.errors import printable, require
+from raglane._utils.messages import printable, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

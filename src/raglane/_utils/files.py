@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from raglane._utils.lock import turn
-from raglane.errors import ArgumentError, ArgumentTypeError, argument, message, quote
+from raglane._utils.messages import argument, message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError
 
 _OTHERS = (
     (stat.S_ISFIFO, "a FIFO"),

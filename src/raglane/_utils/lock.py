@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raglane.errors import ArgumentError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError
 
 try:
     import fcntl

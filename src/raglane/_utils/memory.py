@@ -7,7 +7,8 @@ import mmap
 import os
 from pathlib import Path
 
-from raglane.errors import ArgumentError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError
 
 # The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
 # and in training, with what is saved: measured on thousands of layers of one unit.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raglane._utils.files import no_formula
-from raglane.errors import printable, shorten
+from raglane._utils.messages import printable, shorten
 
 # Characters of a cell of text.
 _WIDEST = 60

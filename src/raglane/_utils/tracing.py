@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane.errors import ArgumentError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")

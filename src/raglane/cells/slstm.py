@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 
 
 class SLSTMWeights(NamedTuple):

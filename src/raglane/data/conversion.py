@@ -21,6 +21,7 @@ import numpy as np
 from raglane._utils.checks import check_choice, check_flag
 from raglane._utils.files import as_path, check_place, put_folder, remove, settle, whole_file, write_file
 from raglane._utils.lock import LOCK, locked
+from raglane._utils.messages import argument, message, quote, require
 from raglane.data import shards
 from raglane.data.formats import pick
 from raglane.data.formats.ipc import DESCRIPTION, FORMAT_VERSION, LENGTHS, STATISTICS, checksums, is_converted, seal
@@ -30,7 +31,7 @@ from raglane.data.records import LISTS, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.data.statistics import Statistics
 from raglane.data.stores import expand, fingerprint, local, size_of
-from raglane.errors import ArgumentError, DataError, argument, message, quote, require
+from raglane.errors import ArgumentError, DataError
 
 FORMAT = "raglane-dataset"
 

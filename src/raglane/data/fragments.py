@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import message, quote, quote_all
 from raglane.data.records import TASKS, Columns, Feature, Records, Targets, kinds_of
 from raglane.data.statistics import Statistics
-from raglane.errors import DataError, message, quote, quote_all
+from raglane.errors import DataError
 
 Index = npt.NDArray[np.int64] | slice
 Rows = Callable[[Index], npt.NDArray[Any]]

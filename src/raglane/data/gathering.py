@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.memory import mapped_bytes
+from raglane._utils.messages import message, quote
 from raglane.data.fragments import Fragment, Layout, Store
 from raglane.data.records import Feature, Targets, joined
 from raglane.data.statistics import Statistics
-from raglane.errors import DataError, message, quote
+from raglane.errors import DataError
 
 # Bytes that fragments which were read from Parquet may take before the least recently used one is dropped.
 _KEPT = 1 << 28

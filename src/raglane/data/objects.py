@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.messages import argument, message, quote, require
 from raglane.data.records import Columns, Records, as_float32, offsets_of
-from raglane.errors import ArgumentTypeError, DataError, ShapeError, argument, message, quote, require
+from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
 # How messages name what has no file.

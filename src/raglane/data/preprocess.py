@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_flag, check_kind
+from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import (
     END,
@@ -39,7 +40,7 @@ from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill
 from raglane.data.records import TASKS, TIME_GAP, Records, Targets, check_task, for_task, place_of
 from raglane.data.statistics import Counted, Statistics, statistics_of
 from raglane.data.stores import Memory
-from raglane.errors import ArgumentError, CheckpointError, DataError, argument, message, quote, quote_all
+from raglane.errors import ArgumentError, CheckpointError, DataError
 
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 

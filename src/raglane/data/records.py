@@ -14,8 +14,9 @@ import torch
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
+from raglane._utils.messages import message, quote
 from raglane.data.splitting import check_split
-from raglane.errors import DataError, message, quote
+from raglane.errors import DataError
 
 # What a column can be to a reader: the attributes of Columns that name one, and those that name several.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.files import whole_file
+from raglane._utils.messages import message, quote, require
 from raglane.data.formats.base import check_readable
 from raglane.data.formats.ipc import (
     CHANNELS,
@@ -36,7 +37,7 @@ from raglane.data.formats.ipc import (
 from raglane.data.fragments import Fragment, Layout, Store, fragment_in, values_in
 from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
-from raglane.errors import DataError, message, quote, require
+from raglane.errors import DataError
 
 # Bytes of a shard: large enough that few are open, and small enough to be made in memory.
 SHARD = 1 << 27

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from raglane._utils.checks import check_kind
 from raglane._utils.files import whole_file
+from raglane._utils.messages import argument, message, printable, quote, require, shorten
 from raglane.data.formats import FORMATS, pick, read
 from raglane.data.formats.base import check_readable, open_error
 from raglane.data.formats.ipc import (
@@ -31,17 +32,7 @@ from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
-from raglane.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DataError,
-    argument,
-    message,
-    printable,
-    quote,
-    require,
-    shorten,
-)
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 
 # Bytes at each end of a file that tell it from another of the same size.
 _EDGE = 1 << 20

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 import raglane.native
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane.errors import ArgumentError, ExportError, MissingExtraError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ExportError, MissingExtraError
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
@@ -38,17 +39,7 @@ _TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000ULL"
 
 @dataclass(frozen=True)
 class Packaged:
-    """A packaged model.
-
-    Attributes:
-        path: of the package.
-        inputs: the names of its inputs, in the order in which it takes them.
-        outputs: the names of what it gives, alike.
-        layers: how many layers the kernels run; the others, and all without ``operators``, are loops of torch's own
-            operators, which are slower.
-        loops: how many those are.
-        verified: how far it was from the model; None with ``verify=False``.
-    """
+    """A packaged model; :func:`package` describes the fields."""
 
     path: Path
     inputs: list[str]
@@ -73,19 +64,24 @@ def package(
     ``torch._inductor.aoti_load_package``, or in C++, and needs no Raglane.
 
     Args:
-        model: a layer of ``rl.nn``, or a module made of them; it is compiled as it is in evaluation mode.
-        path: of the package, ``.pt2``; one that is there is replaced once all is done.
-        example: as :func:`raglane.export.onnx` takes it.
-        layout: alike.
-        operators: what :func:`raglane.export.build_operators` gave: then LSTM, GRU, RNN and the element-wise cells run
-            on the kernels, and the program must load that library first. None: torch's own operators run them, which
-            are slower.
-        verify: whether the package is run on fresh random lengths, and compared with the model, before it is written.
+        model: a layer of ``rl.nn``, or a module made of them; it is compiled in evaluation mode.
+        path: the package, ``.pt2``; an existing file is replaced after the compilation has succeeded.
+        example: see :func:`raglane.export.onnx`.
+        layout: see :func:`raglane.export.onnx`.
+        operators: the result of :func:`raglane.export.build_operators`: LSTM, GRU, RNN and the element-wise cells run
+            on the kernels, and a program must load that library before the package. None: torch's operators run them,
+            which is slower.
+        verify: run the package on random lengths, and compare it with the model, before it is written.
+
+    Returns:
+        The packaged model: its ``path``; the names of ``inputs`` and ``outputs``, in order; ``layers``, the number of
+        layers that the kernels run; ``loops``, the number of layers that are loops of torch's operators; and
+        ``verified``, as :func:`raglane.export.onnx` describes it.
 
     Raises:
-        ExportError: a part of the model that cannot be exported, operators that cannot be loaded, a compiler that is
-            missing, or a package that does not agree with the model. Nothing is written.
-        ArgumentError, ArgumentTypeError: an example, a layout or a path that cannot be used.
+        ExportError: a part of the model cannot be exported, operators cannot be loaded, a compiler is missing, or the
+            package does not agree with the model. Nothing is written.
+        ArgumentError, ArgumentTypeError: an invalid example, layout or path.
 
     Example:
         >>> import tempfile, raglane as rl
@@ -174,19 +170,19 @@ class _Counted(nn.Module):
 
 
 def build_operators(folder: str | Path) -> Path:
-    """Build what runs the layers of a packaged model at the speed of the CPU kernels, without Python.
+    """Build the library that runs the layers of packaged models on the CPU kernels, without Python.
 
     Args:
-        folder: where to; made where it is missing. Both libraries that stand there afterwards belong together:
-            ``libraglane_torch.so``, which a program loads, and the kernels.
+        folder: the folder for the two libraries, ``libraglane_torch.so``, which a program loads, and the kernels; it is
+            created if it is missing. Keep the two together.
 
     Returns:
-        The library to load, which is the argument ``operators`` of :func:`raglane.export.package`. It runs with torch
-        2.11 and every later version.
+        The path of ``libraglane_torch.so``, which is the argument ``operators`` of :func:`raglane.export.package`. It
+        runs with torch 2.11 and every later version.
 
     Raises:
-        ExportError: there is no C++20 compiler, or it refuses.
-        ArgumentError: a file is there in place of a folder.
+        ExportError: no C++20 compiler was found, or it failed.
+        ArgumentError: ``folder`` is a file.
         MissingExtraError: Raglane was installed without the kernels.
         OSError: the folder cannot be written to.
 

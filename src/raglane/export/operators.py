@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.messages import require
 from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
-from raglane.errors import require
 from raglane.export.signature import elements_of_padded, padded_of_elements
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Step, Table

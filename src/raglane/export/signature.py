@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
 Layout = Literal["padded", "flat"]

@@ -13,7 +13,8 @@ from torch import nn
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
-from raglane.errors import ExportError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ExportError
 from raglane.export.operators import (
     OPSET,
     Loops,
@@ -30,15 +31,7 @@ from raglane.export.verify import Verified, check_agrees, in_runtime
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported model.
-
-    Attributes:
-        path: of the file.
-        inputs: the names of its inputs, each with the names of its dimensions; a number where it has one size.
-        outputs: the names of its outputs.
-        operators: how many nodes of each operator it has, those within Scans included.
-        verified: how far it was from the model; None with ``verify=False``.
-    """
+    """An exported model; :func:`onnx` describes the fields."""
 
     path: Path
     inputs: dict[str, list[str | int]]
@@ -59,25 +52,30 @@ def onnx(
     """Write a model as an ONNX file that takes batches of any number of sequences of any lengths.
 
     LSTM, GRU and RNN become ONNX's own operators with ``sequence_lens``; other cells, projections and float64 become a
-    Scan over the cell's equations. The file needs no operator beyond ONNX's. Sequences of length 0 and batches of no
-    sequences are right.
+    Scan over the cell's equations. The file contains only operators of ONNX. Sequences of length 0 and batches without
+    sequences are supported.
 
     Args:
-        model: a layer of ``rl.nn``, or a module made of them; it is exported as it is in evaluation mode.
-        path: of the file; one that is there is replaced once all is done.
-        example: what the model is called with: a Ragged, or a tuple of arguments, each a Ragged, a tensor, a tuple of
-            tensors or None. A dimension of a tensor that is as long as the batch is of any size in the file.
-        layout: how the file takes a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64; what
-            it gives per element is padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
-            ``offsets (B + 1,)`` int64; what it gives per element has ``N`` rows. A graph refuses nothing: it takes a
-            length below 0 for 0 and one above ``T`` for ``T``, and makes offsets rise from 0 to ``N``.
-        verify: whether the file is run by ONNX Runtime on fresh random lengths, and compared with the model, before it
-            is written.
+        model: a layer of ``rl.nn``, or a module made of them; it is exported in evaluation mode.
+        path: the file; an existing file is replaced after the export has succeeded.
+        example: the argument of a call of the model: a Ragged, or a tuple of arguments, each a Ragged, a tensor, a
+            tuple of tensors or None. A dimension of a tensor that is as long as the batch is dynamic in the file.
+        layout: the inputs that replace a Ragged. ``"padded"``: ``values (B, T, *features)`` and ``lengths (B,)`` int64;
+            outputs per element are padded with zeros to the same ``T``. ``"flat"``: ``values (N, *features)`` and
+            ``offsets (B + 1,)`` int64; outputs per element have ``N`` rows. A graph cannot raise an error, so it clamps
+            lengths to 0 and ``T``, and offsets to increasing numbers from 0 to ``N``.
+        verify: run the file in ONNX Runtime on random lengths, and compare it with the model, before it is written.
         metadata: texts by name, for the file's ``metadata_props``.
 
+    Returns:
+        The exported model: its ``path``; ``inputs``, a dict from the name of each input to its dimensions (a name if
+        dynamic, else a number); ``outputs``, their names; ``operators``, the number of nodes per operator, including
+        those in Scans; and ``verified``, None with ``verify=False``, else the number of ``batches``, ``sequences`` and
+        ``elements`` that were compared, and the ``largest_difference``, as a share of the largest number of its output.
+
     Raises:
-        ExportError: a part of the model that cannot be exported, by its name and the reason; or a file that does not
-            agree with the model. Nothing is written.
+        ExportError: a part of the model cannot be exported (the message has its name and the reason), or the file does
+            not agree with the model. Nothing is written.
         ArgumentError, ArgumentTypeError: an example, a layout or a path that cannot be used.
         MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
 

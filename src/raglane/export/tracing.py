@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from raglane.errors import ExportError, MissingExtraError, RaglaneError, message
+from raglane._utils.messages import message
+from raglane.errors import ExportError, MissingExtraError, RaglaneError
 from raglane.export.signature import Signature, Surface
 from raglane.kernels.dispatch import use_backend
 from raglane.kernels.graph import Loops, loops_by

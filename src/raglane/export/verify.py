@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raglane.errors import ExportError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ExportError
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 
@@ -28,14 +29,7 @@ _BATCHES, _LONGEST, _MOST = 4, 300, 64
 
 @dataclass(frozen=True)
 class Verified:
-    """How an exported file was compared with its model.
-
-    Attributes:
-        batches: on how many batches, of fresh random lengths.
-        sequences: how many in all.
-        elements: how many in all.
-        largest_difference: of any number, as a share of the largest number of the same output.
-    """
+    """The comparison of an exported file with its model; :func:`raglane.export.onnx` describes the fields."""
 
     batches: int
     sequences: int

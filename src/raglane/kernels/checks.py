@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raglane._utils.checks import check_dense, check_like, check_storage
+from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
 from raglane.native.library import DTYPES
 from raglane.native.memory import NO_MEMORY, contiguous, place

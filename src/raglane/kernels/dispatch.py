@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, constant_when_traced
-from raglane.errors import DispatchError, message
+from raglane.errors import DispatchError
 from raglane.kernels import program, reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Traits

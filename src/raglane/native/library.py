@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from raglane._utils import forks
+from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
-from raglane.errors import ArgumentError, MissingExtraError, message
+from raglane.errors import ArgumentError, MissingExtraError
 
 ABI = 14
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
 """The errors raised by the fast checks for an object that is not a tensor, or a tensor without storage."""

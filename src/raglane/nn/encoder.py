@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_kind, check_signature
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.cell_layers import (
     GRUD,

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_number
+from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.layer import RecurrentLayer
 

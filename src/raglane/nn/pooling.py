@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_kind
-from raglane.errors import ArgumentError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.linear import RowLinear
 from raglane.ragged import Ragged
 

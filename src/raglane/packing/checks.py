@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import as_tensor, check_flag
+from raglane._utils.messages import message, quote
 from raglane._utils.tracing import index_arithmetic
-from raglane.errors import DimensionError, KindError, ShapeError, message, quote
+from raglane.errors import DimensionError, KindError, ShapeError
 from raglane.packing.layouts import inverse
 from raglane.segments import IntArray
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_tensor, check_value
-from raglane.errors import ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ShapeError
 
 
 class FlatBatch:

@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from raglane import segments
 from raglane._utils.checks import as_tensor, check_kind
 from raglane._utils.drawing import LIGHT, PALETTE
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import functions
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.interop import from_list

@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_offsets, check_tensor, check_whole, read_integers, read_values
+from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
 from raglane.packing.rows import flat_to_padded
 from raglane.ragged.base import FlatBatch

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import RaggedFunctionError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import RaggedFunctionError, ShapeError
 
 Kind = str
 """``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_offsets
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, require
+from raglane._utils.messages import message, require
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.segments import element_index, offsets_from_lengths
 
 # -- lists -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.segments.indexing import place_rows, take_rows
 

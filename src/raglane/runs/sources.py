@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
 

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
+from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import held_out, split
 from raglane.data.missing import refuse_missing
 from raglane.data.records import Records, note_empty
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DivergedError, argument, count_of, message, quote
-from raglane.report.figures import curves_png
+from raglane.errors import ArgumentError, DivergedError
+from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.progress import LoggingWatcher, check_logger
@@ -146,7 +147,7 @@ def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: P
 
 def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
     if result.state.history:
-        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
+        png = curves(result.state.history, result.metric, title, result.state.best_epoch)
         write_file(folder / "curves.png", png)
 
 
@@ -186,11 +187,11 @@ def _resumed(
     given: Sources | None,
 ) -> tuple[Settings, Sources]:
     """The settings and sources of a run that goes on: its own, but for what may change."""
-    layer = chosen.get("layer")
+    layer = chosen.get("cell")
     cell = layer if isinstance(layer, str) and is_own(layer) else None
     # Without the user's own cell, which must be the one of the run.
-    check_named(before.settings.layer, cell)
-    chosen = {name: value for name, value in chosen.items() if name != "layer" or cell is None}
+    check_named(before.settings.cell, cell)
+    chosen = {name: value for name, value in chosen.items() if name != "cell" or cell is None}
     settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
     if not before.data:
         if given is None:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
+from raglane._utils.messages import message, require
 from raglane.data.objects import is_panel, is_text, records_from
 from raglane.data.records import Columns, Records
-from raglane.errors import ArgumentError, DataError, message, require
+from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
 from raglane.runs.run import Run
@@ -201,9 +202,9 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             ``(n, L)`` that comes later has as many. Sequences in a list may have any lengths.
 
     Example:
-        >>> rises = RecurrentClassifier(hidden=8, epochs=60, validation_fraction=0)
+        >>> rises = RecurrentClassifier(hidden_size=8, epochs=60, validation_fraction=0)
         >>> rises.fit([[0.1, 0.5, 0.9], [0.2, 0.7], [0.9, 0.4], [0.8, 0.3, 0.1]], ["yes", "yes", "no", "no"])
-        RecurrentClassifier(epochs=60, hidden=8, validation_fraction=0)
+        RecurrentClassifier(epochs=60, hidden_size=8, validation_fraction=0)
         >>> rises.predict([[0.3, 0.6, 0.8], [0.7, 0.2]]).tolist()
         ['yes', 'no']
     """
@@ -250,7 +251,7 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         n_features_in_: as that of :class:`RecurrentClassifier`.
 
     Example:
-        >>> means = RecurrentRegressor(hidden=8, epochs=150, lr=0.02, validation_fraction=0)
+        >>> means = RecurrentRegressor(hidden_size=8, epochs=150, lr=0.02, validation_fraction=0)
         >>> _ = means.fit([[0.1, 0.3], [0.2, 0.7, 0.9], [0.9, 0.7], [0.4]], [0.2, 0.6, 0.8, 0.4])
         >>> means.predict([[0.1, 0.3]]).round(1).tolist()
         [0.2]

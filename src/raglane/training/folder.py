@@ -15,7 +15,8 @@ from pathlib import Path
 
 from raglane._utils.files import check_place, remove, settle, sync_folder, whole_folder
 from raglane._utils.lock import LOCK, locked
-from raglane.errors import ArgumentError, argument, message
+from raglane._utils.messages import argument, message
+from raglane.errors import ArgumentError
 
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raglane.errors import ArgumentError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError
 
 # The parts of a help page, in their order.
 MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"

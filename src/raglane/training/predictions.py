@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
-from raglane.errors import ArgumentError, message, quote, require
+from raglane._utils.messages import message, quote, require
+from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.inference import Predictions

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path
+from raglane._utils.messages import argument, current_flags, flags, message, require
 from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Records, Skipped
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, LostRankError, argument, current_flags, flags, message, require
+from raglane.errors import DataError, LostRankError
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
 from raglane.training.job import (
     Job,
@@ -95,7 +96,7 @@ def train(
 def check_settings(settings: Settings) -> None:
     """Refuse settings that cannot be trained with here, before any data is read, which can take a while."""
     require("safetensors", "train")
-    check_named(settings.layer)
+    check_named(settings.cell)
     check_machine(settings)
 
 
@@ -116,7 +117,7 @@ def run_job(
     given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
         return _spread(Job(settings, **given), watcher)
-    check_place(settings.layer, folder)
+    check_place(settings.cell, folder)
     files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
     job = Job(
         settings,

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real
+from raglane._utils.messages import message
 from raglane.data.encoders import END
 from raglane.data.epochs import check_least
 from raglane.data.splitting import join_tokens, split_texts
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import answering

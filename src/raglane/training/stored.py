@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from raglane._utils.files import check_file
 from raglane._utils.memory import available_memory
-from raglane.errors import ArgumentError, CheckpointError, flags, message, quote
+from raglane._utils.messages import flags, message, quote
+from raglane.errors import ArgumentError, CheckpointError
 
 # The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
 _JSON_FACTOR = 32

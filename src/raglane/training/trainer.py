@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
-from raglane.data.chunks import Chunks
+from raglane._utils.messages import argument, message
 from raglane.data.dataset import Sequences
 from raglane.data.order.order import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError, argument, message
+from raglane.data.tbptt import TBPTTSampler
+from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
     Batch,
     ChunkedBatches,
@@ -240,7 +241,7 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Learn from what is left of an epoch."""
         batches: _Counted
-        if isinstance(self.order, Chunks):
+        if isinstance(self.order, TBPTTSampler):
             batches = ChunkedBatches(self.order)
         else:
             batches = loader(self.training, Remaining(self.order), self.settings.workers)
@@ -258,8 +259,8 @@ class Trainer:
         # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
         self._is_stepping = True
         self._learner.average()
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        if self.settings.grad_clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.model.zero_grad()
 

@@ -1,13 +1,13 @@
-"""The order of an epoch is a function: which sequences come in which batch, on which rank.
+"""Batch samplers: which sequences form a batch, in which order, on which rank.
 
-``limit.py`` says how large a batch is, ``order.py`` in which order sequences come. ``Arrangement`` is the function: it
-answers for any part of an epoch. ``batches.py`` hands the batches to a DataLoader, and shares them out to ranks.
+``limit.py`` defines the size of a batch, ``order.py`` the order of the sequences in an epoch. ``batches.py`` makes the
+batches for a DataLoader and divides them among ranks.
 """
 
 from __future__ import annotations
 
-from raglane.data.order.batches import Batches
-from raglane.data.order.limit import Limit
-from raglane.data.order.order import Order
+from raglane.data.order.batches import BatchSampler
+from raglane.data.order.limit import BatchLimit
+from raglane.data.order.order import EpochOrder
 
-__all__ = ["Batches", "Limit", "Order"]
+__all__ = ["BatchLimit", "BatchSampler", "EpochOrder"]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.kernels.cpu.layer import KINDS, BackwardCall, Grads, Layer, LayerSpec, add_product, outer, spend
 from raglane.native import library
 from raglane.native.library import cell_facts

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from raglane._utils import forks
+from raglane._utils.messages import message
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
 from raglane.native import library
 from raglane.native.memory import NO_MEMORY

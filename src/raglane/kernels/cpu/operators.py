@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.cells import CELLS
-from raglane.errors import ArgumentError, ShapeError, message
+from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import Layer, OutputGrads, Saved, layer_of
 from raglane.native.library import cell_facts

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.checks import check_offsets
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
+from raglane.programs.lower import Lowered
 from raglane.programs.program import KINDS, OPERATIONS, Block, Instruction, Operand, Program, Weight
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
@@ -83,6 +85,29 @@ def run(
         check_offsets(offsets, count, torch.device("cpu"))  # raises the message of the other backends
         raise
     return outputs, finals
+
+
+def run_lowered(
+    lowered: Lowered,
+    offsets: Tensor,
+    ascending: bool,
+    given: Mapping[int, Tensor],
+    weights: Sequence[Tensor],
+    over: Mapping[int, Tensor] = {},
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
+    nodes = lowered.given.get
+    return run(
+        lowered.program,
+        offsets=offsets,
+        ascending=ascending,
+        elements=[given[node] for node in nodes("element", ())],
+        sequences=[given[node] for node in nodes("sequence", ())],
+        states=[given[node] for node in nodes("state", ())],
+        vectors=[given[node] for node in nodes("vector", ())],
+        weights=[weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights],
+        over=over,
+    )
 
 
 # ---- the program as integers --------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_device, check_dtype, check_kind
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.graph import has_loops
 from raglane.nn.crf import loops, recursions
 from raglane.nn.losses.comparison import Reduction, check_reduction, wide

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
 Reduction = Literal["element", "sequence", "none"]

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
 from raglane.ragged import Ragged
 from raglane.segments import conjugate

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane._utils.checks import check_number, check_whole
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 

@@ -1,17 +1,18 @@
-"""Convert a model's recurrent layers to Raglane's, in place, and back."""
+"""Converts torch's recurrent layers in a model to Raglane's, in place, and back."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from raglane._utils.checks import check_every, check_model
+from raglane._utils.messages import message
 from raglane._utils.tracing import is_jit_traced
-from raglane.errors import ArgumentTypeError, message
+from raglane.errors import ArgumentTypeError
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
@@ -20,7 +21,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 class _Accelerated(RecurrentLayer):
-    """What the three have in common: the ways in which PyTorch asks for its own layers find them."""
+    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
@@ -28,18 +29,18 @@ class _Accelerated(RecurrentLayer):
             return next(theirs for ours, theirs in _THEIRS.items() if isinstance(self, ours)).forward(self, input, hx)
         if "torch._dynamo" not in sys.modules:
             return super().forward(input, hx, **options)
-        # torch.compile refuses instances of torch's layers, and would compile the functions that they call one by one.
+        # torch.compile skips forward of torch's layers, but would compile each function that it calls.
         if not _outside_of_graphs:
             _outside_of_graphs.append(torch.compiler.disable(RecurrentLayer.forward))
         return _outside_of_graphs[0](self, input, hx, **options)
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = "TorchScript compiles torch's layers alone", "call rl.restore(model) before torch.jit.script(model)"
-        raise ArgumentTypeError(message("torch.jit.script", f"a layer that is {type(self).__name__}", rule, fix))
+        rule, fix = "a model with only torch's own layers", "call rl.unaccelerate(model) before torch.jit.script(model)"
+        raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     @property
     def qconfig(self) -> Any:
-        """What :mod:`torch.ao.quantization` leaves at every module of a model that it is given."""
+        """The attribute that :mod:`torch.ao.quantization` sets on every module of a model."""
         return vars(self).get("_qconfig")
 
     @qconfig.setter
@@ -47,7 +48,7 @@ class _Accelerated(RecurrentLayer):
         vars(self)["_qconfig"] = value
         warnings.warn(
             "torch.ao.quantization does not quantise layers that rl.accelerate has converted. For int8 weights call"
-            " rl.freeze(model, dtype=torch.int8), or call rl.restore(model) first for PyTorch's own.",
+            " rl.freeze(model, dtype=torch.int8), or call rl.unaccelerate(model) first for PyTorch's own.",
             stacklevel=2,
         )
 
@@ -56,20 +57,20 @@ class _Accelerated(RecurrentLayer):
         vars(self).pop("_qconfig", None)
 
 
-# The layers' forward, once there is a compiler to be kept away from it.
+# RecurrentLayer.forward with torch.compile disabled; made at the first use, because it imports torch._dynamo.
 _outside_of_graphs: list[Any] = []
 
 
 class AcceleratedRNN(_Accelerated, RNN, torch.nn.RNN):
-    """What a ``torch.nn.RNN`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+    """A converted ``torch.nn.RNN``: an instance of both that class and Raglane's."""
 
 
 class AcceleratedLSTM(_Accelerated, LSTM, torch.nn.LSTM):
-    """What a ``torch.nn.LSTM`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+    """A converted ``torch.nn.LSTM``: an instance of both that class and Raglane's."""
 
 
 class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
-    """What a ``torch.nn.GRU`` becomes: Raglane's layer, and still an instance of torch's for code that asks."""
+    """A converted ``torch.nn.GRU``: an instance of both that class and Raglane's."""
 
 
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
@@ -83,49 +84,43 @@ _THEIRS: dict[type[torch.nn.Module], Any] = {ours: theirs for theirs, ours in _O
 
 @dataclass(frozen=True)
 class Acceleration:
-    """What :func:`accelerate` has done to a model.
+    """The layers of a model that :func:`accelerate` converted or left; ``print`` shows them.
 
     Attributes:
-        replaced: the names of the layers that are Raglane's now; ``""`` is the model itself.
-        left: the names of the recurrent layers that were left, each with the reason.
-
-    Example:
-        >>> print(Acceleration(replaced=["encoder"], left={"decoder": "a subclass of torch.nn.LSTM"}))
-        1 layer replaced: encoder
-        left as it is: decoder (a subclass of torch.nn.LSTM)
+        replaced: the names of the converted layers; ``""`` is the model itself.
+        left: the names of the recurrent layers that were not converted, each with the reason.
     """
 
-    replaced: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
+    replaced: list[str]
+    left: dict[str, str]
 
     def __str__(self) -> str:
         names = ", ".join(name or "the model itself" for name in self.replaced)
         count = len(self.replaced)
         lines = [f"{count} layer{'' if count == 1 else 's'} replaced{': ' if names else ''}{names}"]
-        lines += [f"left as it is: {name or 'the model itself'} ({reason})" for name, reason in self.left.items()]
+        lines += [f"not converted: {name or 'the model itself'} ({reason})" for name, reason in self.left.items()]
         return "\n".join(lines)
 
 
 def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
-    """Make every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model Raglane's, in place.
+    """Convert every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model to Raglane's layer, in place.
 
-    The layers stay the same objects with the same parameters, buffers and hooks, and instances of the torch class that
-    they were; they take Ragged batches and lengths besides what they took before. Only layers of exactly those types
-    are converted: a subclass may rely on what it inherits. A warning names the layers that were left;
-    :func:`acceleration` says what was done and why, and :func:`restore` undoes it. Because ``torch.compile`` breaks its
-    graph at every instance of ``torch.nn.LSTM`` and its kin, it does so at these as it did before; a layer built as
-    ``rl.nn.LSTM`` is compiled without a break.
+    The layers stay the same objects, with the same parameters, buffers and hooks, and stay instances of their torch
+    class. They also accept Ragged batches and lengths. Subclasses are not converted, because they may rely on methods
+    that they inherit; a warning names them. ``rl.explain(model)`` lists both kinds, and :func:`unaccelerate` reverts
+    the conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's own; a layer built as
+    ``rl.nn.LSTM`` compiles without a break.
 
     Args:
-        model: any module; it may be such a layer itself.
-        checkpoint_every: a number of steps, for less memory in training; see
-            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. None to leave that of layers as it is.
+        model: any module, or one such layer.
+        checkpoint_every: the number of steps between the states that are kept for backward, see
+            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. None leaves the layers' own setting unchanged.
 
     Returns:
-        The model that was given.
+        ``model``.
 
     Raises:
-        ArgumentTypeError: not a module.
+        ArgumentTypeError: ``model`` is not a module.
         ArgumentError: ``checkpoint_every`` is neither a whole number of at least 1 nor None.
 
     Example:
@@ -135,34 +130,22 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
         (True, True)
     """
     check_every(checkpoint_every)
-    report = acceleration(model)
-    left = {name: reason for name, reason in report.left.items() if not reason.endswith(_OF_CELLS)}
+    left = {name: reason for name, reason in acceleration_of(model).left.items() if not reason.endswith(_OF_CELLS)}
     for module in model.modules():
         if _can_convert(module):
-            # torch.fx knows the layers that it must not look into by the module that they come from.
+            # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
             vars(module)["__module__"] = type(module).__module__
             module.__class__ = _OURS[type(module)]
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
     if left:
         names = "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in left.items())
-        warnings.warn(f"rl.accelerate has left a layer as it is. {names}.", stacklevel=2)
+        warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
     return model
 
 
-def acceleration(model: torch.nn.Module) -> Acceleration:
-    """Which layers of a model :func:`accelerate` has converted, and which it leaves and why.
-
-    Args:
-        model: any module, before :func:`accelerate` or after it.
-
-    Raises:
-        ArgumentTypeError: not a module.
-
-    Example:
-        >>> print(acceleration(accelerate(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4)))))
-        1 layer replaced: 1
-    """
+def acceleration_of(model: torch.nn.Module) -> Acceleration:
+    """Return the converted layers of a model, and the recurrent layers that :func:`accelerate` does not convert."""
     check_model(model)
     modules = list(model.named_modules())
     reasons = {name: _reason_to_leave(module) for name, module in modules}
@@ -172,20 +155,20 @@ def acceleration(model: torch.nn.Module) -> Acceleration:
     )
 
 
-def restore(model: M) -> M:
-    """Make the layers that :func:`accelerate` has converted torch's own again, in place; weights stay what they are.
+def unaccelerate(model: M) -> M:
+    """Revert :func:`accelerate`: convert its layers back to torch's own, in place, with their current weights.
 
     Args:
-        model: any module; it may be such a layer itself.
+        model: any module, or one converted layer.
 
     Returns:
-        The model that was given.
+        ``model``.
 
     Raises:
-        ArgumentTypeError: not a module, or one with a parametrization on a converted layer.
+        ArgumentTypeError: ``model`` is not a module, or a converted layer of it has a parametrization.
 
     Example:
-        >>> model = restore(accelerate(torch.nn.LSTM(3, 4)))
+        >>> model = unaccelerate(accelerate(torch.nn.LSTM(3, 4)))
         >>> type(model) is torch.nn.LSTM
         True
     """
@@ -193,7 +176,7 @@ def restore(model: M) -> M:
     for place, module in model.named_modules():
         if isinstance(module, _Accelerated):
             if type(module) not in _THEIRS:
-                rule, fix = "its class is its own", "call torch.nn.utils.parametrize.remove_parametrizations first"
+                rule, fix = "a layer without one", "call torch.nn.utils.parametrize.remove_parametrizations first"
                 raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
             for name in ("__module__", "_qconfig", *OPTIONS):
                 vars(module).pop(name, None)
@@ -202,12 +185,12 @@ def restore(model: M) -> M:
 
 
 def _can_convert(module: torch.nn.Module) -> bool:
-    """Whether a module is one of torch's three layers, and does what these do."""
+    """Return True if a module is exactly one of torch's three layers, with its ``forward`` unchanged."""
     return type(module) in _OURS and "forward" not in vars(module)
 
 
 def _reason_to_leave(module: torch.nn.Module) -> str:
-    """Why a module that looks like a recurrent layer is left as it is; empty for all others."""
+    """Return why a recurrent module cannot be converted, or "" for all other modules."""
     kind = type(module)
     if kind in _OURS:
         return "" if _can_convert(module) else "its forward was replaced on the instance"

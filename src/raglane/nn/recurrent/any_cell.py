@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
+from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels.program.modules import announce
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -198,7 +199,7 @@ class Recurrent(RecurrentLayer):
         return next(self.cells.parameters(), None) if isinstance(self._spec, ModuleCell) else weights[0].input
 
     def _has_own_initial(self) -> bool:
-        return super()._has_own_initial() or hasattr(self.cells[0], "initial_state")
+        return self.initial_state != "zeros" or hasattr(self.cells[0], "initial_state")
 
     def _own_initial(self, batch: Ragged) -> Any:
         if self.initial_state != "zeros":

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.call import check_arguments, plan_of, prepare
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer

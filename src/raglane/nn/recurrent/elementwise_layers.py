@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_storage
+from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.errors import ArgumentError, ShapeError, message
+from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.cell_layers import CellLayer
 from raglane.nn.recurrent.stack import Options
 

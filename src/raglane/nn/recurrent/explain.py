@@ -1,50 +1,74 @@
-"""What would run a layer on a batch, and why."""
+"""Explains which backend and schedule run a layer on a batch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane.errors import ArgumentTypeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
+from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.freeze import kept_of
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
 
+@overload
+def explain(layer: torch.nn.Module) -> Acceleration: ...
+@overload
 def explain(
     layer: torch.nn.Module, batch: Any, *, lengths: Any = None, return_states: bool = False, program: bool = False
-) -> Choice:
-    """Say which backend and schedule would run a layer on a batch, and why, without running it.
+) -> Choice: ...
+def explain(
+    layer: torch.nn.Module,
+    batch: Any = None,
+    *,
+    lengths: Any = None,
+    return_states: bool = False,
+    program: bool = False,
+) -> Acceleration | Choice:
+    """Return which backend and schedule would run a layer on a batch, and why, without running it.
+
+    Without a batch, return which layers of a model :func:`raglane.accelerate` converts, and why not the others. Both
+    results are meant to be printed.
 
     Args:
-        layer: a recurrent layer of ``rl.nn``.
-        batch: what the layer would be called with: a Ragged, a PackedSequence or a tensor.
-        lengths: as in the call.
-        return_states: as in the call.
-        program: whether to show the program of the layer's step, if one runs it: what is printed with the answer.
+        layer: a recurrent layer of ``rl.nn``; without a batch, any module.
+        batch: a Ragged, a PackedSequence or a tensor, as the layer accepts it.
+        lengths: as in the call of the layer.
+        return_states: as in the call of the layer.
+        program: True to also show the program of the layer's step, if the backend ``program`` runs it.
+
+    Returns:
+        With a batch: ``backend``, ``schedule`` and ``reason``. Without: ``replaced``, the names of the converted
+        layers (``""`` is the model itself), and ``left``, a dict from the names of the others to the reason.
 
     Raises:
-        ArgumentTypeError: not a recurrent layer, or not a batch.
-        DispatchError: what the layer or ``rl.use_backend`` chose cannot run it.
+        ArgumentTypeError: ``layer`` is not a recurrent layer, or ``batch`` is not a batch.
+        DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
         >>> import raglane as rl
         >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
         backend torch, schedule packed: backend torch chosen for this layer
+        >>> print(explain(rl.accelerate(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4)))))
+        1 layer replaced: 1
     """
+    if batch is None:
+        return acceleration_of(layer)
     if not isinstance(layer, RecurrentLayer):
         fix = "call rl.accelerate(model) first, and pass one of its layers"
         raise ArgumentTypeError(message("layer", type(layer).__name__, "a recurrent layer of rl.nn", fix))
     values = batch.values if isinstance(batch, Ragged) else batch.data if isinstance(batch, PackedSequence) else batch
     if not isinstance(values, Tensor):
-        rule, fix = "what the layer is called with", "pass a Ragged or a tensor"
+        rule, fix = "a Ragged, a PackedSequence or a tensor", "pass the layer's input"
         raise ArgumentTypeError(message("batch", type(batch).__name__, rule, fix))
     dense = isinstance(batch, Tensor) and lengths is None
     cell = layer.regularisation.cell(layer.cell, layer.training)
@@ -52,10 +76,9 @@ def explain(
     traits = Traits(cell, *sizes, values.dtype, values.device, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, dense=dense)
     if every is not None:
-        said = f"backward computes again what it needs, {every} steps at a time"
+        said = f"backward recomputes the gates, {every} steps at a time"
         choice = replace(choice, reason=f"{choice.reason}; {said}")
     if choice.backend == "program":
-        # Where the program comes from, how long that took, and what it is.
         said, shown = programs.BACKEND.origin(traits, program)
         return replace(choice, reason=f"{choice.reason}; {said}", program=shown)
     kept = kept_of(layer)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raglane._utils.checks import check_model
-from raglane.errors import ArgumentError, DispatchError, message, quote
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.dispatch import pick

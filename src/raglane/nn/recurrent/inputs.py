@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_dense, check_storage
+from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
 from raglane.ragged import Ragged

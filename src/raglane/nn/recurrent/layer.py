@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_flag
+from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
-from raglane.errors import ArgumentTypeError, DispatchError, ShapeError, message
+from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.nn.recurrent.call import run
 from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.cells import CellSpec
 from raglane.cells.regularised import Regularised, RegularisedWeights
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.kernels.contract import Request
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
-from raglane.errors import ArgumentTypeError, ShapeError, message
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
 

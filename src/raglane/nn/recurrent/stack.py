@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_every
+from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentError, ArgumentTypeError, message
+from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels.dispatch import check_names
 from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation

@@ -12,9 +12,10 @@ import torch
 
 from raglane import cells
 from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag
+from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, settings_of
 

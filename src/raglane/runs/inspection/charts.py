@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raglane.errors import require
+from raglane._utils.messages import require
 from raglane.planner import Row
 from raglane.runs.inspection.inspect import Inspection
 

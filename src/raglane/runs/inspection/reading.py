@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.conversion import Progress
 from raglane.data.formats import FORMATS, japanese_vowels
 from raglane.data.formats import read as read_records
@@ -25,7 +26,7 @@ from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.records import TASKS, Columns, Records
 from raglane.data.statistics import FeatureCounts, Statistics
-from raglane.errors import DataError, argument, count_of, quote, require
+from raglane.errors import DataError
 
 _Integers = npt.NDArray[np.int64]
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, distributed
 
 from raglane._utils.files import whole_folder
-from raglane.errors import ArgumentError, LostRankError, RaglaneError, argument, count_of, message, quote
+from raglane._utils.messages import argument, count_of, message, quote
+from raglane.errors import ArgumentError, LostRankError, RaglaneError
 from raglane.training.folder import LAST
 from raglane.training.tasks.base import Score
 

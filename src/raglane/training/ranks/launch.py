@@ -26,7 +26,8 @@ from typing import Any, Protocol
 import torch
 from torch import distributed
 
-from raglane.errors import LostRankError, RaglaneError, current_flags, flags
+from raglane._utils.messages import current_flags, flags
+from raglane.errors import LostRankError, RaglaneError
 from raglane.training.job import Job, TrainingResult
 from raglane.training.machine import threads_of
 from raglane.training.ranks import Ranks, Stops, lost, lost_worker

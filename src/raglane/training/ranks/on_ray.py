@@ -15,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raglane.errors import ArgumentError, RaglaneError, argument, current_flags, flags, message, quote, require
+from raglane._utils.messages import argument, current_flags, flags, message, quote, require
+from raglane.errors import ArgumentError, RaglaneError
 from raglane.training.folder import LAST, repair
 from raglane.training.job import Job, TrainingResult
 from raglane.training.ranks import Ranks, lost

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from raglane._utils.messages import argument, message, quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.statistics import statistics_of
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, argument, message, quote
+from raglane.errors import DataError
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel, Tag

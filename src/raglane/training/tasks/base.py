@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from raglane._utils.messages import message
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import ArgumentError, message
+from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records
 from raglane.data.statistics import statistics_of
 from raglane.data.stored_dataset import Dataset
-from raglane.errors import DataError, argument, message, quote, quote_all
+from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings

@@ -1,0 +1,106 @@
+"""Build the messages of errors."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from raglane.errors import MissingExtraError
+from raglane.errors import printable as printable
+
+# Longest quoted value and longest part of a message in characters; longest list of values.
+_QUOTED, _PART, _LISTED = 80, 400, 20
+
+# Command-line flags by the names of the same arguments in Python; {} outside of commands.
+# Not a ContextVar, which torch.compile cannot read while it traces a message.
+_flags: Mapping[str, str] = {}
+
+
+def shorten(text: str, most: int) -> str:
+    """Replace the middle of a text that is longer than ``most`` characters by "..."."""
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 3
+    return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """Return a number and its noun, e.g. "1 row" or "1,234 rows"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def quote(value: Any) -> str:
+    """Return the ``repr`` of a value: printable, and at most 80 characters."""
+    if isinstance(value, (str, bytes)) and len(value) > 2 * _QUOTED:
+        # Avoids escaping the middle of a long text.
+        return shorten(repr(value[:_QUOTED])[:-1] + repr(value[-_QUOTED:])[1:], _QUOTED)
+    try:
+        text = repr(value)
+    except Exception:
+        # Python does not write integers of thousands of digits, and a user's class may raise anything.
+        text = f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return shorten(printable(text), _QUOTED)
+
+
+def quote_all(values: Iterable[Any]) -> str:
+    """Return the first values, quoted, and the number of the others: "'a', 'b' and 98 more"."""
+    listed = list(values)
+    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
+    return ", ".join(map(quote, listed[:_LISTED])) + more
+
+
+@contextmanager
+def flags(names: Mapping[str, str]) -> Iterator[None]:
+    """Replace names of arguments in messages by command-line flags."""
+    global _flags
+    before, _flags = _flags, names
+    try:
+        yield
+    finally:
+        _flags = before
+
+
+def current_flags() -> dict[str, str]:
+    """Return the flags that messages use now, for use in another process."""
+    return dict(_flags)
+
+
+def argument(name: str, value: Any = None, of: str | None = None) -> str:
+    """Write an argument with its value for a message: "clip=1" or "--clip 1".
+
+    ``of`` is the class or function that takes the argument in Python: "Columns(label=...)".
+    """
+    if name in _flags:
+        return _flags[name] if value is None or value is True else f"{_flags[name]} {value}"
+    if of is not None:
+        return f"{of}({name}={'...' if value is None else repr(value)})"
+    return name if value is None else f"{name}={value!r}"
+
+
+def message(argument: str, got: str, rule: str, fix: str) -> str:
+    """Join the four parts of a message: the argument, its value, the rule, the fix."""
+    argument = _flags.get(argument, argument)
+    argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
+    return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name closest to a misspelled one, or None."""
+    return next(iter(difflib.get_close_matches(name, list(valid), 1)), None)
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency; raise MissingExtraError with the extra of raglane that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A broken package that is installed shows its own error.
+        if error.name is not None and module != error.name and not module.startswith(error.name + "."):
+            raise
+        raise MissingExtraError(
+            f"{module.split('.')[0]} is not installed. Fix: pip install 'raglane[{extra}]'."
+        ) from error
