@@ -36,11 +36,6 @@ def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, t
         return None
 
 
-def is_readable(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Return True if C can read a tensor without a copy."""
-    return place(part, shape, dtype) is not None
-
-
 def has_no_storage(part: Tensor) -> bool:
     """Return True if a tensor has elements but no storage, such as zeros that were never written."""
     return not part.data_ptr() and part.numel() > 0

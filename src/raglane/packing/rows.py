@@ -23,7 +23,7 @@ from raglane._utils.checks import check_like, check_storage
 from raglane._utils.tracing import index_arithmetic, is_transformed, never_traced, records_operators
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
-from raglane.native.memory import address, is_readable
+from raglane.native.memory import address, place
 from raglane.packing.checks import check_permutation, read_packed, read_padded, read_padded_lengths_on_host
 from raglane.packing.layouts import inverse, on_host, padded_rows, rows_of, shape_and_strides, unpacked_rows
 from raglane.segments import IntArray, conjugate, lengths_from_offsets, offsets_from_lengths
@@ -122,7 +122,7 @@ class Layout:
 
 def _resolved(name: str, part: Tensor) -> Tensor:
     """Return a contiguous tensor, the same one if possible."""
-    if is_readable(part, part.shape, part.dtype) and not part.is_conj():
+    if place(part, part.shape, part.dtype) is not None and not part.is_conj():
         return part
     check_like(name, part, tuple(part.shape), part.new_empty(0, device="cpu"))
     return part.resolve_conj().resolve_neg().contiguous()
@@ -173,13 +173,6 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     if not 0 <= total <= count * steps:
         return None
     return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
-
-
-def padded_from_flat(flat: Tensor, offsets: Tensor, steps: int, batch_first: bool) -> Tensor | None:
-    """Return a padded tensor of flat elements, padded with zeros; None as in :func:`flatten_padded`."""
-    if not (_is_ours(flat) and _is_list(offsets, None)):
-        return None
-    return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
 
 
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:
@@ -236,11 +229,9 @@ def _is_ours(table: Tensor) -> bool:
 
 def _is_list(numbers: Any, count: int | None) -> bool:
     """Return True for a contiguous tensor of ``count`` int64 on the CPU."""
-    return (
-        type(numbers) is Tensor
-        and numbers.dim() == 1
-        and is_readable(numbers, (numbers.shape[0] if count is None else count,), torch.int64)
-    )
+    if type(numbers) is not Tensor or numbers.dim() != 1:
+        return False
+    return place(numbers, (numbers.shape[0] if count is None else count,), torch.int64) is not None
 
 
 # -- by index arithmetic ----------------------------------------------------------------------------------------------
@@ -310,10 +301,8 @@ def flat_to_padded(
     left: bool = False,
 ) -> Tensor:
     """Return flat values as a contiguous padded batch of ``longest`` steps, the maximum length, without waiting."""
-    if not left and padding_value == 0:
-        placed = padded_from_flat(values, offsets, longest, batch_first)
-        if placed is not None:
-            return placed
+    if not left and padding_value == 0 and _is_ours(values) and _is_list(offsets, None):
+        return layout_of_padded(offsets, longest, batch_first).from_flat(values)
     count = offsets.shape[0] - 1
     shape, strides = shape_and_strides(count, longest, batch_first)
     index = padded_rows(lengths_from_offsets(offsets), values.shape[0], strides, longest if left else None)
