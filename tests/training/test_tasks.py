@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise, product
@@ -20,7 +19,7 @@ from raglane.training.batches import Batch
 from raglane.training.checkpoint import SavedModel, load_model
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.run import load_description, train
+from raglane.training.run import train
 from raglane.training.settings import LOSSES, ModelSettings, Settings
 from raglane.training.settings import TASKS as NAMES
 from raglane.training.state import TrainingState, rate_of
@@ -322,32 +321,3 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
     # The vocabulary: the unknown token, then the frequent one, then the rare ones.
     assert start[0.0].tolist() == [False, True, True, True, True]
     assert start[1.0].tolist() == [True, True, False, False, False]
-
-
-def test_what_the_first_version_wrote_is_read(tmp_path: Path) -> None:
-    """Without the entries that came later, a model predicts the same, and a run goes on as it began."""
-    words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
-    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
-    settings = Settings(epochs=2, hidden_size=4, embedding=3, unk_dropout=0.0, grad_clip=None, threads=1)
-    train(settings, data, None, tmp_path / "run")
-    whole = train(replace(settings, epochs=4), data, None, tmp_path / "whole")
-    told = predict(load_model(tmp_path / "run"), data).columns
-
-    later = {"loss", "quantile", "embedding_dropout", "tie_weights", "per_element", "split"}
-    later |= {"target_names", "target_mean", "target_std", "lr_schedule", "warmup", "class_weights", "label_smoothing"}
-    later |= {"unk_dropout", "bptt_steps"}
-    for name, parts in (
-        ("run.json", ["settings"]),
-        *((f"{at}/config.json", ["model", "preprocessor"]) for at in _BOTH),
-    ):
-        path = tmp_path / "run" / name
-        config = json.loads(path.read_text()) | {"format_version": 1}
-        for part in parts:
-            config[part] = {key: value for key, value in config[part].items() if key not in later}
-        path.write_text(json.dumps(config))
-    assert predict(load_model(tmp_path / "run"), data).columns == told
-    description = load_description(tmp_path / "run")
-    assert description.settings == settings
-    gone_on = train(replace(description.settings, epochs=4), data, None, tmp_path / "run", resume=True)
-    rows = [[row["train_loss"] for row in result.state.history] for result in (whole, gone_on)]
-    assert rows[0] == rows[1]
