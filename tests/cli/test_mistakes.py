@@ -43,8 +43,8 @@ def test_predictions_never_replace_the_data_or_the_model(
     fails([*command, "link.csv", "-o", "data.csv"], capsys, "output: got", "the data")
     fails([*command, "link.csv", "-o", "link.csv"], capsys, "output: got", "the data")
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
-        fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "no file of the run")
-    fails([*command, str(data), "-o", str(dangling)], capsys, "no file of the run")
+        fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "a file that is not of the run")
+    fails([*command, str(data), "-o", str(dangling)], capsys, "a file that is not of the run")
     fails(["predict", str(work / "run" / "best"), "data.csv", "-o", str(work / "run/best/p.csv")], capsys, "no file")
     assert (tree(tmp_path), tree(work)) == (before, model)
     assert main([*command, "data.csv", "-o", "new.csv", "-q"]) == 0

@@ -345,7 +345,7 @@ class Search:
                 data=self.data,
                 columns=self.columns,
                 resume=(place / LAST).exists(),
-                watcher=watcher,
+                callback=watcher,
                 config=run_config(settings, self.data),
             )
             if result.stopped_by is not None:
