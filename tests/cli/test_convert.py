@@ -199,7 +199,7 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
-    fails(asked, capsys, "channels that are 0 or 1", "--loss mse")
+    fails(asked, capsys, "0 or 1 for the loss bce", "--loss mse")
 
 
 def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_data() -> None:

@@ -205,7 +205,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--task language",
     )
     fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
-    fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
+    fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
     fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
