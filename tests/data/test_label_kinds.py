@@ -111,7 +111,7 @@ def test_what_was_converted_keeps_what_its_labels_were(tmp_path: Path) -> None:
     _refused([folders[0], texts], Columns(), ("whole numbers", "texts"), tmp_path / "out")
     both = convert([folders[0], numbers], tmp_path / "both", _COLUMNS)
     assert both.statistics.labels == {"1": 4, "2": 2}
-    assert read(folders[0]).label_kinds == ("whole numbers",)
+    assert read(folders[0]).records.label_kinds == ("whole numbers",)
 
 
 def test_tags_and_sets_are_labels_too(tmp_path: Path) -> None:
@@ -144,14 +144,6 @@ def test_a_row_whose_label_is_of_another_type_is_bad(tmp_path: Path, monkeypatch
     kept = read(path, _COLUMNS, on_bad_row="skip")
     assert kept.labels == ("1", "2", "3", "1")
     assert [row.place for row in kept.skipped] == ["line 5"]
-
-
-def test_a_conversion_that_goes_on_still_has_the_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.data.shards.SHARD", 16)
-    files = [_written(tmp_path / f"{name}.csv", labels) for name, labels in (("a", [1, 2, 1]), ("b", ["x", "y", "x"]))]
-    for _ in range(2):
-        with pytest.raises(DataError, match="labels that are texts, after whole numbers"):
-            convert(files, tmp_path / "out", Columns(label="y"))
 
 
 def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""What the operations of torch make of rows: :data:`RULES`, by their names."""
+"""Rules that translate operations of torch to nodes of a graph (:data:`RULES`), and the tracing of a step by them."""
 
-# ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
+# ruff: noqa: ARG001 (all rules have the same arguments)
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.cells.module import ModuleCell
 from raglane.programs import formulas
 from raglane.programs.formulas import FORMULAS, TRUTHS
-from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
+from raglane.programs.graph import DEPENDS, Columns, Graph, Refused, Result
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
-from raglane.programs.trace import Tracer
+from raglane.programs.step import Step, default_modes
+from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 
 Rule = Callable[..., Any]
 RowFormula = Callable[[Graph, Columns, int], Columns]
@@ -34,7 +36,7 @@ _MOVES = (
 
 
 def _move(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch moves the marks of one tensor as it would its numbers."""
+    """Move the marks of a tensor as torch moves its numbers."""
     like = args[0]
     found = function(tracer.marks(like), *args[1:], **kwargs)
     if isinstance(found, Tensor):
@@ -47,7 +49,7 @@ def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
 
 
 def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Columns by index, of which the numbers are known."""
+    """Index columns by numbers that are constants."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, list | tuple):
@@ -107,7 +109,7 @@ def _common(tracer: Tracer, parts: Any) -> torch.dtype:
 
 
 def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
-    """A rule for an operation that takes one number of each operand at a time."""
+    """Return the rule of a pointwise operation."""
 
     def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
         given = dict(enumerate(args)) | kwargs
@@ -129,7 +131,7 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
     return rule
 
 
-# A row at a time
+# Operations on rows.
 
 
 def _dims(dim: Any, count: int) -> list[int]:
@@ -139,7 +141,7 @@ def _dims(dim: Any, count: int) -> list[int]:
 
 
 def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None) -> Tensor:
-    """Apply a formula to the parts of rows that lie along some dimensions."""
+    """Apply a formula to the parts of rows along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
     order = [*kept, *dims]
@@ -183,7 +185,7 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
 
 
 def _extreme(formula: RowFormula) -> Rule:
-    """Of the largest and the smallest number of a part, and where it stands, only the first is computed."""
+    """Return the rule of ``max`` or ``min``, without its indices."""
 
     def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, Tensor):
@@ -219,7 +221,7 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
 def _normalised(
     tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float, gain: Any, bias: Any, shape: tuple[int, ...]
 ) -> Any:
-    """``source``, seen as ``parts``, normalised along the last dimension; gain and bias have ``shape``."""
+    """Normalise ``source``, viewed as ``parts``, along the last dimension; gain and bias have ``shape``."""
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
     found = _along(tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None)
     found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
@@ -258,7 +260,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("zeros_like", "new_zeros", "zero"), _filled(0.0)),
     **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
     **dict.fromkeys(("full_like", "new_full", "fill"), _filled(None)),
-    # What is in new memory is not a number that anybody may read.
+    # The contents of new memory are undefined.
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,
@@ -285,4 +287,55 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     **PRODUCTS,
 }
-"""By the name of an operation of torch: what is made of a trace, the operation and its arguments."""
+"""The rule of each operation of torch, by its name: a function of the tracer, the operation and its arguments."""
+
+
+def trace(step: Step) -> Trace:
+    """Trace a step; raises Refused with the reason if it cannot become a program."""
+    # With the cell's prepare inside, everything that depends on a row is computed in one order of sums.
+    try:
+        return _trace(step, True)
+    except Refused:
+        if isinstance(step.cell, ModuleCell) and not hasattr(step.weights, "prepare"):
+            raise
+    return _trace(step, False)
+
+
+def _trace(step: Step, prepares: bool) -> Trace:
+    with default_modes(grad=False):
+        widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
+        dims = [size for part in step.leaves for size in part.shape]
+        tracer = Tracer(step.dtype, rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]), RULES)
+        leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
+        offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
+        elements = [tracer.source("element", width) for width in widths]
+        states = [tracer.source("state", size) for size in step.sizes]
+        rows = [part for part, _ in elements], [part for part, _ in states]
+        try:
+            (output, new, changed), drew = draws_random_numbers(
+                lambda: tracer.run(lambda: step.run(leaves, *rows, offsets, prepares))
+            )
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
+        if drew:
+            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
+        if changed:
+            raise Refused(f"it changes its own attributes, {DEPENDS}")
+        if len(new) != len(step.sizes):
+            raise Refused("it gives another number of states than it takes")
+        columns = tracer.columns(output, step.output)
+        after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
+        nodes = [index for _, index in elements], [index for _, index in states]
+        return tracer.finish(Result(tracer.graph, *nodes, [], columns, after), prepares)
+
+
+def _prepared_width(step: Step) -> int:
+    dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
+    try:
+        rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
+        prepared = step.cell.prepare(step.weights, rows, torch.tensor([0, 1], device="cpu"))
+    except Exception as error:
+        raise Refused(f"what it prepares raised {type(error).__name__}: {error}") from error
+    return int(prepared.shape[1])

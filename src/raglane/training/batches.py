@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Sampler
 
 from raglane._utils.messages import argument, message
 from raglane.data.collate import collate
-from raglane.data.dataset import SequenceDataset, Sequences
+from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.preprocess import Preprocessor
-from raglane.data.stored_dataset import Dataset
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import DataError
 from raglane.ragged import Ragged
@@ -66,7 +65,7 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
+def chunked_order(dataset: Dataset, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
     """Return the sampler of chunks for truncated backpropagation."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
@@ -85,11 +84,11 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
 
 
 def training_batches(
-    training: Sequences, settings: Settings, rank: int, ranks: int
-) -> tuple[Sequences, BatchSampler | TBPTTSampler, int]:
+    training: Dataset, settings: Settings, rank: int, ranks: int
+) -> tuple[Dataset, BatchSampler | TBPTTSampler, int]:
     """Return the sequences, possibly split, the batch sampler of a rank, and the usual number of elements per batch."""
     if settings.batch_elements is not None and settings.too_long == "split":
-        training = training.in_memory().cut(settings.batch_elements)
+        training = training.cut(settings.batch_elements)
     # NumPy: torch takes 36 times as long for the sum.
     mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
     if settings.bptt_steps is not None:
@@ -117,7 +116,7 @@ class Remaining(Sampler[list[int]]):
         return iter(self._order)
 
 
-def in_order(dataset: Sequences, limit: BatchLimit) -> Iterator[Batch]:
+def in_order(dataset: Dataset, limit: BatchLimit) -> Iterator[Batch]:
     """Yield batches of all sequences in the order of the data."""
     for rows in batches_in_order(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
@@ -130,7 +129,7 @@ def batches_in_order(lengths: Tensor, limit: BatchLimit) -> list[list[int]]:
 
 
 def validation_shares(
-    validation: Sequences, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
+    validation: Dataset, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
 ) -> list[list[int]]:
     """Return this rank's share of each validation batch; empty shares are left out."""
     limit = BatchLimit(sequences=settings.batch_size) if isinstance(order, TBPTTSampler) else order.limit
@@ -138,7 +137,7 @@ def validation_shares(
     return [rows for rows in shares if rows]
 
 
-def loader(dataset: Sequences, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
+def loader(dataset: Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """Return a DataLoader of :class:`Batch` in the order of ``order``."""
     return DataLoader(
         dataset,
@@ -182,14 +181,11 @@ class RareTokens:
     in_targets: bool
 
     @classmethod
-    def of(cls, training: Sequences, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
+    def of(cls, training: Dataset, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
         """Return the rare tokens of the training data; None without any, or with ``unk_dropout=0``."""
-        if settings.unk_dropout == 0:
+        if settings.unk_dropout == 0 or (preprocessor.vocabulary is None and not preprocessor.categories):
             return None
-        if isinstance(training, Dataset):
-            rare = _once_counted(training)
-        else:
-            rare = _once_in(training.in_memory(), preprocessor)
+        rare = _seen_once(training, preprocessor)
         for words in rare:
             # Entry 0 is the unknown token itself.
             words[0] = False
@@ -216,25 +212,9 @@ class RareTokens:
         return tokens.masked_fill(rare[tokens] & drawn, 0)
 
 
-def _once_in(training: SequenceDataset, preprocessor: Preprocessor) -> list[Tensor]:
-    """Return the rare tokens of a dataset in memory; features of whole sequences count once per sequence."""
-    coded = [encoder for encoder in preprocessor.features if encoder.vocabulary is not None]
-    sizes = [len(encoder.vocabulary or ()) for encoder in coded]
-    columns = [training.values]
-    if training.values.dim() == 2:
-        sizes += [] if preprocessor.vocabulary is None else [len(preprocessor.vocabulary)]
-        columns = list(training.values[:, training.values.shape[1] - len(sizes) :].long().unbind(1))
-    elif preprocessor.vocabulary is not None:
-        sizes = [len(preprocessor.vocabulary)]
-    first = training.offsets[:-1][training.lengths > 0]
-    for place, encoder in enumerate(coded):
-        columns[place] = columns[place][first] if encoder.per_sequence else columns[place]
-    return [torch.bincount(column, minlength=size) == 1 for column, size in zip(columns, sizes, strict=True)]
-
-
-def _once_counted(training: Dataset) -> list[Tensor]:
-    """Return the rare tokens of a stored dataset from its statistics, in the order of the input columns."""
-    known, preprocessor = training.statistics, training.preprocessor
+def _seen_once(training: Dataset, preprocessor: Preprocessor) -> list[Tensor]:
+    """Return the words of each vocabulary that occur once, as masks in the order of the columns of inputs."""
+    known = training.statistics
     coded = [(encoder, encoder.vocabulary) for encoder in preprocessor.features if encoder.vocabulary is not None]
     counted = [(known.features[encoder.name].words, words) for encoder, words in coded]
     if preprocessor.vocabulary is not None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, buckets
 from raglane.data.order import BatchLimit
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
@@ -57,7 +55,7 @@ class HardSequence:
 class SequenceScores:
     """The scores of single sequences."""
 
-    records: Records | Dataset
+    records: Dataset
     rows: npt.NDArray[np.int64]
     loss: npt.NDArray[np.float64]
     metric: npt.NDArray[np.float64]
@@ -66,7 +64,7 @@ class SequenceScores:
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """The lengths of the sequences, ``(B,)``."""
-        return np.asarray(self.records.lengths)[self.rows]
+        return np.asarray(self.records.element_counts)[self.rows]
 
     def ranges(self) -> tuple[Range, ...]:
         """Return ranges of lengths with about equal numbers of sequences."""
@@ -83,27 +81,24 @@ class SequenceScores:
         """Return the sequences with the largest losses, in descending order."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
-        chosen = self.records.select(self.rows[order])
+        chosen = self.records.subset(self.rows[order])
         predicted, true = [""] * len(chosen), [""] * len(chosen)
-        names: Any = self.rows[order].tolist() if isinstance(chosen, Records) and not chosen.ids else chosen.ids
-        if isinstance(chosen, Records) and saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
+        if saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
             predicted = [_format(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
             known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
             true = [_format(entry) for entry in known]
         return tuple(
             HardSequence(str(name), int(length), float(self.loss[place]), float(self.metric[place]), target, prediction)
             for name, length, place, target, prediction in zip(
-                names, chosen.lengths.tolist(), order.tolist(), true, predicted, strict=True
+                chosen.ids, chosen.element_counts.tolist(), order.tolist(), true, predicted, strict=True
             )
         )
 
 
-def measure_sequences(
-    saved: SavedModel, records: Records | Dataset, device: torch.device, seed: int = 0
-) -> SequenceScores:
+def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0) -> SequenceScores:
     """Measure a model on each sequence, or on 5,000 random ones."""
     rows = sampled_rows(records, seed)
-    dataset = saved.preprocessor.apply(records.select(rows))
+    dataset = saved.preprocessor.apply(records.subset(rows))
     task = make_task(saved.preprocessor, saved.model.config)
     model = saved.model.to(device)
     sums: list[Tensor] = []
@@ -120,7 +115,7 @@ def measure_sequences(
         return SequenceScores(records, rows, loss / count, metric / count, count)
 
 
-def sampled_rows(records: Records | Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
+def sampled_rows(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
     """Return the sequences to measure: all, or 5,000 random ones, in order."""
     rows = np.arange(len(records))
     if len(rows) > _MOST:

@@ -12,9 +12,9 @@ from typing import Any
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, current_flags, flags, message, require
+from raglane.data.dataset import Dataset
 from raglane.data.formats.pieces import skipped_lines
-from raglane.data.records import Records, Skipped
-from raglane.data.stored_dataset import Dataset
+from raglane.data.records import Skipped
 from raglane.errors import DataError, LostRankError
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
 from raglane.training.job import (
@@ -39,15 +39,15 @@ __all__ = ["RunDescription", "TrainingResult", "left_out", "load_description", "
 
 def train(
     settings: Settings,
-    training: Records | Dataset,
-    validation: Records | Dataset | None,
+    training: Dataset,
+    validation: Dataset | None,
     folder: str | os.PathLike[str] | None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    test: Records | None = None,
+    test: Dataset | None = None,
     callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
@@ -78,14 +78,14 @@ def check_settings(settings: Settings) -> None:
 
 def run_job(
     settings: Settings,
-    training: Records | Dataset,
-    validation: Records | Dataset | None,
+    training: Dataset,
+    validation: Dataset | None,
     folder: Path | None,
     before: RunDescription | None = None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
-    test: Records | None = None,
+    test: Dataset | None = None,
     callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
@@ -135,7 +135,7 @@ def _launch(job: Job, callback: Callback | None) -> TrainingResult:
     return launch(job, callback)
 
 
-def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
+def left_out(*parts: Dataset | None) -> list[Skipped]:
     """Return the skipped rows of all data, without duplicates: split parts share the rows of their file."""
     return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
 

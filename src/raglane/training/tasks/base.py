@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from raglane._utils.messages import message
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -124,7 +123,7 @@ class Task(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def meter(self, model: Any, records: Records | Dataset) -> Meter:
+    def meter(self, model: Any, records: Dataset) -> Meter:
         """Return an empty meter for an evaluation on ``records``.
 
         A task with the option ``top`` has a parameter ``top`` here and in :meth:`columns`, the number of classes.
@@ -177,7 +176,7 @@ class Task(ABC):
             batches: the batches, with targets.
         """
 
-    def check(self, records: Records | Dataset) -> None:  # noqa: B027
+    def check(self, records: Dataset) -> None:  # noqa: B027
         """Raise a :class:`~raglane.errors.DataError` if the loss cannot be computed for some data."""
 
 
