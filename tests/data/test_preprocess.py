@@ -216,7 +216,7 @@ def test_channels_are_matched_by_name() -> None:
 def test_tokens_and_features_are_not_mixed_up() -> None:
     words = tokens(["a b"], labels=("1",))
     numbers = features()
-    with pytest.raises(DataError, match="trained on tokens"):
+    with pytest.raises(DataError, match="the rule: tokens, as in training"):
         Preprocessor.fit(words, task="classify").apply(numbers)
     with pytest.raises(DataError, match="got tokens"):
         Preprocessor.fit(numbers, task="classify").apply(words)
@@ -362,5 +362,5 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
     marked = fitted.apply(records(("b",), ())).tensors().targets
     assert marked is not None
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
-    with pytest.raises(DataError, match=r"the label 'c' in .*row 1; the rule: the labels seen in training"):
+    with pytest.raises(DataError, match=r"the label 'c' in .*row 1; the rule: one of the labels of training"):
         fitted.apply(records(("b",), ("a", "c")))

@@ -78,7 +78,7 @@ def test_fragment() -> None:
 def test_note_empty() -> None:
     assert (
         note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([0, 2]), channels=("x0",)))
-    ) == "1 of 2 sequences is empty (row 0): its class follows from the initial state alone"
+    ) == "1 of 2 sequences is empty (row 0): its class follows from the initial state only"
     assert note_empty(Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x0",))) is None
 
 
