@@ -297,7 +297,6 @@ class Records:
     label_kinds: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._check_kinds()
         values, offsets = self.values, self.offsets
         is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
         if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
@@ -331,23 +330,6 @@ class Records:
                 got = f"{len(given)} of them"
                 raise DataError(message(name, got, f"one per sequence, and there are {count}", "pass one each"))
 
-    def _check_kinds(self) -> None:
-        """Refuse what the other checks cannot even look at."""
-        for name in ("values", "offsets"):
-            check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
-        if self.tags is not None:
-            check_kind("tags", self.tags, np.ndarray, "a NumPy array, or None", "convert it with np.asarray")
-        for name in ("ids", "labels", "channels", "notes", "label_kinds"):
-            given = getattr(self, name)
-            if given is not None or name in ("channels", "notes"):
-                check_kind(name, given, tuple, "a tuple", "convert it with tuple(...)")
-        for name in ("labels", "channels"):
-            odd = next((word for word in getattr(self, name) or () if not isinstance(word, str)), "")
-            check_kind(name, odd, str, "a tuple of str", "convert each with str(...)")
-        check_kind("source", self.source, Path, "a pathlib.Path", "pass Path(...)")
-        check_kind("targets", self.targets, (Targets, type(None)), "an object of Targets, or None", "make one")
-        check_kind("columns", self.columns, Columns, "an object of Columns", "leave it out")
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -379,11 +361,6 @@ class Records:
             yield np.ascontiguousarray(self.values).tobytes()
         for feature in self.features:
             yield repr((feature.name, feature.kind, feature.values.tolist())).encode()
-
-    @property
-    def row_ids(self) -> tuple[str | int, ...]:
-        """``ids``, or without ids the row numbers from 0."""
-        return tuple(range(len(self))) if self.ids is None else self.ids
 
     def describe_row(self, row: int) -> str:
         """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted from 0."""
