@@ -131,7 +131,7 @@ def test_a_configuration_that_asks_for_a_model_that_is_not_there(
     run, data = str(work / "classify"), str(work / "ok.csv")
     try:
         for command in (["evaluate", run, data], ["predict", run, data, "-o", str(work / "p.csv")]):
-            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json asks for"]
+            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
             fails(command, capsys, "best/", *pieces)
     finally:
         config.write_bytes(before)
