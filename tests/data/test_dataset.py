@@ -67,14 +67,14 @@ def test_place_of_an_element() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"offsets": np.array([0, 3])}, "values: got 8 elements"),
+        ({"offsets": np.array([0, 3])}, "values: got 8 of them"),
         ({"offsets": np.array([1, 8])}, "offsets"),
         ({"offsets": np.array([0.0, 8.0])}, "offsets"),
         ({"values": np.zeros((8, 2))}, "values: got float64"),
         ({"channels": ("a",)}, "1 channels"),
         ({"labels": ("x",)}, "labels: got 1 of them"),
         ({"ids": ("x",)}, "ids: got 1 of them"),
-        ({"tags": np.array(["x"], dtype=object)}, "tags: got 1 elements"),
+        ({"tags": np.array(["x"], dtype=object)}, "tags: got 1 of them"),
     ],
 )
 def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
