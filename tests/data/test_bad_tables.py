@@ -61,13 +61,9 @@ def test_parquet_that_is_damaged(tmp_path: Path) -> None:
 
 _UNSUPPORTED = [
     pa.array([[b"a"]], pa.list_(pa.binary())),
-    pa.array([[0]], pa.list_(pa.timestamp("s"))),
     pa.array([[{"a": 1}]]),
     pa.array([[[[1]]]]),
-    pa.array([{"a": 1}]),
-    pa.array([b"a"]),
     pa.array([0], pa.timestamp("ns")),
-    pa.array([None], pa.null()),
     pa.array([2.5]),
 ]
 
@@ -88,19 +84,14 @@ def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> N
         ('{"x": [1], "y": ' + "9" * 5000 + "}", ["thousands of digits", "64 bits"]),
         ('{"x": [' + "9" * 5000 + '], "y": 1}', ["thousands of digits", "64 bits"]),
         ('{"x": [1, 9223372036854775808], "y": 1}', ["too large as 'x'", "write it as 1e30"]),
-        ('{"x": [[-9223372036854775809]], "y": 1}', ["too large as 'x'"]),
-        ('{"x": [1], "y": 1000000000000000000000}', ["too large as 'y'"]),
         ('{"x": [9007199254740993, 0.5], "y": 1}', ["beyond 2**53 among fractions as 'x'"]),
         ("[" * 100_000, ["more than 32 deep"]),
-        ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", ["more than 32 deep"]),
-        ('{"x": ' + '{"x": ' * 500 + "1" + "}" * 501, ["more than 32 deep"]),
         ('{"x": ' + "[" * 40 + "1" + "]" * 40 + "}", ["more than 32 deep"]),
-        ('{"x": ' + "[1, " * 900 + "1" + "]" * 900 + "}", ["list of"]),
         ('{"x": [1], "y": 1, "x": [2]}', ["the key 'x' twice"]),
         ('{"x": [NaN, nan], "y": 1}', ["bad JSON"]),
         ('{"x": [1], "y": NaN}', ["no candidate for the label column"]),
     ],
-    ids=range(14),
+    ids=range(9),
 )
 def test_numbers_and_lists_that_no_column_holds(tmp_path: Path, line: str, words: list[str]) -> None:
     path = tmp_path / "data.jsonl"
