@@ -89,14 +89,17 @@ def test_lists_of_lists_of_numbers_are_steps_of_channels(tmp_path: Path, kind: s
 def test_tags_are_one_an_element(tmp_path: Path, kind: str) -> None:
     columns = {"words": [["a", "b"], [], ["c"]], "tags": [["X", "Y"], [], ["X"]]}
     path = write(tmp_path, kind, columns)
-    for named in ({"sequence": "words"}, {"label": "tags"}, {}):
-        records = read(path, Columns(task="tag", **named))
-        assert np.array_equal(records.tags, ["X", "Y", "X"])
+    for asked in (Columns("tag", sequence="words"), Columns("tag", label="tags"), Columns("tag")):
+        records = read(path, asked)
+        assert records.tags is not None
+        assert records.tags.tolist() == ["X", "Y", "X"]
         assert records.values.tolist() == ["a", "b", "c"]
         assert records.labels is None
     assert records.notes[0] == "sequence column: 'words' (by its name)"
     path = write(tmp_path, kind, {"x": [[0.5, 1.5], [2.5]], "t": [[1, 2], [3]]})
-    assert np.array_equal(read(path, Columns(task="tag", sequence="x")).tags, ["1", "2", "3"])
+    tags = read(path, Columns(task="tag", sequence="x")).tags
+    assert tags is not None
+    assert tags.tolist() == ["1", "2", "3"]
     path = write(tmp_path, kind, {"one": columns["words"], "two": columns["tags"]})
     with pytest.raises(DataError, match=r"2 candidates for the sequence column: 'one', 'two'.*Columns\(sequence="):
         read(path, Columns(task="tag"))
