@@ -45,7 +45,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert "Rows left out, because they break a rule: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
     # The run goes on in the same way, and is repeated so.
     assert main(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
-    assert "rows left out: 3;" in capsys.readouterr().out
+    assert "rows left out: 3," in capsys.readouterr().out
     assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
     # Of other data, whoever reads it decides.
     fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3: got bad JSON")

@@ -107,7 +107,8 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
         told = dict(data_facts(contents))
         assert (
-            told["besides"] == "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
+            told["other features"]
+            == "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
         )
     found = json.loads(as_json(_inspect(contents)))["data"]["beside"]
     assert found == [
@@ -252,7 +253,7 @@ def test_one_process_does_not_wait() -> None:
 
 def test_batches_too_large_to_draw_leave_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _inspect(replace(_contents(), lengths=np.full(300, 60_000)))
-    assert "more elements than a picture can hold" in page.as_page(found).decode()
+    assert "too many elements to draw" in page.as_page(found).decode()
 
 
 def test_an_axis_is_logarithmic_where_bars_grow() -> None:

@@ -198,7 +198,7 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
 @looped(
     ("options", "error", "words"),
     [
-        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden_size, perhaps"),
+        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden_size"),
         ({"cell": "gru"}, ArgumentTypeError, "'cell'"),
         ({"hidden_size": "8"}, ArgumentTypeError, "hidden_size: got '8'; the rule: a whole number"),
         ({"hidden_size": True}, ArgumentTypeError, "hidden_size: got True"),
