@@ -52,7 +52,7 @@ def test_a_tokenizer_file(tmp_path: Path) -> None:
     tokens, lengths = split_texts(["to be", "or"], str(tmp_path / "tokenizer.json"))
     assert (tokens.tolist(), lengths.tolist()) == (["to", "be", "?"], [2, 1])
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ArgumentError, match="a tokenizer file that can be read"):
+    with pytest.raises(ArgumentError, match="a readable tokenizer file"):
         split_texts(["to"], str(tmp_path / "bad.json"))
 
 
