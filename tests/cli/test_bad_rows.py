@@ -42,7 +42,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert "rows left out: 3, listed with reasons in run/skipped.jsonl" in said
     listed = [("a.jsonl", "line 5"), ("a.jsonl", "line 10"), ("b.jsonl", "line 3")]
     assert _places(Path("run", "skipped.jsonl")) == listed
-    assert "Rows left out, because they break a rule: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
+    assert "Invalid rows left out: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
     # The run goes on in the same way, and is repeated so.
     assert main(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
     assert "rows left out: 3," in capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_going_on_keeps_the_limit(data: Path, tmp_path: Path, capsys: pytest.Cap
         ["train", "--resume", "--out", str(parts), "--epochs", "5", "--batch-elements", "10"],
         capsys,
         "batch-elements: got 10",
-        "goes on with its own settings",
+        "the value of the run, as for all settings but",
     )
     assert tree(tmp_path) == before
 

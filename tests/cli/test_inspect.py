@@ -135,7 +135,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytes
         (["ok.csv", "--cell", "nope"], ["--cell: got 'nope'"]),
         (["ok.csv", "--cell", "rnn", "--layer-norm"], ["--layer-norm"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
-        (["--task", "tag"], ["--task: got 'tag'", "the default data, Japanese vowels, is to classify"]),
+        (["--task", "tag"], ["--task: got 'tag'", "'classify' for the default data, Japanese vowels"]),
         (["ok.csv", "--format", "nope"], ["--format: got 'nope'"]),
     ):
         fails(["inspect", *arguments, *to_files], capsys, *pieces)

@@ -96,7 +96,7 @@ def test_arrays_of_three_dimensions() -> None:
     assert np.array_equal(first.predict_proba(array), last.predict_proba(array.transpose(0, 2, 1)))
     assert np.array_equal(first.predict_proba(array), first.predict_proba(torch.tensor(array)))
     assert np.array_equal(first.predict_proba(array), first.predict_proba(list(array)))
-    with pytest.raises(DataError, match=r"5 channels.*fitted on 3 channels.*which is 'first'"):
+    with pytest.raises(DataError, match=r"5 channels.*3 channels, as in fit.*which is 'first'"):
         first.predict(array.transpose(0, 2, 1))
 
 
@@ -138,7 +138,7 @@ def test_texts() -> None:
     for X in (texts, [text.split() for text in texts], np.array(texts), pd.Series(texts)):
         model = RecurrentClassifier(**_QUICK).fit(X, labels)
         assert model.predict(X).tolist() == labels
-    with pytest.raises(DataError, match=r"2 channels.*fitted on tokens"):
+    with pytest.raises(DataError, match=r"2 channels; the rule: tokens, as in fit"):
         model.predict([np.ones((2, 3))])
 
 
