@@ -94,7 +94,7 @@ def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
     sparse = replace(found, summary=replace(found.summary, fill=0.2))
     assert "and no padding; one padded batch of all sequences would be 80% padding." in sparse.sentence
     padded = replace(found.plan.best, schedule="padded", elements=1000, waste=200)
-    assert "and 20% padding, where" in replace(found, plan=replace(found.plan, best=padded)).sentence
+    assert "and 20% padding; one" in replace(found, plan=replace(found.plan, best=padded)).sentence
 
 
 def test_the_text_counts_what_exists(found: Inspection) -> None:
