@@ -80,19 +80,6 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a finite number")
 
 
-def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"values": wave, "y": sum(wave)} for wave in _waves()]
-    data = _lines(tmp_path / "y.jsonl", rows)
-    command = ["train", str(data), "--task", "regress", "--sequence-column", "values", *FAST, "--quiet"]
-    for loss in (["mae"], ["huber"], ["quantile", "--quantile", "0.9"]):
-        assert main([*command, "--out", str(tmp_path / loss[0]), "--loss", *loss]) == 0
-    assert main(["evaluate", str(tmp_path / "quantile"), str(data)]) == 0
-    assert "share below " in capsys.readouterr().out
-    fails([*command, "--loss", "cross_entropy"], capsys, "--loss: got 'cross_entropy'", "mse, mae, huber, quantile")
-    fails([*command, "--quantile", "0.9"], capsys, "--quantile: got 0.9", "--loss quantile")
-    fails([*command, "--loss", "quantile", "--quantile", "1"], capsys, "--quantile: got 1")
-
-
 def _kinds(x: float) -> list[str]:
     return ["up"] * (x > 0) + ["high"] * (x > 0.5)
 
@@ -140,17 +127,6 @@ def test_labels_that_do_not_fit_are_refused(
     (tmp_path / "texts" / "a.txt").write_text("abc\n")
     fails(["train", str(tmp_path / "texts"), "--task", task], capsys, f"a folder for the task {task}")
     assert tree(tmp_path).keys() == {"y.jsonl", "texts/a.txt"}
-
-
-def test_a_target_in_ts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = "@timeStamps false\n@univariate true\n@targetLabel true\n@data\n"
-    data = tmp_path / "y.ts"
-    data.write_text(head + "".join(f"{number},{number + 1}:{number / 2}\n" for number in range(12)))
-    command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
-    fails([*command, "--task", "classify"], capsys, "@targetLabel", "--task regress")
-    assert main([*command, "--task", "regress"]) == 0
-    (tmp_path / "bad.ts").write_text(head + "1,2:?\n")
-    fails(["train", str(tmp_path / "bad.ts"), "--task", "regress", *FAST], capsys, "line 5", "the target '?'")
 
 
 def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,20 +150,17 @@ def test_data_is_the_same_in_any_order_and_parts() -> None:
     values = random.normal(size=(10, 2)).astype(np.float32)
     words = np.array(list("abcabcabca"), dtype=object)
     numbers = random.normal(size=10).astype(np.float32)
-    columns = {
-        "numbers per element": Feature("x", numbers),
-        "words per element": Feature("x", words),
-        "numbers per sequence": Feature("x", numbers[:4], per_sequence=True),
-        "words per sequence": Feature("y", words[:4], per_sequence=True),
-    }
+    column = Feature("x", numbers)
     kinds: dict[str, dict[str, Any]] = {
         "labels": {"labels": ("a", "b", "a", "c")},
         "tags": {"tags": words},
         "numbers": {"targets": Targets(random.normal(size=(4, 2)), names=("x", "y"))},
         "nothing": {},
-        **{name: {"features": (column,)} for name, column in columns.items()},
-        "two": {"features": (columns["numbers per element"], columns["words per sequence"])},
-        "another name": {"features": (replace(columns["numbers per element"], name="z"),)},
+        "numbers per element": {"features": (column,)},
+        "words per element": {"features": (Feature("x", words),)},
+        "numbers per sequence": {"features": (Feature("x", numbers[:4], per_sequence=True),)},
+        "two": {"features": (column, Feature("y", words[:4], per_sequence=True))},
+        "another name": {"features": (replace(column, name="z"),)},
     }
     found = set()
     for kind, more in kinds.items():
