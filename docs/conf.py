@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     # Type variables, and private bases of public classes.
     (
         r"py:class",
-        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter"
+        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors|Conversion|Batch|Meter"
         r"|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified|ElementwiseWeights)"
         r"|.*\bWatcher",
     ),

@@ -176,7 +176,10 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
         capsys.readouterr()
     fails(
-        ["train", str(text), "--task", "classify", *FAST], capsys, "the task classify needs labels", "--task language"
+        ["train", str(text), "--task", "classify", *FAST],
+        capsys,
+        "with labels, for the task classify",
+        "--task language",
     )
     fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")

@@ -1,4 +1,4 @@
-"""Parquet and JSON lines that are damaged, or hold what no column of sequences can be."""
+"""Damaged Parquet and JSON lines, and columns of unsupported types."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
-from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-both = pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 
 
 def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
@@ -85,33 +82,6 @@ def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> N
         read(path, Columns(sequence="y", label="x"))
 
 
-@both
-def test_a_time_column_of_lists_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pa.table({"x": [[1.0, 2.0]], "t": [[2, 1]], "y": ["a"]}), path)
-    else:
-        path.write_text('{"x": [1.0, 2.0], "t": [2, 1], "y": "a"}\n')
-    with pytest.raises(
-        DataError,
-        match=r"the time column 't'; the rule: None, because a row.*leave Columns\(time=\.\.\.\) out",
-    ):
-        read(path, Columns(sequence="x", time="t"))
-    notes = read(path, Columns(sequence="x", time="hour")).notes
-    assert any("Columns(time=...)" in note for note in notes)
-
-
-@both
-def test_steps_without_a_channel_are_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pa.table({"x": pa.array([[[], []]], pa.list_(pa.list_(pa.float32()))), "y": ["a"]}), path)
-    else:
-        path.write_text('{"x": [[], []], "y": "a"}\n')
-    with pytest.raises(DataError, match=r"no channel in row 0.*, step 0, column 'x'"):
-        read(path)
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -150,7 +120,7 @@ def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
     values = read(path).values[:, 0]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, np.inf, -np.inf, np.inf, 5], np.float32))
     with pytest.raises(DataError, match="the rule: finite numbers"):
-        refuse_missing(read(path))
+        read(path).refuse_missing()
 
 
 def test_keys_that_differ_from_line_to_line_take_no_room(tmp_path: Path) -> None:

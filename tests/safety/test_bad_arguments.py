@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
 from raglane import Ragged, segments
-from raglane.data import BatchLimit, BatchSampler, Records, SequenceDataset, TBPTTSampler
+from raglane.data import BatchLimit, BatchSampler, TBPTTSampler
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import losses
@@ -140,9 +141,8 @@ def test_dtypes_in_which_an_operation_means_nothing() -> None:
 
 def test_an_index_chooses_among_the_sequences() -> None:
     batch = batch_of()
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
-    dataset = SequenceDataset(VALUES, OFFSETS)
-    functions: list[Callable[[Any], Any]] = [batch.select, records.select, dataset.subset]
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x0",))
+    functions: list[Callable[[Any], Any]] = [batch.select, data.records.select, data.subset, data.take]
     for choose in functions:
         for right in ([2, -3], np.array([2, 0]), torch.tensor([-1, 0], dtype=torch.int8), [True, False, True]):
             assert sorted(choose(right).lengths.tolist()) == [1, 2]
@@ -159,7 +159,7 @@ def test_an_index_chooses_among_the_sequences() -> None:
     with pytest.raises(IndexError, match=r"index: got 3; the rule: the batch has 3 sequences. Fix: "):
         batch[3]
     with pytest.raises(IndexError, match=r"index: got 3; the rule: there are 3 sequences. Fix: "):
-        dataset[3]
+        data[3]
 
 
 def test_a_nested_tensor_whose_offsets_were_changed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,9 @@ import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
 from raglane import Ragged, plot
-from raglane.data import (
-    BatchLimit,
-    BatchSampler,
-    Columns,
-    EpochOrder,
-    Preprocessor,
-    Records,
-    SequenceDataset,
-    TBPTTSampler,
-    read,
-    split,
-)
+from raglane.data import BatchLimit, BatchSampler, Columns, EpochOrder, Preprocessor, TBPTTSampler, read, split
 from raglane.data.records import offsets_of
 from raglane.nn import losses
 
@@ -147,8 +136,7 @@ def calls_of_packing() -> dict[str, Call]:
 
 
 def calls_of_data() -> dict[str, Call]:
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
-    dataset = SequenceDataset(VALUES, OFFSETS, torch.tensor([0, 1, 0]))
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
     return {
         "collate": (rl.collate, {"samples": [VALUES]}),
         "collate, two": (lambda sample: rl.collate([sample, sample]), {"sample": VALUES}),
@@ -157,43 +145,18 @@ def calls_of_data() -> dict[str, Call]:
             Columns,
             {"task": "tag", "need_labels": True, "sequence": "x", "label": "y", "id": "i", "time": "t", "features": ()},
         ),
-        "Records": (
-            Records,
-            {
-                "values": np.zeros((3, 1), np.float32),
-                "offsets": offsets_of([2, 0, 1]),
-                "ids": ("a", "b", "c"),
-                "labels": ("a", "b", "a"),
-                "tags": np.array(["a"] * 3, dtype=object),
-                "channels": ("x0",),
-                "source": Path("x"),
-                "notes": (),
-                "columns": Columns(),
-            },
-        ),
-        "Records.select": (records.select, {"index": [0]}),
         "offsets_of": (offsets_of, {"lengths": [1]}),
-        "SequenceDataset": (
-            SequenceDataset,
-            {
-                "values": VALUES,
-                "offsets": OFFSETS,
-                "targets": torch.tensor([0, 1, 0]),
-                "per_element": False,
-                "ids": (0, 1, 2),
-            },
-        ),
-        "SequenceDataset[]": (lambda index: dataset[index], {"index": 0}),
-        "SequenceDataset.subset": (dataset.subset, {"index": [0]}),
-        "split": (split, {"records": records, "fraction": 0.5, "seed": 0, "stratify": True}),
-        "SequenceDataset.cut": (dataset.cut, {"longest": 1}),
-        "read": (read, {"path": __file__, "columns": None, "format": "csv"}),
+        "Dataset[]": (lambda index: data[index], {"index": 0}),
+        "Dataset.subset": (data.subset, {"index": [0]}),
+        "split": (split, {"data": data, "fraction": 0.5, "seed": 0, "stratify": True}),
+        "Dataset.cut": (data.cut, {"longest": 1}),
+        "read": (read, {"source": __file__, "columns": None, "format": "csv"}),
     }
 
 
 def calls_of_preprocessor() -> dict[str, Call]:
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
-    fitted = Preprocessor.fit(records, task="classify")
+    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
+    fitted = Preprocessor.fit(data, task="classify")
     return {
         "Preprocessor": (
             Preprocessor,
@@ -210,7 +173,7 @@ def calls_of_preprocessor() -> dict[str, Call]:
         "Preprocessor.fit": (
             Preprocessor.fit,
             {
-                "records": records,
+                "data": data,
                 "task": "classify",
                 "missing": "error",
                 "standardize": True,
@@ -218,7 +181,7 @@ def calls_of_preprocessor() -> dict[str, Call]:
                 "minimum_count": 1,
             },
         ),
-        "Preprocessor.apply": (fitted.apply, {"records": records, "require_targets": True}),
+        "Preprocessor.apply": (fitted.apply, {"data": data, "require_targets": True}),
         "Preprocessor.from_config": (Preprocessor.from_config, {"config": fitted.to_config()}),
     }
 

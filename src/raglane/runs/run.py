@@ -13,8 +13,8 @@ import torch
 
 from raglane._utils.files import as_path, check_place, write_folder
 from raglane._utils.messages import count_of, message, quote, quote_all
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
@@ -98,7 +98,7 @@ class Run:
         folder: Path | None = None,
         result: TrainingResult | None = None,
         notes: tuple[str, ...] = (),
-        test: Records | None = None,
+        test: Dataset | None = None,
     ) -> None:
         self.saved = saved
         self.folder = folder
@@ -162,7 +162,7 @@ class Run:
         """Predict, as ``raglane predict`` does.
 
         Args:
-            data: a file or folder, or data as for :func:`raglane.data.records_from`: a list, an array, a table, a
+            data: a file or folder, or data as for :func:`raglane.data.read`: a list, an array, a table, a
                 Ragged. Channels without names are in the order of the training data.
             probabilities: add one column per class.
             top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
@@ -243,7 +243,7 @@ class Run:
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any
-    ) -> Records:
+    ) -> Dataset:
         """Read data for this model as records.
 
         Args:
@@ -273,9 +273,11 @@ class Run:
             got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"sequences of the {count_of(len(self.channels), 'channel')} {quote_all(self.channels)}"
             raise DataError(message("data", got, rule, "pass sequences of shape (steps, channels)"))
-        return replace(records, channels=self.channels) if len(records.channels) == len(self.channels) else records
+        if len(records.channels) != len(self.channels):
+            return records
+        return Dataset(replace(records.records, channels=self.channels))
 
-    def test_part(self) -> Records:
+    def test_part(self) -> Dataset:
         """Read the test data of the run, or the official test part of the default data.
 
         Raises:

@@ -16,8 +16,8 @@ from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
 
 if TYPE_CHECKING:
-    from raglane.data.records import Columns, Records
-    from raglane.data.stored_dataset import Dataset
+    from raglane.data.dataset import Dataset
+    from raglane.data.records import Columns
 
 
 DEFAULT_DATA = "Japanese vowels"
@@ -171,9 +171,9 @@ class Source:
 
         return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
 
-    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
+    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Dataset:
         """Read the sequences into memory."""
-        from raglane.data.formats import japanese_vowels, read
+        from raglane.data.reading import japanese_vowels, read
 
         if self.held is not None:
             return self.take(*self.held, task, need_labels=need_labels)
@@ -182,24 +182,24 @@ class Source:
         request = self.asked(task, need_labels=need_labels)
         return read(self.path, request, self.format, on_bad_row=self.columns.on_bad_row)
 
-    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Records:
-        """Return records of data in memory."""
-        from raglane.data.objects import records_from
+    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Dataset:
+        """Read data in memory."""
+        from raglane.data.reading import read
 
         if self.columns.on_bad_row != "fail":
             got, rule = quote(self.columns.on_bad_row), "'fail' for data in memory"
             raise ArgumentError(message("on_bad_row", got, rule, "pass a file, or remove invalid rows"))
-        return records_from(data, labels, self.asked(task, need_labels=need_labels))
+        return read(data, self.asked(task, need_labels=need_labels), labels=labels)
 
-    def open(self, task: str) -> Records | Dataset:
+    def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""
         if self._converted is None:
             return self.read(task)
-        from raglane.data.stored_dataset import Dataset
+        from raglane.data.dataset import Dataset
 
         return Dataset(self._converted, self.asked(task))
 
-    def guess(self, loss: str | None = None) -> tuple[Records | Dataset, str]:
+    def guess(self, loss: str | None = None) -> tuple[Dataset, str]:
         """Open the data for the task of its labels, see :func:`guess_task`, or of a converted folder."""
         if self._converted is not None:
             from raglane.data.formats.ipc import described
@@ -216,25 +216,27 @@ class Source:
             return guess_task(self.read, others, loss)
         return self._guess_skipping(others, loss)
 
-    def _guess_in_memory(self, loss: str | None) -> tuple[Records, str]:
-        """Return data in memory with its task, which records determine."""
-        from raglane.data.records import Records
+    def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
+        """Return data in memory with its task, which a Dataset determines."""
+        from raglane.data.dataset import Dataset
 
         data, labels = self.held or (None, None)
-        if not isinstance(data, Records):
+        if not isinstance(data, Dataset):
             return guess_task(self.read, LABELLED, loss)
-        records = data if labels is None else self.read("classify")
-        if records.targets is not None:
-            return records, "regress" if records.targets.is_numbers else "multilabel"
-        return records, "tag" if records.labels is None and records.tags is not None else "classify"
+        data = data if labels is None else self.read("classify")
+        if not data.is_in_memory:
+            return data, data.columns.task
+        if data.targets is not None:
+            return data, "regress" if data.targets.is_numbers else "multilabel"
+        return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
-    def _guess_skipping(self, others: tuple[str, ...], loss: str | None) -> tuple[Records, str]:
+    def _guess_skipping(self, others: tuple[str, ...], loss: str | None) -> tuple[Dataset, str]:
         """Return the data with the task for which the fewest rows must be skipped."""
         strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
         try:
             return guess_task(strict.read, others, loss)
         except DataError as error:
-            readable: list[tuple[Records, str]] = []
+            readable: list[tuple[Dataset, str]] = []
             for task in tasks_of(loss) or ("classify", *others):
                 with suppress(DataError):
                     readable.append((self.read(task), task))
@@ -253,20 +255,19 @@ class Source:
         named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
         return Columns(task=task, need_labels=need_labels, **named)
 
-    def found_in(self, records: Records | Dataset) -> dict[str, Any]:
+    def found_in(self, records: Dataset) -> dict[str, Any]:
         """Return the columns for other files of this kind: the named and the detected ones.
 
         Detected ID and time columns are not included, because other files may have none.
         """
         from raglane.data.records import LISTS
-        from raglane.data.statistics import Counted
 
         found = records.columns
         guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
         for name in LISTS:
             names = getattr(found, name)
             guessed[name] = None if names is None else list(names)
-        if isinstance(records, Counted):
+        if not records.is_in_memory:
             # Other data is read as the converted data was.
             guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
             guessed |= {"time_gaps": found.time_gaps, "time": found.time}
@@ -329,7 +330,7 @@ class SavedSource:
         return Source(None if path is None else Path(path), self.format, self.columns)
 
 
-def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
+def guess_task(read: Callable[[str], Dataset], others: tuple[str, ...], loss: str | None = None) -> tuple[Dataset, str]:
     """Read data for the first task that its labels allow: classify, or one of the others."""
     first, *rest = tasks_of(loss) or ("classify", *others)
     try:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
 from raglane._utils.messages import argument, count_of, message, quote
-from raglane.data.dataset import held_out, split
-from raglane.data.missing import refuse_missing
-from raglane.data.records import Records, note_empty
-from raglane.data.stored_dataset import Dataset
+from raglane.data.dataset import Dataset
+from raglane.data.holdout import held_out
+from raglane.data.records import note_empty
 from raglane.errors import ArgumentError, DivergedError
 from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, write_card
@@ -156,7 +155,7 @@ def _check(settings: Settings) -> None:
     check_logger(settings.logger)
 
 
-def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Records | Dataset]:
+def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Dataset]:
     """Return the settings and the sequences; an omitted task is guessed from the labels and the loss."""
     if "task" in chosen or source.is_default:
         settings = Settings(**chosen)
@@ -171,7 +170,7 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
     return Settings(**{**chosen, "task": task}), records
 
 
-def guessed(source: Source, loss: str | None, say: Say) -> tuple[Records | Dataset, str]:
+def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     if task != "classify":
@@ -225,8 +224,8 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
 
 
 def read_parts(
-    sources: Sources, records: Records | Dataset, settings: Settings, say: Say
-) -> tuple[Records | Dataset, Records | Dataset | None, Records | None]:
+    sources: Sources, records: Dataset, settings: Settings, say: Say
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Return the training, validation and test parts; all are read before training, to report errors early."""
     given = None if sources.validation is None else _read(sources.validation, settings, say)
     where = "" if sources.validation is None else sources.validation.where
@@ -239,18 +238,23 @@ def read_parts(
     return training, validation, sources.training.read(settings.task, part="test") if is_default else None
 
 
-def _read(source: Source, settings: Settings, say: Say) -> Records:
+def _read(source: Source, settings: Settings, say: Say) -> Dataset:
     records = source.read(settings.task)
-    if settings.task == "classify" and (note := note_empty(records)):
+    if settings.task == "classify" and (note := note_empty(records.records)):
         say(f"{source.where}: {note}")
     return records
 
 
-def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
-    """Split off a validation part. Sequences with labels or tags unseen in training return to the training part."""
-    numbered = replace(records, ids=tuple(range(len(records))))
-    kept, apart = split(numbered, fraction, seed)
-    rows = np.array(apart.ids, dtype=np.int64)
+def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Split off a validation part. Sequences with labels or tags unseen in training return to the training part.
+
+    The labels of sequences that are not in memory are not compared.
+    """
+    mask = held_out(data, fraction, seed)
+    kept, apart = data.subset(~mask), data.subset(mask)
+    if not data.is_in_memory:
+        return kept, apart
+    rows = np.flatnonzero(mask)
     if apart.labels is not None and kept.labels is not None:
         rows = rows[_known(apart.labels, kept.labels)]
     elif apart.tags is not None and kept.tags is not None:
@@ -259,9 +263,11 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
         seen = set(chain.from_iterable(kept.targets.values))
         known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
         rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]
-    mask = np.zeros(len(records), dtype=np.bool_)
+    if len(rows) == len(apart):
+        return kept, apart
+    mask[:] = False
     mask[rows] = True
-    return records.select(~mask), records.select(mask)
+    return data.subset(~mask), data.subset(mask)
 
 
 def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -278,55 +284,37 @@ def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def _divide(
-    records: Records | Dataset, validation: Records | None, settings: Settings, where: str, validation_from: str = ""
-) -> tuple[Records | Dataset, Records | Dataset | None, tuple[str, ...]]:
-    """The training and the validation part, and a line on each."""
+    data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str = ""
+) -> tuple[Dataset, Dataset | None, tuple[str, ...]]:
+    """Return the training and the validation part, and a line on each."""
     rule = "none; the training loss decides which epoch is best"
     if validation is not None:
         rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
-    if isinstance(records, Dataset):
-        return _divide_stored(records, validation, settings, where, rule)
-    training = records
+    training, in_memory = data, data.is_in_memory
     if validation is None and settings.validation_fraction > 0:
-        if settings.missing == "error" and not records.is_tokens:
-            # Before the split, after which rows have other numbers.
-            refuse_missing(records)
-        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
-        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
+        if settings.missing == "error":
+            # Before the split, so that the message counts in all sequences.
+            data.refuse_missing()
+        training, validation = hold_out(data, settings.validation_fraction, settings.seed)
+        how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
-    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
-    if training.features:
-        what += f" and {', '.join(f'{feature.name} ({feature.kind})' for feature in training.features)}"
-    found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
-    return training, validation, (found, f"validation: {rule}")
+    what = "tokens" if training.is_tokens else "elements"
+    if in_memory:
+        what += "" if training.is_tokens else f" of {count_of(len(training.channels), 'channel')}"
+        features = ", ".join(f"{feature.name} ({feature.kind})" for feature in training.features)
+        what += f" and {features}" if features else ""
+    # NumPy adds up 10**9 numbers of 32 bits in half a second, torch in eighteen.
+    elements = int(training.element_counts.sum(dtype=np.int64))
+    how = "" if in_memory else "batch by batch "
+    line = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, {how}from {where}"
+    return training, validation, (line, f"validation: {rule}")
 
 
-def _divide_stored(
-    training: Dataset, validation: Records | Dataset | None, settings: Settings, where: str, rule: str
-) -> tuple[Dataset, Records | Dataset | None, tuple[str, ...]]:
-    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
-    what = "tokens" if training.statistics.tokens else "elements"
-    if validation is None and settings.validation_fraction > 0:
-        classes = training.labels() if settings.task == "classify" else None
-        if classes is not None:
-            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
-            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
-        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
-        training, validation = training.subset(~mask), training.subset(mask)
-        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        how = "" if classes is None else "stratified by label, "
-        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
-        rule += "vocabulary and scale were counted of all, these too"
-    # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
-    elements = int(training.lengths.numpy().sum(dtype=np.int64))
-    found = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {where}"
-    return training, validation, (found, f"validation: {rule}")
-
-
-def _planned(settings: Settings, training: Records | Dataset, what: str) -> tuple[Settings, str]:
+def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings, str]:
     """Return the settings with the planner's batches, and the reason as a line."""
     settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"
@@ -336,12 +324,10 @@ def _planned(settings: Settings, training: Records | Dataset, what: str) -> tupl
     return settings, f"batches: {size} {kind}. {why}"
 
 
-def _report_too_long(settings: Settings, training: Records | Dataset, say: Say) -> None:
+def _report_too_long(settings: Settings, training: Dataset, say: Say) -> None:
     """Print the number of sequences that exceed a batch."""
     most, words = settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
-        # The last element of a forecast is no input; a dataset gives the lengths of its inputs.
-        targets = isinstance(training, Records) and settings.task == "forecast"
-        count = int((np.asarray(training.lengths) - targets > most).sum())
+        count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]
         say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")

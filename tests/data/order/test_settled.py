@@ -1,4 +1,4 @@
-"""Lengths as batches need them: the same batches as ever, without a copy of lengths that lie in a file."""
+"""Recorded batches, lengths in mapped files, and sequences that are too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from looped import looped
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order import limit as limits
 from raglane.data.order.limit import TOO_LONG, settle
@@ -21,8 +20,8 @@ from raglane.errors import ArgumentError
 _PLACES = np.arange(4000) * 7919 % 61
 
 
-# Digests of batches, written down when every process still made a copy of all lengths.
-@looped(
+# Digests that detect any change of the batches.
+@pytest.mark.parametrize(
     ("lengths", "limit", "order", "ranks", "digest"),
     [
         (_PLACES, BatchLimit(sequences=32), EpochOrder.random(), 2, "040661fb5ce7214d"),
@@ -117,7 +116,7 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
             assert found.lengths.tolist() == lengths
 
 
-@looped(
+@pytest.mark.parametrize(
     ("lengths", "limit", "words"),
     [
         ([3] * 9 + [-2], BatchLimit(sequences=2), "lengths: got -2 at index 9"),
