@@ -130,10 +130,10 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
 def test_a_run_of_a_folder_that_was_a_csv_file_reads_such_files() -> None:
     rows = [f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}" for row in range(24)]
     Path("long.csv").write_text("\n".join(["id,hour,load,day,kind", *rows]) + "\n")
-    named = ("--time-column", "hour", "--label-column", "kind", "--time-gaps", "--feature-column", "load")
-    named += ("--feature-column", "day")
+    named = ["--time-column", "hour", "--label-column", "kind", "--time-gaps", "--feature-column", "load"]
+    named += ["--feature-column", "day"]
     assert main(["convert", "long.csv", "long", *named, "--quiet"]) == 0
-    _same("long.csv", "long", "--validation-fraction", "0", named=named)
+    _same("long.csv", "long", "--validation-fraction", "0", named=tuple(named))
 
 
 def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:

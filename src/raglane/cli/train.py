@@ -70,7 +70,7 @@ def train(
         if resume:
             rule = "used without --resume, because run.toml has the settings of a run"
             raise ArgumentError(message("--show-config", "it with --resume", rule, "leave one out"))
-        others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
         others |= {"overwrite": overwrite, "quiet": quiet}
         changes: dict[str, Any] = {key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices}
         if "task" not in choices and data is not None:
