@@ -218,7 +218,7 @@ def test_a_dataclass_is_made_anew_with_what_follows_from_its_fields() -> None:
 
 
 def test_a_field_that_follows_from_others_is_no_step() -> None:
-    with pytest.raises(ArgumentError, match=r"its fields are 'sides'; 'area' with init=False"):
+    with pytest.raises(ArgumentError, match=r"one of the fields 'sides', not 'area' with init=False"):
         modify(Box(sides=(2, 3))).area.apply(add_one)
 
 
@@ -281,46 +281,50 @@ def test_what_cannot_be_a_ragged_batch(
             lambda p: p.person.addresses.each.stret.each.name,
             ArgumentError,
             "modify(<dict>).person.addresses.each.stret: got Address at .person.addresses[0]; the rule: "
-            "its fields are 'street', 'city'. Fix: write .street.",
+            "one of the fields 'street', 'city'. Fix: write .street.",
         ),
         (
             lambda p: p.person.addresses.each.street.name,
             ArgumentTypeError,
             "modify(<dict>).person.addresses.each.street.name: got NoneType at .person.addresses[1].street; the rule: "
-            "a path leads through dataclasses, named tuples, dicts, lists, tuples and Ragged batches. "
-            "Fix: write .each before it where there may be None.",
+            "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches. "
+            "Fix: write .each before it if it may be None.",
         ),
         (
             lambda p: p.persn,
             ArgumentError,
-            "modify(<dict>).persn: got dict at the start; the rule: its keys are 'person', 'rows', 'inputs', 'pair', 7"
-            ". Fix: write .person.",
+            "modify(<dict>).persn: got dict at the start; "
+            "the rule: one of the keys 'person', 'rows', 'inputs', 'pair', 7. Fix: write .person.",
         ),
         (
             lambda p: p.person.addresses[3],
             ArgumentError,
-            "modify(<dict>).person.addresses[3]: got list at .person.addresses; the rule: it has 3 items, from -3 to 2"
-            ". Fix: choose one, or write .each for all of them.",
+            "modify(<dict>).person.addresses[3]: got list at .person.addresses; the rule: "
+            "an index of its 3 items, from -3 to 2. Fix: choose one, or write .each for all of them.",
         ),
-        (lambda p: p.person.addresses.street, ArgumentError, "it has 3 items, from -3 to 2"),
+        (lambda p: p.person.addresses.street, ArgumentError, "an index of its 3 items, from -3 to 2"),
         (lambda p: p.person.addresses[0:2], ArgumentError, "addresses[slice(0, 2, None)]: got list"),
         (
             lambda p: p.rows.each[0],
             ArgumentError,
-            "modify(<dict>).rows.each[0]: got list at .rows[1]; the rule: it has no",
+            "modify(<dict>).rows.each[0]: got list at .rows[1]; the rule: none, because it has no",
         ),
         (lambda p: p[7].name, ArgumentTypeError, "modify(<dict>)[7].name: got str at [7]"),
         (lambda p: p[[7]], ArgumentError, "modify(<dict>)[[7]]: got dict at the start"),
         (
             lambda p: p.pair.lef,
             ArgumentError,
-            "it has 2 items, from -2 to 1, and the names 'left', 'right'. Fix: write .left.",
+            "an index of its 2 items, from -2 to 1, or one of the names 'left', 'right'. Fix: write .left.",
         ),
-        (lambda p: p.inputs[2], ArgumentError, "it has 2 sequences, from -2 to 1, and the names 'values'."),
+        (
+            lambda p: p.inputs[2],
+            ArgumentError,
+            "an index of its 2 sequences, from -2 to 1, or one of the names 'values'.",
+        ),
         (lambda p: p.inputs.value, ArgumentError, "Fix: write .values."),
         (lambda p: p.inputs.each.values, ArgumentTypeError, "got Tensor at .inputs[0]"),
         (lambda p: p.person["each"], ArgumentError, "modify(<dict>).person['each']: got Person at .person"),
-        (lambda p: p.person[0], ArgumentError, "its fields are 'addresses', 'age'. Fix: choose one of them."),
+        (lambda p: p.person[0], ArgumentError, "one of the fields 'addresses', 'age'. Fix: choose one of them."),
     ],
 )
 def test_a_wrong_path_says_which_part_does_not_exist(

@@ -99,7 +99,7 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(ArgumentError, match="input_size: got 4; the rule: three columns for each channel"):
+    with pytest.raises(ArgumentError, match="input_size: got 4; the rule: a multiple of 3"):
         rl.nn.GRUD(4, H)
     batch = rl.Ragged([torch.zeros(3, C)])
     with pytest.raises(ShapeError, match=r"batch: got torch\.float32 values of shape"):

@@ -117,13 +117,7 @@ def test_without_shuffle_each_stream_begins_with_its_longest() -> None:
     chunks = TBPTTSampler(numbered([3, 9, 4, 9, 0]), 2, 4, shuffle=False)
     for _ in range(2):  # and every epoch is the same
         assert [chunk.sequences.tolist() for chunk in chunks] == [[1, 3]] * 3 + [[2, 0], [4, -1]]
-    assert [chunk.ends.tolist() for chunk in chunks] == [
-        [False] * 2,
-        [False] * 2,
-        [True] * 2,
-        [True] * 2,
-        [True, False],
-    ]
+    assert [chunk.ends.tolist() for chunk in chunks] == [[False] * 2] * 2 + [[True] * 2] * 2 + [[True, False]]
 
 
 @pytest.mark.parametrize(

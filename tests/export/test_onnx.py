@@ -157,9 +157,9 @@ def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"before")
     expected = {
-        "if": r"model\.0: got a Looks that cannot be exported; .* looks at numbers of a batch",
-        "len": r"model: got a Sequential that cannot be exported; .* makes a constant of a size.* len\(batch\)",
-        "eig": r"model\.0: got a Looks that cannot be exported; .* none for aten::linalg_eig",
+        "if": r"model\.0: got a Looks that cannot be exported; .* does not depend on numbers of a batch",
+        "len": r"model: got a Sequential that cannot be exported; .* without constants made of sizes.* len\(batch\)",
+        "eig": r"model\.0: got a Looks that cannot be exported; .* unlike aten::linalg_eig",
     }
     for how, words in expected.items():
         model = nn.Sequential(Looks(how))

@@ -315,12 +315,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         ([1], {"ranks": 0}, ArgumentError, "ranks: got 0"),
         ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank: got 2; the rule: at most 1"),
         ([1], {"largest_first": 1}, ArgumentTypeError, "largest_first: got 1"),
-        (
-            [3, 9, 8],
-            {"limit": BatchLimit(elements=5)},
-            ArgumentError,
-            "lengths: got 9 at index 1, one of 2 such.*5 elements",
-        ),
+        ([3, 9, 8], {"limit": BatchLimit(elements=5)}, ArgumentError, "got 9 at index 1, one of 2 such.*5 elements"),
     ],
 )
 def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
