@@ -107,3 +107,10 @@ def test_times_that_are_not_even(tmp_path: Path) -> None:
             assert main(["predict", str(run), str(path), "-o", str(tmp_path / "found.csv")]) == 0
             found.append((tmp_path / "found.csv").read_text())
         assert found[0] != found[1]
+
+
+def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "words.csv"
+    data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
+    options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
+    fails(["train", str(data), *options], capsys, "--cell: got 'grud'; the rule: a cell other than grud for tokens")

@@ -166,14 +166,14 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
         assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
     assert main(["train", "rolls", *FAST, "--out", "run"]) == 0
-    assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
+    assert "loss: bce, because all channels are 0 or 1" in capsys.readouterr().out
     assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
     assert "bce" not in capsys.readouterr().out
     chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
-    fails(asked, capsys, "channels that are 0 or 1", "--loss mse")
+    fails(asked, capsys, "0 or 1 for the loss bce", "--loss mse")
 
 
 def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:

@@ -171,7 +171,7 @@ def test_a_configuration_of_another_model(
     content = json.loads(config.read_text())
     content["model"][name] = value
     config.write_text(json.dumps(content))
-    pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json asks for"]
+    pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
     fails(["evaluate", str(tmp_path / "run"), str(work / "ok.csv")], capsys, "best/", *pieces)
 
 

@@ -202,7 +202,7 @@ def test_tensors_that_do_not_fit() -> None:
     shrunk = torch.zeros(count, 8, dtype=torch.float64)
     shrunk.untyped_storage().resize_(8)
     wrong: list[tuple[str, Any, type[RaglaneError], str]] = [
-        ("elements", [], ShapeError, "elements: got 0 tensors; the rule: 1, from the program"),
+        ("elements", [], ShapeError, "elements: got 0 tensors; the rule: the 1 tensors of the program"),
         ("elements", [torch.zeros(count, 7).double()], ShapeError, rf"elements\[0\]: got shape \({count}, 7\)"),
         ("elements", [torch.zeros(count).double()], ShapeError, rf"elements\[0\]: got shape \({count},\)"),
         ("elements", [torch.zeros(count, 8).half()], ShapeError, "the cpu kernels compute in"),

@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
         Traceback (most recent call last):
         ...
         raglane.errors.CheckpointError: no/such/folder: got no such folder; the rule: the folder of a run or of a \
-model. Fix: give the folder that raglane train wrote.
+model. Fix: pass the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
