@@ -14,8 +14,8 @@ from raglane.data import read
 from raglane.runs.training import hold_out
 
 _FAST = ["--epochs", "1", "--hidden-size", "3", "--threads", "1"]
-_NOTE = "its class follows from the initial state alone"
-_NOTES = "their class follows from the initial state alone"
+_NOTE = "its class follows from the initial state only"
+_NOTES = "their class follows from the initial state only"
 
 
 def _write(path: Path, lengths: list[int]) -> Path:
