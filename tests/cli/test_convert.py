@@ -39,7 +39,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     assert "is already complete: nothing to do" in capsys.readouterr().out
     with Path("words.jsonl").open("a") as file:
         file.write("\n{\n")
-    fails(["convert", "words.jsonl", "words"], capsys, "where other data was converted", "--overwrite")
+    fails(["convert", "words.jsonl", "words"], capsys, "contains other converted data", "--overwrite")
     before = tree(Path("words"))
     fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25: got bad JSON")
     assert tree(Path("words")) == before
@@ -56,7 +56,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
         (["absent.csv", "out"], ["absent.csv", "no such file"]),
-        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no answer that can be used"]),
+        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no valid response"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
