@@ -68,7 +68,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     train = ["train", data, "--out", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:
         # Before the first has written anything.
-        fails(train, capsys, "out: got", f"where process {process.pid} on", "is at work", "wait until it has ended")
+        fails(train, capsys, "out must be ", f"where process {process.pid} on", "is at work", "wait until it has ended")
         process.send_signal(signal.SIGKILL)
         process.wait()
         # Its lock file is still there, and stops nobody.
@@ -79,7 +79,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     with _held_elsewhere(run):
         fails([*train, "--overwrite"], capsys, "is at work")
         fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "is at work")
-        fails(["evaluate", str(run), data], capsys, "run: got", "is at work")
+        fails(["evaluate", str(run), data], capsys, "run must be ", "is at work")
         # To read needs no lock, also where something is left to clean up.
         (run / ".best.partial").mkdir()
         assert main(["predict", str(run), data, "-o", str(tmp_path / "p.csv"), "--quiet"]) == 0

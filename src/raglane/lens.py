@@ -85,8 +85,8 @@ def modify(value: T) -> Path[T]:
         >>> modify(person).addresses.each.stret.each.name.apply(str.upper)
         Traceback (most recent call last):
         ...
-        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret: got Address at .addresses[0]; the rule: \
-its fields are 'street'. Fix: write .street.
+        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret must be one of the fields 'street', \
+got Address at .addresses[0]. Write .street.
     """
     return Path(value, ())
 
@@ -193,7 +193,7 @@ class _Update:
         step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
-            rule = "a path leads through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
+            rule = "a step into a dataclass, a named tuple, a dict, a list, a tuple or a Ragged"
             fix = "write .each before it where there may be None" if value is None else "end the path before it"
             raise ArgumentTypeError(message(path, got, rule, fix))
         key = opened.find(step)
@@ -241,7 +241,7 @@ class _Fields:
 
     def rule(self) -> str:
         derived = [field.name for field in dataclasses.fields(self.value) if not field.init]
-        return f"its fields are {_few(self.names)}" + (f"; {_few(derived)} with init=False follow" if derived else "")
+        return f"one of the fields {_few(self.names)}" + (f" (not {_few(derived)}: init=False)" if derived else "")
 
 
 class _Entries:
@@ -270,7 +270,7 @@ class _Entries:
         return new
 
     def rule(self) -> str:
-        return f"its keys are {_few(self.names)}" if self.names else "it has no keys"
+        return f"one of the keys {_few(self.names)}" if self.names else "one of 0 keys"
 
 
 class _Items:
@@ -306,8 +306,10 @@ class _Items:
 
     def rule(self) -> str:
         count = len(self.keys)
-        return (f"it has {count} {self.noun}, from {-count} to {count - 1}" if count else f"it has no {self.noun}") + (
-            f", and the names {_few(self.names)}" if self.names else ""
+        return (
+            f"one of {count} {self.noun}"
+            + (f", from {-count} to {count - 1}" if count else "")
+            + (f", or one of the names {_few(self.names)}" if self.names else "")
         )
 
 

@@ -86,13 +86,13 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(ArgumentError, match="gap_column: got 3; the rule: a column of the input, which has 3"):
+    with pytest.raises(ArgumentError, match=r"gap_column must be a column of the input, which has 3.*, got 3"):
         rl.nn.CfC(D, H, gap_column=3)
-    with pytest.raises(ArgumentError, match="gap_column: got 0"):
+    with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
         rl.nn.CfC(1, H, gap_column=0)
     with pytest.raises(ArgumentError, match="gap_column"):
         rl.nn.CfC(D, H, gap_column=-1)
-    with pytest.raises(ArgumentError, match="backbone_units: got 0"):
+    with pytest.raises(ArgumentError, match=r"backbone_units must be .*got 0"):
         rl.nn.CfC(D, H, backbone_units=0)
     assert CELLS["cfc"].above() is CELLS["cfc"]
     assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"

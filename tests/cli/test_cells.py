@@ -62,15 +62,15 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--cell", "cnn"], "--cell: got 'cnn'"),
-        (["--pooling", "median"], "--pooling: got 'median'"),
-        (["--initial-state", "ones"], "--initial-state: got 'ones'"),
-        (["--layer-norm", "--cell", "sru"], "--layer-norm: got True"),
-        (["--zoneout", "1"], "--zoneout: got 1.0"),
-        (["--cell", "grud"], "Fix: pass --missing elapsed"),
-        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell: got 'grud'"),
-        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout: got 0.1"),
-        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state: got 'lengths'"),
+        (["--cell", "cnn"], "--cell must be ... got 'cnn'"),
+        (["--pooling", "median"], "--pooling must be ... got 'median'"),
+        (["--initial-state", "ones"], "--initial-state must be ... got 'ones'"),
+        (["--layer-norm", "--cell", "sru"], "--layer-norm must be ... got True"),
+        (["--zoneout", "1"], "--zoneout must be ... got 1.0"),
+        (["--cell", "grud"], "Pass --missing elapsed"),
+        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell must be ... got 'grud'"),
+        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout must be ... got 0.1"),
+        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state must be ... got 'lengths'"),
     ],
 )
 def test_mistakes(
@@ -119,4 +119,4 @@ def test_a_cell_that_knows_missing_values_wants_features(tmp_path: Path, capsys:
     data = tmp_path / "words.csv"
     data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     assert _train(data, tmp_path / "run", "--cell", "grud", "--missing", "elapsed") == 2
-    assert "--cell: got 'grud'; the rule: the cell grud reads features of elements" in capsys.readouterr().err
+    assert "--cell must be the cell grud reads features of elements, got 'grud'." in capsys.readouterr().err

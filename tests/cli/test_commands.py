@@ -215,7 +215,7 @@ def test_resume_goes_on_and_refuses_other_settings(tmp_path: Path, capsys: pytes
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--quiet"]) == 0
     assert main(["train", "--resume", *out, "--hidden", "8"]) == 2
-    assert "hidden: got 8" in capsys.readouterr().err
+    assert ", got 8" in capsys.readouterr().err
     assert main(["train", "--resume", *out, "--epochs", "1"]) == 2
     assert "2 are done" in capsys.readouterr().err
     assert main(["train", "--resume", *out]) == 0
@@ -352,7 +352,7 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     narrow = _write_csv(tmp_path / "narrow.csv", [row[:3] for row in _steps()])
     gaps = _write_csv(tmp_path / "gaps.csv", _bad_rows(lambda rows: rows[3].__setitem__(2, "")))
     fails(["evaluate", model, str(unseen)], capsys, "sideways", "id 'z'")
-    fails(["evaluate", model], capsys, "data: got nothing")
+    fails(["evaluate", model], capsys, "data must be ... got nothing")
     fails(["evaluate", str(tmp_path), data], capsys, "without a saved model")
     fails(["predict", str(work), data, *output], capsys, "without a saved model")
     fails(["predict", str(work / "no"), data, *output], capsys, "no such folder")
@@ -363,7 +363,7 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
     fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
     fails(["predict", model, data], capsys, "output")
-    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size: got 0")
+    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size must be ... got 0")
     fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")

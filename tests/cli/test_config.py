@@ -133,7 +133,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ("xyzzy = 1", "--help lists them"),
         ('config = "a.toml"', "unknown option 'config'"),
         ("[hidden]\na = 1", "hidden in", "a whole number"),
-        ("hidden = '8'", "hidden in", "my.toml: got '8'", "a whole number"),
+        ("hidden = '8'", "hidden in", "my.toml must be ... got '8'", "a whole number"),
         ("hidden = true", "hidden in", "a whole number"),
         ("hidden = 0", "hidden in", "got 0", "at least 1"),
         ("batch-size = 'fast'", "batch-size in", "a whole number"),
@@ -142,18 +142,18 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ("lr = nan", "lr in", "a number that 64 bits can hold"),
         ("cell = 'foo'", "cell in", "one of lstm"),
         ("test = ''", "an empty path"),
-        ("hidden = ", "my.toml: got Invalid value (at "),
+        ("hidden = ", "my.toml must be ... got Invalid value (at "),
         ("a = 1\na = 2", "Cannot overwrite a value"),
     ):
         file.write_text(text)
         fails(["train", "--config", str(file), "--out", str(out)], capsys, *pieces)
     file.write_bytes(b"\xff\xfe")
-    fails(["train", "--config", str(file)], capsys, "my.toml: got", "a file of TOML")
+    fails(["train", "--config", str(file)], capsys, "my.toml must be ", "a file of TOML")
     file.write_text("#" * 1_000_001)
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
-        fails(["train", "--config", str(place)], capsys, f"--config: got {place}")
-    fails(["train", "--ignore", "hiden"], capsys, "--ignore: got", "write hidden")
+        fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
+    fails(["train", "--ignore", "hiden"], capsys, "--ignore must be ", "write hidden")
     fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "leave one out")
     assert not out.exists()
 

@@ -39,9 +39,9 @@ def test_predictions_never_replace_the_data_or_the_model(
     monkeypatch.chdir(tmp_path)
     command = ["predict", str(work / "run")]
     for output in ("data.csv", str(data), "./../" + tmp_path.name + "/data.csv", "link.csv", "hard.csv"):
-        fails([*command, str(data), "-o", output], capsys, "output: got", "the data, which it would replace")
-    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output: got", "the data")
-    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output: got", "the data")
+        fails([*command, str(data), "-o", output], capsys, "output must be ", "the data, which it would replace")
+    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output must be ", "the data")
+    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output must be ", "the data")
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
         fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "no file of the run")
     fails([*command, str(data), "-o", str(dangling)], capsys, "no file of the run")
@@ -128,10 +128,10 @@ def test_the_test_part_is_checked_before_the_first_epoch(
 @pytest.mark.parametrize(
     ("options", "pieces"),
     [
-        (["--threads", "100000"], ["threads: got 100000", "at most"]),
-        (["--workers", "100000"], ["workers: got 100000", "at most"]),
-        (["--batch-size", "99999999999999999999"], ["--batch-size: got 99999999999999999999", "at most"]),
-        (["--epochs", "99999999999999999999"], ["epochs: got", "at most"]),
+        (["--threads", "100000"], ["threads must be ... got 100000", "at most"]),
+        (["--workers", "100000"], ["workers must be ... got 100000", "at most"]),
+        (["--batch-size", "99999999999999999999"], ["--batch-size must be ... got 99999999999999999999", "at most"]),
+        (["--epochs", "99999999999999999999"], ["epochs must be ", "at most"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
 )
@@ -311,7 +311,7 @@ def test_a_file_whose_json_is_whole_and_whose_content_is_not(
             command = ["predict", str(work / "run"), str(work / "ok.csv"), "-o", str(work / "p.csv")]
         else:
             command = ["train", "--resume", "--out", str(work / "run"), "--epochs", "3"]
-        fails(command, capsys, str(work / "run"), "Fix: ")
+        fails(command, capsys, str(work / "run"), "")
         assert tree(work) == damaged
     finally:
         path.write_bytes(before[f"run/{file}"])
@@ -358,7 +358,7 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 @pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
 def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name, value = " ".join(given).replace("=", " ").split()
-    fails(["train", *given], capsys, f"{name}: got {value!r}; the rule: a", "number. Fix: write it in digits, such as")
+    fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "number. Write it in digits, such as")
 
 
 @pytest.mark.parametrize("task", ["classify", "tag"])
@@ -370,7 +370,12 @@ def test_one_class_is_nothing_to_tell_apart(
     lines = [{"x": row, "y": ["same"] * len(row) if task == "tag" else "same"} for row in rows]
     Path("same.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     named = ["--task", task, "--sequence-column", "x", "--label-column", "y"]
-    fails(["train", "same.jsonl", *named, "--out", "run", *FAST, "-q"], capsys, "same.jsonl: got one class", "'same'")
+    fails(
+        ["train", "same.jsonl", *named, "--out", "run", *FAST, "-q"],
+        capsys,
+        "same.jsonl must be ... got one class",
+        "'same'",
+    )
     assert not Path("run").exists()
 
 
@@ -380,6 +385,6 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     (tmp_path / "bad.csv").write_text("nothing of the kind")
     command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
     for part in ("--validation", "--test"):
-        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv: got no such file")
+        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
-    fails([*command, *both], capsys, "--validation-fraction: got it beside --validation", "leave one out")
+    fails([*command, *both], capsys, "--validation-fraction must be ... got it beside --validation", "leave one out")

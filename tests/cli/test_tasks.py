@@ -89,9 +89,14 @@ def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture
         assert main([*command, "--out", str(tmp_path / loss[0]), "--loss", *loss]) == 0
     assert main(["evaluate", str(tmp_path / "quantile"), str(data)]) == 0
     assert "share below " in capsys.readouterr().out
-    fails([*command, "--loss", "cross_entropy"], capsys, "--loss: got 'cross_entropy'", "mse, mae, huber, quantile")
-    fails([*command, "--quantile", "0.9"], capsys, "--quantile: got 0.9", "--loss quantile")
-    fails([*command, "--loss", "quantile", "--quantile", "1"], capsys, "--quantile: got 1")
+    fails(
+        [*command, "--loss", "cross_entropy"],
+        capsys,
+        "--loss must be ... got 'cross_entropy'",
+        "mse, mae, huber, quantile",
+    )
+    fails([*command, "--quantile", "0.9"], capsys, "--quantile must be ... got 0.9", "--loss quantile")
+    fails([*command, "--loss", "quantile", "--quantile", "1"], capsys, "--quantile must be ... got 1")
 
 
 def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +177,7 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
-    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
 
 
 def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,9 +209,9 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "the task classify needs labels",
         "--task language",
     )
-    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
-    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
     assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
@@ -255,7 +260,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "(--tokens chooses)" in printed
         assert f" {kind}, from " in printed
         assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
-    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")
+    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
 
 def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

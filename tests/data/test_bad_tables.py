@@ -35,7 +35,7 @@ def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
         ({"x": [[1], [], [2, 3]], "y": lists}, tags, "row 2, step 0, column 'y'"),
     ):
         parquet.write_table(pa.table(table), path := tmp_path / "data.parquet")
-        with pytest.raises(DataError, match=rf"got b'caf.*xe9' in {place}; the rule: a text is UTF-8. Fix: "):
+        with pytest.raises(DataError, match=rf"a text is UTF-8, got b'caf.*xe9' in {place}. "):
             read(path, columns)
 
 
@@ -79,9 +79,9 @@ _UNSUPPORTED = [
 def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> None:
     path = tmp_path / "data.parquet"
     parquet.write_table(pa.table({"x": column, "y": ["a"]}), path)
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: lists of numbers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"lists of numbers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="x", label="y"))
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: strings, integers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"strings, integers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="y", label="x"))
 
 
@@ -93,7 +93,7 @@ def test_a_time_column_of_lists_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         path.write_text('{"x": [1.0, 2.0], "t": [2, 1], "y": "a"}\n')
     with pytest.raises(
-        DataError, match=r"the time column 't'; the rule: a row is a whole sequence.*leave Columns\(time=\.\.\.\) out"
+        DataError, match=r"a row is a whole sequence.*the time column 't'.*eave Columns\(time=\.\.\.\) out"
     ):
         read(path, Columns(sequence="x", time="t"))
     notes = read(path, Columns(sequence="x", time="hour")).notes

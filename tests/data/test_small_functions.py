@@ -69,7 +69,7 @@ def test_featureencoder() -> None:
 
 def test_check_least() -> None:
     check_least("steps", 3, 1)
-    with pytest.raises(ArgumentError, match=re.escape("steps: got 0; the rule: at least 1. Fix: pass 1 or more.")):
+    with pytest.raises(ArgumentError, match=re.escape("steps must be at least 1, got 0. Pass 1 or more.")):
         check_least("steps", 0, 1)
 
 
@@ -110,7 +110,7 @@ def test_decode() -> None:
 
 def test_check_text() -> None:
     with pytest.raises(
-        DataError, match=re.escape("a.csv, line 2: got a zero byte; the rule: a text holds characters only. Fix: ")
+        DataError, match=re.escape("a.csv, line 2 must be a text holds characters only, got a zero byte. ")
     ):
         check_text(Path("a.csv"), b"id,x\n1\0,2\n")
 
@@ -121,7 +121,7 @@ def test_has_utf8() -> None:
 
 def test_data_error() -> None:
     error = data_error(Path("a.ts"), "2 channels", "@dimensions says 3", "add one", line=7)
-    assert str(error) == "a.ts, line 7: got 2 channels; the rule: @dimensions says 3. Fix: add one."
+    assert str(error) == "a.ts, line 7 must be @dimensions says 3, got 2 channels. Add one."
 
 
 def test_repeats_ids() -> None:
@@ -241,7 +241,8 @@ def test_fill_missing() -> None:
 def test_refuse_missing() -> None:
     values = np.array([[1.0], [np.nan]], dtype=np.float32)
     with pytest.raises(
-        DataError, match=re.escape(".: got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing);")
+        DataError,
+        match=re.escape(". must be .*got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing)"),
     ):
         refuse_missing(Records(values, offsets_of([1, 1]), ids=("a", "b"), channels=("x0",)))
 

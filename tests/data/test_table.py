@@ -293,7 +293,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"x": ["\\ud83d\\ude42 \\u00e9"], "y": 1}\n\n' + line + b"\n")
     got = "half a surrogate pair" if b"\\u" in line else "the byte 0xed, which is not UTF-8"
-    with pytest.raises(DataError, match=f"line 3: got {got}"):
+    with pytest.raises(DataError, match=f"line 3 must be .*got {got}"):
         read(path)
 
 

@@ -275,7 +275,7 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("RAGLANE_ISA", isa)
         assert load().isa == isa
     monkeypatch.setenv("RAGLANE_ISA", "mmx")
-    with pytest.raises(ArgumentError, match="RAGLANE_ISA: got 'mmx'"):
+    with pytest.raises(ArgumentError, match=r"RAGLANE_ISA must be .*got 'mmx'"):
         load()
 
 
@@ -287,7 +287,7 @@ def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Scr
     )
     done = script(code, RAGLANE_ISA=LIBRARY.isas[-1])
     assert done.stdout == f"{LIBRARY.isas[-1]}\n", done.stderr
-    assert "RAGLANE_ISA: got 'mmx'" in done.stderr
+    assert ", got 'mmx'" in done.stderr
 
 
 def test_too_little_memory_is_an_exception() -> None:
@@ -318,7 +318,7 @@ def test_bad_arguments_are_exceptions() -> None:
         network.state,
         network.weights,
     )
-    with pytest.raises(ArgumentError, match=r"offsets\[2\]: got 3 after 4"):
+    with pytest.raises(ArgumentError, match=r"offsets\[2\] must be .*got 3 after 4"):
         BACKEND.run(request, "lanes")
     with pytest.raises(ArgumentError, match=r"RAGLANE_ISA.*mmx.*portable"):
         LIBRARY.with_isa("mmx")

@@ -266,7 +266,7 @@ def test_summary() -> None:
         (single(padded, lengths=told), "a padded tensor"),
         (single(batch, return_output=False), "NoneType"),
     ):
-        with pytest.raises(ArgumentTypeError, match=f"out: got .*{says}"):
+        with pytest.raises(ArgumentTypeError, match=f"out must be .*{says}.*, got "):
             single.summary(*wrong)
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))
     out, state = torchs(batch)
@@ -286,7 +286,7 @@ def test_steps_of_a_stream() -> None:
         alone, own = layer.step(inputs[0, 0])
         assert_same([alone], [expected[0, 0]])
         assert parts(own)[0].shape == (2, H)
-    with pytest.raises(ArgumentTypeError, match="step: got a bidirectional layer"):
+    with pytest.raises(ArgumentTypeError, match=r"step must be .*got a bidirectional layer"):
         rl.nn.Recurrent(Leaky, D, H, bidirectional=True).step(torch.zeros(2, D, dtype=torch.float64))
 
 

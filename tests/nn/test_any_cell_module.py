@@ -168,22 +168,30 @@ def resized(module: Any, input_size: int) -> Any:
 @looped(
     ("cell", "kind", "says"),
     [
-        (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
-        (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs a batch of sequences by itself"),
-        (rl.nn.GRU, ArgumentTypeError, "cell: got a GRU; .* a layer runs a batch of sequences by itself"),
-        (lambda *_: 3, ArgumentTypeError, "cell: got a int without"),
-        (3, ArgumentTypeError, "cell: got a int; the rule: a module with step"),
-        (lambda i, h: Leaky(i, h + 1), ArgumentError, "cell: got what makes a Leaky with hidden_size=5; .*=4"),
-        (lambda _, h: Leaky(D, h), ArgumentError, "cell: got what makes a Leaky with input_size=3; .*=8"),
-        (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
-        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
-        (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare: got a int; the rule: a method"),
+        (
+            nn.Linear,
+            ArgumentTypeError,
+            r"cell must be .*got a Linear without step\(x_t, state\), input_size, hidden_size",
+        ),
+        (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs a batch of sequences by itself.*, got a LSTM"),
+        (rl.nn.GRU, ArgumentTypeError, "cell must be .*a layer runs a batch of sequences by itself.*, got a GRU"),
+        (lambda *_: 3, ArgumentTypeError, "cell must be .*got a int without"),
+        (3, ArgumentTypeError, "cell must be a module with step.*, got a int"),
+        (lambda i, h: Leaky(i, h + 1), ArgumentError, "cell must be .*=4.*, got what makes a Leaky with hidden_size=5"),
+        (lambda _, h: Leaky(D, h), ArgumentError, "cell must be .*=8.*, got what makes a Leaky with input_size=3"),
+        (cell_with(step=None), ArgumentTypeError, r"cell must be .*got a Wrong without step\(x_t, state\)"),
+        (
+            cell_with(initial_state=torch.zeros(4)),
+            ArgumentTypeError,
+            r"Wrong.initial_state must be .*a method.*, got a Tensor",
+        ),
+        (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare must be a method.*, got a int"),
         (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
-        (cell_with(output_size=0), ArgumentError, r"Wrong.output_size: got 0"),
-        (cell_with(output_size=4.0), ArgumentError, r"Wrong.output_size: got 4\.0"),
-        (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size: got -1"),
-        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\): got a NoneType"),
-        (cell_with(initial_state=lambda *_: ()), ArgumentTypeError, r"initial_state\(1\): got a tuple"),
+        (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
+        (cell_with(output_size=4.0), ArgumentError, r"Wrong.output_size must be .*got 4\.0"),
+        (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size must be .*got -1"),
+        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),
+        (cell_with(initial_state=lambda *_: ()), ArgumentTypeError, r"initial_state\(1\) must be .*got a tuple"),
         (cell_with(initial_state=lambda *_: torch.zeros(H)), ArgumentTypeError, r"got shape \(4,\)"),
         (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
     ],
@@ -195,25 +203,28 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
 
 def test_cells_of_several_kinds() -> None:
     kinds = iter([nn.LSTMCell, nn.GRUCell])
-    with pytest.raises(ArgumentError, match=r"cell: got modules with .*GRUCell.* and .*LSTMCell"):
+    with pytest.raises(ArgumentError, match=r"cell must be .*GRUCell.* and .*LSTMCell.*, got modules with "):
         rl.nn.Recurrent(lambda *sizes: next(kinds)(*sizes), D, H, num_layers=2)
 
 
 @looped(
     ("make", "says"),
     [
-        (lambda: rl.nn.Recurrent(Leaky), "input_size: got None"),
-        (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size: got None"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell: got a module, with num_layers=2"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True), "cell: got a module, .* bidirectional=True"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's own, 3"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout: got 2.0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, batch_first=1), "batch_first: got 1"),  # type: ignore[arg-type]
-        (lambda: rl.nn.Recurrent(Leaky, D, H, bidirectional="no"), "bidirectional: got 'no'"),  # type: ignore[arg-type]
-        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* equations"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout: got 0.1; .* equations"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout: got 0.1; .* equations"),
+        (lambda: rl.nn.Recurrent(Leaky), "input_size must be .*got None"),
+        (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size must be .*got None"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell must be .*got a module, with num_layers=2"),
+        (
+            lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True),
+            "cell must be .* bidirectional=True.*, got a module, ",
+        ),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's own, 3.*, got 5"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout must be .*got 2.0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, batch_first=1), "batch_first must be .*got 1"),  # type: ignore[arg-type]
+        (lambda: rl.nn.Recurrent(Leaky, D, H, bidirectional="no"), "bidirectional must be .*got 'no'"),  # type: ignore[arg-type]
+        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*equations.*, got 0.1"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout must be .*equations.*, got 0.1"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout must be .*equations.*, got 0.1"),
     ],
 )
 def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
@@ -224,37 +235,53 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
 @looped(
     ("members", "kind", "says"),
     [
-        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step: got a NoneType; .* a pair"),
-        ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step: got a Tensor; .* a pair"),
-        ({"step": lambda _self, _x, s: (s, s, s)}, ArgumentTypeError, r"Wrong.step: got a tuple; .* a pair"),
-        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output: got shape \(3, 3\); .* \(3, 4\)"),
-        ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state: got shape \(3, 3\); .* \(3, 4\)"),
-        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row"),
-        ({"step": lambda _self, _x, s: (s.t(), s)}, ShapeError, r"output: got shape \(4, 3\); .* one row per sequence"),
-        ({"step": lambda _self, _x, s: (s, s.sum(0))}, ShapeError, r"state: got shape \(4,\); .* one row per sequence"),
-        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state: got a tuple; .* a tensor of shape"),
+        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a NoneType"),
+        ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a Tensor"),
+        ({"step": lambda _self, _x, s: (s, s, s)}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a tuple"),
+        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
+        ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state must be .*\(3, 4\).*, got shape \(3, 3\)"),
+        (
+            {"step": lambda _self, _x, s: (s.mean(0, True), s)},
+            ShapeError,
+            r"output must be .*one row.*, got shape \(1, 4\)",
+        ),
+        (
+            {"step": lambda _self, _x, s: (s.t(), s)},
+            ShapeError,
+            r"output must be .*one row per sequence.*, got shape \(4, 3\)",
+        ),
+        (
+            {"step": lambda _self, _x, s: (s, s.sum(0))},
+            ShapeError,
+            r"state must be .*one row per sequence.*, got shape \(4,\)",
+        ),
+        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state must be .*a tensor of shape.*, got a tuple"),
         (
             {"prepare": lambda _self, v, _offsets: v[:2]},
             ShapeError,
-            r"Wrong.prepare: got shape \(2, 3\); .* one row per element",
+            r"Wrong.prepare must be .*one row per element.*, got shape \(2, 3\)",
         ),
-        ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare: got a NoneType"),
-        ({"prepare": lambda _self, v, _offsets: v[:, 0]}, ShapeError, r"Wrong.prepare: got shape \(9,\)"),
-        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"Wrong.prepare: got torch.int64"),
-        ({"step": lambda _self, _x, s: (s.long(), s)}, ArgumentTypeError, r"step: output: got torch.int64"),
-        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state: got torch.bool"),
+        ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare must be .*got a NoneType"),
+        ({"prepare": lambda _self, v, _offsets: v[:, 0]}, ShapeError, r"Wrong.prepare must be .*got shape \(9,\)"),
+        (
+            {"prepare": lambda _self, v, _offsets: v.long()},
+            ArgumentTypeError,
+            r"Wrong.prepare must be .*got torch.int64",
+        ),
+        ({"step": lambda _self, _x, s: (s.long(), s)}, ArgumentTypeError, r"step: output must be .*got torch.int64"),
+        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state must be .*got torch.bool"),
         (
             {
                 "initial_state": lambda _, n: (torch.zeros(n, H, dtype=torch.float64),) * 2,
                 "step": lambda _self, _x, s: (s[0], s[:1]),
             },
             ShapeError,
-            r"Wrong.step: state: got 1 tensors; the rule: 2 tensors",
+            r"Wrong.step: state must be 2 tensors.*, got 1 tensors",
         ),
         (
             {"initial_state": lambda _, n: torch.zeros(n, H)},
             ShapeError,
-            r"initial_state \(h\): got torch.float32; .* torch.float64",
+            r"initial_state \(h\) must be .*torch.float64.*, got torch.float32",
         ),
     ],
 )

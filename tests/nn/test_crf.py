@@ -305,7 +305,7 @@ def test_lengths_that_the_host_does_not_know() -> None:
     emissions, tags = random_batch([2, 0, 3])
     unknown = Ragged._make(emissions.values, emissions.offsets.clone(), None)
     assert torch.equal(crf.log_likelihood(unknown, tags), crf.log_likelihood(emissions, tags))
-    with pytest.raises(ShapeError, match="tags: got 2 sequences"):
+    with pytest.raises(ShapeError, match=r"tags must be .*got 2 sequences"):
         crf.log_likelihood(unknown, tags[:2])
 
 

@@ -82,7 +82,7 @@ def test_the_recipe_by_hand(pooling: str | None, embedding: int | None, bidirect
 @looped("layer", LAYERS)
 def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
     if layer_norm and layer not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"layer: got .*with layer_norm one of lstm, gru"):
+        with pytest.raises(ArgumentError, match=r"layer must be .*with layer_norm one of lstm, gru.*, got "):
             SequenceEncoder(D, H, layer, layer_norm=True)
         return
     encoder = SequenceEncoder(D, H, layer, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
@@ -155,28 +155,38 @@ _TOKENS = Ragged([[1, 2], [3]])
 @looped(
     ("options", "batch", "kind", "says"),
     [
-        ({"layer": "foo"}, None, ArgumentError, "layer: got 'foo'"),
-        ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
-        ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
-        ({"hidden_size": -1}, None, ArgumentError, "hidden_size: got -1"),
-        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
-        ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
-        ({"layer": nn.GRU}, None, ArgumentTypeError, r"layer: got what makes a torch\..*GRU; .* a class of rl\.nn"),
-        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer: got GRU\(3, 4\); .* what makes a layer"),
-        ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer: got <lambda>\(size\), with too many"),
-        ({"layer": lambda *_, **__: 3}, None, ArgumentTypeError, r"layer: got what makes a builtins\.int"),
-        ({"layer": ["gru"]}, None, ArgumentError, r"layer: got \['gru'\]"),
-        ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
-        ({"pooling": {}}, None, ArgumentError, "pooling: got {}"),
-        ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
-        ({"layer_norm": "yes"}, None, ArgumentTypeError, "layer_norm: got 'yes'"),
-        ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
-        ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
-        ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
-        ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
+        ({"layer": "foo"}, None, ArgumentError, "layer must be .*got 'foo'"),
+        ({"pooling": "median"}, None, ArgumentError, "pooling must be .*got 'median'"),
+        ({"input_size": 0}, None, ArgumentError, "input_size must be .*got 0"),
+        ({"hidden_size": -1}, None, ArgumentError, "hidden_size must be .*got -1"),
+        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size must be .*got 2.5"),
+        ({"num_layers": 0}, None, ArgumentError, "num_layers must be .*got 0"),
+        (
+            {"layer": nn.GRU},
+            None,
+            ArgumentTypeError,
+            r"layer must be .*a class of rl\.nn.*, got what makes a torch\..*GRU",
+        ),
+        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer must be .*what makes a layer.*, got GRU\(3, 4\)"),
+        (
+            {"layer": lambda size: GRU(size, H)},
+            None,
+            ArgumentTypeError,
+            r"layer must be .*got <lambda>\(size\), with too many",
+        ),
+        ({"layer": lambda *_, **__: 3}, None, ArgumentTypeError, r"layer must be .*got what makes a builtins\.int"),
+        ({"layer": ["gru"]}, None, ArgumentError, r"layer must be .*got \['gru'\]"),
+        ({"pooling": ["last"]}, None, ArgumentError, r"pooling must be .*got \['last'\]"),
+        ({"pooling": {}}, None, ArgumentError, "pooling must be .*got {}"),
+        ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional must be .*got 1"),
+        ({"layer_norm": "yes"}, None, ArgumentTypeError, "layer_norm must be .*got 'yes'"),
+        ({"dtype": torch.int64}, None, ArgumentError, r"dtype must be .*got torch\.int64"),
+        ({"foo": 1}, None, ArgumentTypeError, "foo must be .*got 1"),
+        ({"embedding": 0}, None, ArgumentError, "embedding must be .*got 0"),
+        ({"dropout": 1.5}, None, ArgumentError, "dropout must be .*got 1.5"),
         ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({"zoneout": 1.0}, None, ArgumentError, "zoneout"),
-        ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
+        ({}, torch.zeros(2, 3), ArgumentTypeError, "batch must be .*got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),

@@ -137,7 +137,7 @@ def test_accelerated_layers() -> None:
 def test_what_is_refused() -> None:
     layer = build("GRU")
     for dtype in (torch.float16, torch.uint8, "int8"):
-        with pytest.raises(ArgumentError, match=r"dtype: got .*torch\.int8, or None"):
+        with pytest.raises(ArgumentError, match=r"dtype must be .*got .*torch\.int8, or None"):
             rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"training mode.*call model\.eval\(\) first"):
         freeze(nn.Sequential(layer.train()))

@@ -68,8 +68,8 @@ def test_a_wrong_state_is_named_for_plain_tensors_too(hx: Any, says: str, batch_
         (lambda layer: layer(torch.ones(6, 3, 5).double()), r"\.to\(torch\.float32\)"),
         (lambda layer: layer(torch.ones(5)), r"\(T, D\)"),
         (lambda layer: layer(torch.nested.nested_tensor([torch.ones(2, 5)], layout=torch.jagged)), "from_nested"),
-        (lambda layer: layer.step([1.0]), "x_t: got a list"),
-        (lambda layer: layer.summary(None, None), "state: got a NoneType"),
+        (lambda layer: layer.step([1.0]), "x_t must be .*got a list"),
+        (lambda layer: layer.summary(None, None), "state must be .*got a NoneType"),
     ],
 )
 def test_other_wrong_inputs_are_named(call: Any, says: str) -> None:

@@ -77,10 +77,12 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
 def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
-    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no: got no such folder", "of a run")
+    fails(
+        ["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... got no such folder", "of a run"
+    )
     fails(["compare", run, str(runs), "-o", str(out)], capsys, "a folder without a saved model")
-    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output: got", ".md, .csv, .png, .svg")
-    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output: got")
+    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output must be ", ".md, .csv, .png, .svg")
+    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output must be ")
     for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):
         shutil.rmtree(broken, ignore_errors=True)
         shutil.copytree(run, broken)
@@ -218,5 +220,5 @@ def test_a_logger_that_cannot_begin_is_one_line(
     monkeypatch.setattr("raglane.runs.progress.require", lambda *_: None)
     monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._made", made)
     command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
-    fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which says: no key: log in;")
+    fails([*command, "--logger", "wandb"], capsys, "--logger must be ... got 'wandb', which says: no key: log in")
     assert not (tmp_path / "run").exists()

@@ -76,13 +76,13 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     capsys.readouterr()
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
-    fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
-    fails([*command, "--hidden", "5"], capsys, "--hidden: got 5", "was started with 4")
-    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer: got 'sgd'", "was started with")
-    fails([*command, "--clip", "2"], capsys, "--clip: got 2", "was started with")
-    fails([*command, "--epochs", "3"], capsys, "--epochs: got 3", "was started with 2")
+    fails(["tune", str(other), *command[2:]], capsys, "--out must be ", "a study of other data")
+    fails([*command, "--hidden", "5"], capsys, "--hidden must be ... got 5", "was started with 4")
+    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
+    fails([*command, "--clip", "2"], capsys, "--clip must be ... got 2", "was started with")
+    fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
-    fails(command, capsys, "--cell: got", "what it searched")
+    fails(command, capsys, "--cell must be ", "what it searched")
     assert tree(out) == whole
 
 
@@ -130,14 +130,14 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         (lost / "trials" / "0000" / "run.json").write_text("{}")
     (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
-    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out: got", "which holds something else")
-    fails(["tune", data, "--out", str(broken), *_FIXED], capsys, "study.db: got", "a study that Raglane wrote")
-    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db: got", "beside the trials")
-    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db: got", "no study in it")
+    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be ", "which holds something else")
+    fails(["tune", data, "--out", str(broken), *_FIXED], capsys, "study.db must be ", "a study that Raglane wrote")
+    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db must be ", "beside the trials")
+    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db must be ", "no study in it")
     for more, piece in (
-        (["--trials", "0"], "--trials: got 0"),
-        (["--minutes", "-1"], "--minutes: got -1"),
-        (["--minutes", "nan"], "--minutes: got nan"),
+        (["--trials", "0"], "--trials must be ... got 0"),
+        (["--minutes", "-1"], "--minutes must be ... got -1"),
+        (["--minutes", "nan"], "--minutes must be ... got nan"),
         (["--validation-fraction", "0"], "a search compares validation losses"),
         (["--batch-size", "auto"], "batches are searched, or fixed"),
     ):

@@ -26,7 +26,7 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
     """
     keys, found = ((names,) if isinstance(names, str) else names), list(cases)
     if not found:
-        raise ValueError(f"cases of {names}: got none; a loop over them would test nothing")
+        raise ValueError(f"cases of {names} must be .*got none; a loop over them would test nothing")
 
     def decorate(test: Test) -> Test:
         @wraps(test)

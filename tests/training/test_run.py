@@ -126,9 +126,7 @@ def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
     training = small_records()
     settings = replace(QUICK, batch_elements=4)
     long = int((training.lengths > 4).sum())
-    with pytest.raises(
-        ArgumentError, match=f"one of {long} such; the rule: no sequence longer than a batch, 4 elements"
-    ):
+    with pytest.raises(ArgumentError, match=f"no sequence longer than a batch, 4 elements, got .*one of {long} such"):
         train(settings, training, None, tmp_path / "run")
     elements = {}
     for choice in ("drop", "split", "alone"):
@@ -171,7 +169,7 @@ def test_more_epochs_are_a_longer_run(tmp_path: Path) -> None:
     train(replace(QUICK, epochs=2), training, None, tmp_path / "parts")
     gone_on = train(QUICK, training, None, tmp_path / "parts", resume=True)
     _assert_same_run(whole, gone_on)
-    with pytest.raises(ArgumentError, match="epochs: got 3, and 4 are done"):
+    with pytest.raises(ArgumentError, match=r"epochs must be .*got 3, and 4 are done"):
         train(replace(QUICK, epochs=3), training, None, tmp_path / "parts", resume=True)
 
 
@@ -316,14 +314,14 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     _edit(folder / "config.json", model={"task": "classify"})
     refuses("whole and unchanged")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
-    refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
+    refuses(r"weights.safetensors must be .* weights in 6 tensors where config.json asks for .* in 6.*, got ")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "other"})
-    refuses("config.json: layer: got 'other'")
+    refuses("config.json: layer must be .*got 'other'")
     old = {"cell" if name == "layer" else name: value for name, value in json.loads(config)["model"].items()}
     _edit(folder / "config.json", model=old)
-    refuses("model without the entry 'layer'; the rule: a file that Raglane wrote")
+    refuses("a file that Raglane wrote.*model without the entry 'layer'")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "gru"})
-    refuses("model with the unknown entry 'cell'; the rule: a file that Raglane wrote")
+    refuses("a file that Raglane wrote.*model with the unknown entry 'cell'")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

@@ -105,7 +105,7 @@ def check(path: Path, form: str | None, columns: Columns) -> None:
                 _convert(path, columns, form, records)
     except RaglaneError as error:
         message = str(error)
-        if not message.isprintable() or len(message) > 2000 or "Fix: " not in message:
+        if not message.isprintable() or len(message) > 2000 or ", got " not in message:
             raise AssertionError(f"a message that is not one short clear line: {message[:300]!a}") from error
     more = _peak_memory() - before
     assert more < _ROOM, f"{more} kilobytes more memory"

@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
-            "raglane: error: the command line needs packages that are not installed. Fix: pip install 'raglane[cli]'.",
+            "raglane: error: the command line needs packages that are not installed. Run pip install 'raglane[cli]'.",
             file=sys.stderr,
         )
         return 2

@@ -92,8 +92,8 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         >>> collate([torch.ones(4, 12), torch.ones(2, 13)])
         Traceback (most recent call last):
         ...
-        raglane.errors.ShapeError: samples[1]: got features (13,); the rule: features (12,), as in samples[0]. \
-Fix: give every sample the same trailing dimensions.
+        raglane.errors.ShapeError: samples[1] must be features (12,), as in samples[0], got features (13,). \
+Give every sample the same trailing dimensions.
     """
     if isinstance(samples, Samples):
         return samples.batch()

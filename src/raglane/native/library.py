@@ -192,22 +192,20 @@ def library() -> Library:
     if found is None:
         raise MissingExtraError(
             "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
-            " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
+            " compiler with OpenMP. Install g++ or clang++, then install raglane again"
         )
     # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
     handle = _mapped(found)
     if isinstance(handle, str):
-        raise MissingExtraError(f"{handle}. Fix: free memory or raise its limit, and start again")
+        raise MissingExtraError(f"{handle}. Free memory or raise its limit, and start again")
     if handle.raglane_abi() != ABI:
-        raise MissingExtraError(
-            f"the cpu kernels at {found} are of another version of raglane. Fix: reinstall raglane."
-        )
+        raise MissingExtraError(f"the cpu kernels at {found} are of another version of raglane. Reinstall raglane.")
     structs = _structs(handle)
     for name, size in _SIZES.items():
         if structs[name].size != size:
             raise MissingExtraError(
                 f"the cpu kernels at {found} have a struct {name} of {structs[name].size} bytes, where"
-                f" this version of raglane builds {size}. Fix: reinstall raglane."
+                f" this version of raglane builds {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
@@ -293,7 +291,7 @@ def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise what a status stands for."""
     text = words.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
-        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: pass a smaller batch, or shorter sequences.")
+        raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 

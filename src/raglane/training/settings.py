@@ -194,7 +194,7 @@ class Settings(ModelSettings):
         100
         >>> Settings(hidden=0)
         Traceback (most recent call last):
-        raglane.errors.ArgumentError: hidden: got 0; the rule: at least 1. Fix: pass a whole number above 0.
+        raglane.errors.ArgumentError: hidden must be at least 1, got 0. Pass a whole number above 0.
     """
 
     embedding: int = option(32, "Size of a token's embedding (token sequences only).", MODEL, *_COUNT)
