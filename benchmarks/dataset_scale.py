@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 import raglane as rl
-from raglane.data import Batches, Dataset, Limit, Order, convert
+from raglane.data import BatchLimit, BatchSampler, Dataset, EpochOrder, convert
 from safety import processor
 
 SEQUENCES, BATCH, HIDDEN = 50_000_000, 256, 128
@@ -77,7 +77,7 @@ def fed(folder: Path, count: int) -> dict[str, float]:  # noqa: ARG001
     torch.set_num_threads(2)
     start = time.perf_counter()
     data = Dataset(folder / "out")
-    order = Batches(data.lengths, Limit(sequences=BATCH), Order.random())
+    order = BatchSampler(data.lengths, BatchLimit(sequences=BATCH), EpochOrder.random())
     batches = iter(order)
     first = next(batches)
     shuffled = time.perf_counter() - start

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import torch
 from shuffling import shuffling
 
-from raglane.data import Batches, Limit, Order
-from raglane.data.order.batches import owners_of
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.order.batches import assign_ranks
 from safety import processor
 
 Integers = npt.NDArray[np.int64]
@@ -60,14 +60,14 @@ def fill_of(shares: list[Integers]) -> tuple[int, int]:
 
 def shared(lengths: Integers, ranks: int) -> list[Integers]:
     """The lengths of a step, as every rank has them."""
-    owners = owners_of(lengths, ranks)
+    owners = assign_ranks(lengths, ranks)
     ends = np.cumsum(np.bincount(owners, minlength=ranks))
     return np.split(lengths[np.argsort(owners, kind="stable")], ends[:-1])
 
 
-def steps_of(lengths: Integers, order: Order, ranks: int) -> Iterator[Integers]:
+def steps_of(lengths: Integers, order: EpochOrder, ranks: int) -> Iterator[Integers]:
     """The lengths of some steps of an epoch."""
-    batches = Batches(lengths, Limit(sequences=PER_RANK * ranks), order)
+    batches = BatchSampler(lengths, BatchLimit(sequences=PER_RANK * ranks), order)
     every = max(1, len(batches) // STEPS)
     for step, rows in enumerate(batches):
         if step % every == 0:
@@ -104,34 +104,36 @@ def spread(lists: dict[str, Integers], count: int) -> None:
         for ranks in RANKS:
             cells = [name, f"{ranks}"]
             for pool in (POOL, 4 * POOL):
-                steps = steps_of(lengths, Order.grouped(pool), ranks)
+                steps = steps_of(lengths, EpochOrder.grouped(pool), ranks)
                 found = looked_at(shared(step, ranks) for step in steps)
                 cells += [found[0], found[2]]
-            cells += looked_at(shared(step, ranks) for step in steps_of(lengths, Order.random(), ranks))[:2]
+            cells += looked_at(shared(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[:2]
             # A step of a random order is in a random order itself.
-            cells += looked_at(np.array_split(step, ranks) for step in steps_of(lengths, Order.random(), ranks))[:1]
+            cells += looked_at(np.array_split(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[
+                :1
+            ]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
 class Ours:
     """A limit and an order of Raglane."""
 
-    def __init__(self, limit: Limit, order: Order) -> None:
+    def __init__(self, limit: BatchLimit, order: EpochOrder) -> None:
         self.limit, self.order = limit, order
 
     def epoch(self, lengths: Integers, number: int) -> list[list[int]]:
         """All batches."""
-        batches = Batches(lengths, self.limit, self.order)
+        batches = BatchSampler(lengths, self.limit, self.order)
         batches.set_epoch(number)
         return list(batches)
 
     def go_on(self, lengths: Integers) -> Callable[[], object]:
         """What a new process does to have the batch in the middle of an epoch."""
-        stopped = Batches(lengths, self.limit, self.order)
+        stopped = BatchSampler(lengths, self.limit, self.order)
         state = stopped.state_dict(len(stopped) // 2)
 
         def resume() -> object:
-            batches = Batches(lengths, self.limit, self.order)
+            batches = BatchSampler(lengths, self.limit, self.order)
             batches.load_state_dict(state)
             return next(iter(batches))
 
@@ -240,14 +242,14 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
     random = np.random.default_rng(1)
     for name, known in lists.items():
         lengths = random.choice(known, count)
-        elements = Limit(elements=round(PER_RANK * float(lengths.mean())))
+        elements = BatchLimit(elements=round(PER_RANK * float(lengths.mean())))
         ways: dict[str, Any] = {
-            "ours, random": Ours(Limit(sequences=PER_RANK), Order.random()),
-            "ours, grouped": Ours(Limit(sequences=PER_RANK), Order.grouped(POOL)),
-            "ours, grouped, pools of 100": Ours(Limit(sequences=PER_RANK), Order.grouped(2 * POOL)),
-            "ours, grouped, pools of 200": Ours(Limit(sequences=PER_RANK), Order.grouped(4 * POOL)),
-            "ours, grouped, noise 0.1": Ours(Limit(sequences=PER_RANK), Order.grouped(POOL, noise=0.1)),
-            "ours, grouped, elements": Ours(elements, Order.grouped(POOL)),
+            "ours, random": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.random()),
+            "ours, grouped": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL)),
+            "ours, grouped, pools of 100": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(2 * POOL)),
+            "ours, grouped, pools of 200": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(4 * POOL)),
+            "ours, grouped, noise 0.1": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL, noise=0.1)),
+            "ours, grouped, elements": Ours(elements, EpochOrder.grouped(POOL)),
             "random": Pools(1, sort=False),
             "as transformers' grouping": Pools(POOL, shuffles=False),
             "as torchtext's iterator": Pools(2 * POOL),
@@ -265,8 +267,8 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
             real, padded = fill_of([lengths[batch] for batch in first])
             if isinstance(way, Ours):
                 most = way.limit.elements
-                wide = Limit(sequences=PER_RANK * ranks) if most is None else Limit(elements=most * ranks)
-                batches = Batches(lengths, wide, way.order)
+                wide = BatchLimit(sequences=PER_RANK * ranks) if most is None else BatchLimit(elements=most * ranks)
+                batches = BatchSampler(lengths, wide, way.order)
                 steps = [shared(lengths[rows], ranks) for rows in batches]
             elif isinstance(way, Lhotse):
                 steps = way.steps(lengths, ranks)
@@ -292,22 +294,22 @@ def many(known: Integers, count: int) -> None:
     lengths = np.random.default_rng(2).choice(known, count).astype(np.int64)
     most = round(64 * float(lengths.mean()))
     for limit, order in (
-        (Limit(sequences=64), Order.random()),
-        (Limit(sequences=64), Order.grouped()),
-        (Limit(elements=most), Order.random()),
-        (Limit(elements=most), Order.grouped()),
-        (Limit(elements=most), Order.grouped(noise=0.1)),
-        (Limit(padded=most), Order.grouped()),
-        (Limit(sequences=64), Order.windows(100_000)),
+        (BatchLimit(sequences=64), EpochOrder.random()),
+        (BatchLimit(sequences=64), EpochOrder.grouped()),
+        (BatchLimit(elements=most), EpochOrder.random()),
+        (BatchLimit(elements=most), EpochOrder.grouped()),
+        (BatchLimit(elements=most), EpochOrder.grouped(noise=0.1)),
+        (BatchLimit(padded=most), EpochOrder.grouped()),
+        (BatchLimit(sequences=64), EpochOrder.windows(100_000)),
     ):
-        made, batches = timed(lambda limit=limit, order=order: Batches(lengths, limit, order))
+        made, batches = timed(lambda limit=limit, order=order: BatchSampler(lengths, limit, order))
         first, iterator = timed(lambda batches=batches: (found := iter(batches), next(found))[0])
         drawn, held = timed(lambda iterator=iterator: sum(1 for _ in iterator) + 1)
         batches.set_epoch(1)
         counted, _ = timed(lambda batches=batches: len(batches))
         batches.set_epoch(0)
         state = batches.state_dict(held // 2)
-        other = Batches(lengths, limit, order)
+        other = BatchSampler(lengths, limit, order)
         went_on, _ = timed(lambda other=other, state=state: (other.load_state_dict(state), next(iter(other))))
         numbers = f"{made:.2f} | {first:.4f} | {went_on:.4f} | {drawn:.1f} | {counted:.2f}"
         print(f"| {limit}; {order} | {numbers} |", flush=True)

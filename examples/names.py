@@ -60,7 +60,9 @@ def make_dataset(
 
 def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
-    batches = rl.data.Batches(data.lengths, rl.data.Limit(sequences=32), rl.data.Order.grouped(), seed=seed)
+    batches = rl.data.BatchSampler(
+        data.lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed
+    )
     loader = DataLoader(data, batch_sampler=batches, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):

@@ -100,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     # A batch takes as many steps as its longest sentence has words, so sentences of similar lengths go together.
-    batches = rl.data.Batches(train["words"].lengths, rl.data.Limit(sequences=32), rl.data.Order.grouped())
+    batches = rl.data.BatchSampler(
+        train["words"].lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped()
+    )
     for epoch in range(options.epochs):
         model.train()
         for rows in batches:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import raglane as rl
 from batches import numbered, random_batch
 from looped import looped
-from raglane.data.chunks import Chunks
+from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.carry import carry
@@ -29,7 +29,7 @@ def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> t
     outputs: list[list[Tensor]] = [[] for _ in range(len(data))]
     finals: list[tuple[Tensor, ...]] = [()] * len(data)
     state = None
-    for chunk in Chunks(data, batch_size, steps, seed=2):
+    for chunk in TBPTTSampler(data, batch_size, steps, seed=2):
         out, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins))
         for row, (sequence, ends) in enumerate(zip(chunk.sequences.tolist(), chunk.ends.tolist(), strict=True)):
             if sequence >= 0:
@@ -124,7 +124,7 @@ def test_gradients_stop_at_the_border_of_chunks(steps: int) -> None:
     data, weights = random_batch(LENGTHS), random_batch(LENGTHS, 4)
     layer = learned_lstm()
     state = None
-    for chunk in Chunks(data, 3, steps, targets=weights):
+    for chunk in TBPTTSampler(data, 3, steps, targets=weights):
         assert isinstance(chunk.targets, rl.Ragged)
         out, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins))
         (out * chunk.targets).values.sum().backward()
@@ -155,7 +155,7 @@ def test_training_in_chunks_learns_what_no_chunk_holds() -> None:
         sequence[0, mark] = 1
     layer, head = rl.nn.GRU(2, 16), nn.Linear(16, 2)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.02)
-    chunks = Chunks(list(zip(sequences, marks, strict=True)), 16, 5)
+    chunks = TBPTTSampler(list(zip(sequences, marks, strict=True)), 16, 5)
     for _ in range(8):
         state, right = None, 0
         for chunk in chunks:
@@ -210,7 +210,7 @@ def test_a_compiled_model_carries_without_a_break() -> None:
 
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     states: list[Any] = [None, None]
-    for chunk in Chunks(random_batch(LENGTHS, dtype=torch.float32), 3, 4):
+    for chunk in TBPTTSampler(random_batch(LENGTHS, dtype=torch.float32), 3, 4):
         outputs = []
         for number, run in enumerate((model, compiled)):
             out, states[number] = run(chunk.inputs, states[number], chunk.begins)

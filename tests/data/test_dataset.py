@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from looped import looped
-from raglane.data import Batches, Limit, Records, SequenceDataset, split
+from raglane.data import BatchLimit, BatchSampler, Records, SequenceDataset, split
 from raglane.data.records import Columns, offsets_of, place_of
 from raglane.errors import ArgumentError, DataError, ShapeError
 
@@ -229,7 +229,7 @@ def test_the_target_of_a_forecast_is_the_next_element() -> None:
 def test_pieces_are_those_of_a_limit_that_splits(kind: str, longest: int) -> None:
     data = dataset_of(per_element=kind == "tag", targets=kind != "nothing")
     pieces = data.cut(longest)
-    batches = Batches(data.lengths, Limit(elements=longest, too_long="split"))
+    batches = BatchSampler(data.lengths, BatchLimit(elements=longest, too_long="split"))
     rows = sorted(row for batch in batches for row in batch)
     assert rows == list(range(len(pieces)))
     place = 0

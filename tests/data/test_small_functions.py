@@ -31,9 +31,9 @@ from raglane.data.fragments import Fragment, Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
 from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
 from raglane.data.objects import is_panel, is_text
-from raglane.data.order.batches import owners_of, share_out
-from raglane.data.order.limit import Limit, pieces_of, settle
-from raglane.data.order.order import Permutation, falling, key_of, shares_of, shuffle
+from raglane.data.order.batches import assign_ranks, balance
+from raglane.data.order.limit import BatchLimit, pieces_of, settle
+from raglane.data.order.order import Permutation, descending_keys, key_of, shares_of, shuffle
 from raglane.data.records import (
     Columns,
     Feature,
@@ -263,7 +263,7 @@ def test_is_text() -> None:
 
 
 def test_falling() -> None:
-    assert (falling(np.array([3, 1, 2], np.uint16)).tolist()) == [0, 2, 1]
+    assert (descending_keys(np.array([3, 1, 2], np.uint16)).tolist()) == [0, 2, 1]
 
 
 def test_pieces_of() -> None:
@@ -271,18 +271,23 @@ def test_pieces_of() -> None:
 
 
 def test_limit_shares() -> None:
-    assert (Limit(sequences=4, elements=10).shares(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
+    assert (BatchLimit(sequences=4, elements=10).shares(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
 
 
 def test_limit_cut() -> None:
     assert (
-        repr((Limit(elements=10).cut(np.array([4, 5, 6, 3, 2])), Limit(padded=12).cut(np.array([6, 5, 3, 3, 3]))))
+        repr(
+            (
+                BatchLimit(elements=10).cut(np.array([4, 5, 6, 3, 2])),
+                BatchLimit(padded=12).cut(np.array([6, 5, 3, 3, 3])),
+            )
+        )
         == "(array([0, 2, 4]), array([0, 2]))"
     )
 
 
 def test_limit_usual() -> None:
-    assert (Limit(elements=100).usual(8.0), Limit(sequences=4, elements=100).usual(8.0)) == (12, 4)
+    assert (BatchLimit(elements=100).usual(8.0), BatchLimit(sequences=4, elements=100).usual(8.0)) == (12, 4)
 
 
 def test_permutation() -> None:
@@ -302,17 +307,17 @@ def test_key_of() -> None:
 
 
 def test_settle() -> None:
-    found = settle([3, 9, 1], Limit(elements=4, too_long="drop"))
+    found = settle([3, 9, 1], BatchLimit(elements=4, too_long="drop"))
     assert (found.dropped.tolist(), found.elements, found.longest) == ([1], 4, 3)
 
 
 def test_share_out() -> None:
-    assert repr(share_out(np.array([5, 4, 3, 3, 2]), 2)) == "(array([0, 1, 1, 0, 1]), array([0, 0, 4, 5, 7]))"
-    assert repr(share_out(np.array([5, 4]), 10**18)) == "(array([0, 1]), array([0, 0]))"
+    assert repr(balance(np.array([5, 4, 3, 3, 2]), 2)) == "(array([0, 1, 1, 0, 1]), array([0, 0, 4, 5, 7]))"
+    assert repr(balance(np.array([5, 4]), 10**18)) == "(array([0, 1]), array([0, 0]))"
 
 
 def test_owners_of() -> None:
-    assert repr(owners_of(np.array([2, 9, 3, 4]), 2)) == "array([1, 0, 1, 1])"
+    assert repr(assign_ranks(np.array([2, 9, 3, 4]), 2)) == "array([1, 0, 1, 1])"
 
 
 def test_fragment() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data import Batches, Limit, Order
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.planner.rows import Epoch, epoch_of, thin_out
 
 LENGTHS = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
@@ -21,10 +21,10 @@ def _total(epoch: Epoch) -> float:
 
 def test_every_sequence_comes_once() -> None:
     for limit in (
-        Limit(sequences=8),
-        Limit(sequences=500),
-        Limit(sequences=10_000),
-        Limit(elements=300, too_long="alone"),
+        BatchLimit(sequences=8),
+        BatchLimit(sequences=500),
+        BatchLimit(sequences=10_000),
+        BatchLimit(elements=300, too_long="alone"),
     ):
         for grouped in (False, True):
             epoch = epoch_of(LENGTHS, limit, grouped=grouped)
@@ -38,16 +38,16 @@ def test_every_sequence_comes_once() -> None:
 
 
 def test_batches_are_those_of_the_loader() -> None:
-    for limit in (Limit(sequences=16), Limit(elements=320)):
-        for grouped, order in ((False, Order.random()), (True, Order.grouped())):
-            wanted = Batches(LENGTHS, limit, order)
+    for limit in (BatchLimit(sequences=16), BatchLimit(elements=320)):
+        for grouped, order in ((False, EpochOrder.random()), (True, EpochOrder.grouped())):
+            wanted = BatchSampler(LENGTHS, limit, order)
             epoch = epoch_of(LENGTHS, limit, grouped=grouped)
             assert epoch.count == len(wanted)
             assert [batch.tolist() for batch in epoch.batches] == [LENGTHS[batch].tolist() for batch in wanted]
 
 
 def test_a_sequence_above_the_limit_is_a_batch_of_its_own() -> None:
-    batches = epoch_of(torch.tensor([5, 50, 5, 5]), Limit(elements=10, too_long="alone"), grouped=False).batches
+    batches = epoch_of(torch.tensor([5, 50, 5, 5]), BatchLimit(elements=10, too_long="alone"), grouped=False).batches
     assert [50] in [batch.tolist() for batch in batches]
     assert sum(len(batch) for batch in batches) == 4
 
@@ -55,7 +55,7 @@ def test_a_sequence_above_the_limit_is_a_batch_of_its_own() -> None:
 def test_the_longest_is_in_a_sample() -> None:
     lengths = torch.cat((torch.ones(5000, dtype=torch.int64), torch.tensor([900])))
     for grouped in (False, True):
-        epoch = epoch_of(lengths, Limit(sequences=8), grouped=grouped)
+        epoch = epoch_of(lengths, BatchLimit(sequences=8), grouped=grouped)
         assert len(epoch.batches) < epoch.count
         assert max(int(batch.max()) for batch in epoch.batches) == 900
         weights = {int(batch.max()): weight for batch, weight in zip(epoch.batches, epoch.weights, strict=True)}

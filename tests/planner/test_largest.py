@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import raglane as rl
-from raglane.data import Limit
+from raglane.data import BatchLimit
 from raglane.planner.calibration import Calibration
 from raglane.planner.rows import Row, largest_batch
 
@@ -40,8 +40,8 @@ def test_what_was_found_is_run() -> None:
     found = rl.plan([3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"])
     assert found.most_bytes is not None
     assert found.most_elements > 1000
-    assert found.memory_limit == Limit(elements=found.most_elements)
-    assert replace(found, ranks=3).memory_limit == Limit(elements=3 * found.most_elements)
+    assert found.memory_limit == BatchLimit(elements=found.most_elements)
+    assert replace(found, ranks=3).memory_limit == BatchLimit(elements=3 * found.most_elements)
     assert found.most_bytes == pytest.approx(2 << 20, rel=0.1)
     assert f"up to {found.most_elements:,} elements (one was run: " in str(found)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data import Limit
+from raglane.data import BatchLimit
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Way
 from raglane.planner.probe import MODES
@@ -29,7 +29,7 @@ def _row(way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1,
         {way: np.array([7.0, 100.0, 0.0])},
         {(way, mode): 1.0 for mode in MODES},
     )
-    return row_of(way, Limit(sequences=2), False, epoch, known, factor=factor, ranks=ranks, weights=layer)
+    return row_of(way, BatchLimit(sequences=2), False, epoch, known, factor=factor, ranks=ranks, weights=layer)
 
 
 def test_a_row_adds_up_its_batches() -> None:

@@ -12,7 +12,7 @@ import raglane as rl
 from drawings import EIGHT
 from looped import looped
 from raglane import plot
-from raglane.data import Batches, Limit, Order
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
 
 
 def _bars(axes: Any) -> dict[float, float]:
@@ -54,7 +54,7 @@ def test_few_wide_bars_still_count_everything() -> None:
 def test_borders_are_those_of_the_batches() -> None:
     lengths = np.array([5, 1, 9, 2, 8, 1, 5, 5])
     counts, _ = plot.histogram(lengths, 2).axes
-    batches = [sorted(lengths[batch]) for batch in Batches(lengths, Limit(sequences=2), Order.sorted())]
+    batches = [sorted(lengths[batch]) for batch in BatchSampler(lengths, BatchLimit(sequences=2), EpochOrder.sorted())]
     borders = sorted({(shorter[1] + longer[0]) / 2 for longer, shorter in pairwise(batches)})
     drawn: list[Any] = list(counts.lines)
     assert [line.get_xdata()[0] for line in drawn] == borders == [1.5, 5, 6.5]
@@ -74,8 +74,8 @@ def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
     assert list(lines) == ["random", "bucketed", "sorted"]
     for size, place in ((4, 0), (32, 1)):
         epochs = {
-            "bucketed": Batches(lengths, Limit(sequences=size), Order.grouped(), seed=3),
-            "sorted": Batches(lengths, Limit(sequences=size), Order.sorted()),
+            "bucketed": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.grouped(), seed=3),
+            "sorted": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.sorted()),
         }
         for name, batches in epochs.items():
             costs = [rl.cost(lengths[batch])["padded"] for batch in batches]

@@ -18,7 +18,7 @@ import torch
 
 import raglane as rl
 from raglane import Ragged, segments
-from raglane.data import Batches, Chunks, Limit, Records, SequenceDataset
+from raglane.data import BatchLimit, BatchSampler, Records, SequenceDataset, TBPTTSampler
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import losses
@@ -100,7 +100,7 @@ def test_lengths_that_nobody_can_count() -> None:
         for function in (
             offsets_of,
             lambda wrong: Ragged.from_flat(torch.ones(3), lengths=wrong),
-            lambda wrong: Batches(wrong, Limit(sequences=1)),
+            lambda wrong: BatchSampler(wrong, BatchLimit(sequences=1)),
             lambda wrong: Ragged.from_padded(torch.ones(len(wrong), 3), wrong),
             lambda wrong: rl.packing.pack_padded_sequence(torch.ones(len(wrong), 3), wrong, True, False),
         ):
@@ -201,9 +201,9 @@ def test_nothing_on_a_device_is_read_to_check_it() -> None:
 
 
 def test_a_huge_number_of_streams_takes_no_room_before_the_first_chunk() -> None:
-    assert len(Chunks(batch_of(), 2**31 - 1, 1)) == 2
+    assert len(TBPTTSampler(batch_of(), 2**31 - 1, 1)) == 2
     with pytest.raises(ArgumentError, match=r"batch_size must be .*at most 2147483647.*, got "):
-        Chunks(batch_of(), 2**31, 1)
+        TBPTTSampler(batch_of(), 2**31, 1)
 
 
 def test_a_pack_whose_order_was_changed_is_not_padded() -> None:

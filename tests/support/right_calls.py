@@ -14,7 +14,18 @@ import torch
 
 import raglane as rl
 from raglane import Ragged, plot
-from raglane.data import Batches, Chunks, Columns, Limit, Order, Preprocessor, Records, SequenceDataset, read, split
+from raglane.data import (
+    BatchLimit,
+    BatchSampler,
+    Columns,
+    EpochOrder,
+    Preprocessor,
+    Records,
+    SequenceDataset,
+    TBPTTSampler,
+    read,
+    split,
+)
 from raglane.data.records import offsets_of
 from raglane.nn import losses
 
@@ -213,17 +224,17 @@ def calls_of_preprocessor() -> dict[str, Call]:
 
 
 def calls_of_batches() -> dict[str, Call]:
-    batches = Batches([1, 2], Limit(sequences=1))
+    batches = BatchSampler([1, 2], BatchLimit(sequences=1))
     return {
-        "Limit": (Limit, {"sequences": 1, "elements": 2, "padded": 3, "too_long": "drop"}),
-        "Order.grouped": (Order.grouped, {"pool": 2, "noise": 0.1}),
-        "Order.windows": (Order.windows, {"sequences": 2, "by_length": True, "noise": 0.1}),
-        "Batches": (
-            lambda **given: list(Batches(**given)),
+        "BatchLimit": (BatchLimit, {"sequences": 1, "elements": 2, "padded": 3, "too_long": "drop"}),
+        "EpochOrder.grouped": (EpochOrder.grouped, {"pool": 2, "noise": 0.1}),
+        "EpochOrder.windows": (EpochOrder.windows, {"sequences": 2, "by_length": True, "noise": 0.1}),
+        "BatchSampler": (
+            lambda **given: list(BatchSampler(**given)),
             {
                 "lengths": [1, 2],
-                "limit": Limit(sequences=2),
-                "order": Order.random(),
+                "limit": BatchLimit(sequences=2),
+                "order": EpochOrder.random(),
                 "seed": 0,
                 "ranks": 2,
                 "rank": 1,
@@ -237,8 +248,8 @@ def calls_of_batches() -> dict[str, Call]:
             lambda **given: batches.load_state_dict(batches.state_dict() | given),
             {"done": 0, "epoch": 0, "pool": 0, "before": 0},
         ),
-        "Chunks": (
-            Chunks,
+        "TBPTTSampler": (
+            TBPTTSampler,
             {"data": batch_of(), "batch_size": 1, "steps": 1, "targets": ONES, "shuffle": True, "seed": 0},
         ),
     }

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data.dataset import SequenceDataset
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 from raglane.training.batches import Remaining, in_order, loader, make_batch, training_order
@@ -57,15 +57,23 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
 def test_the_order_is_that_of_the_settings() -> None:
     lengths = torch.randint(1, 50, (200,))
     for settings, limit, order in (
-        (Settings(batch_size=8, seed=3), Limit(sequences=8), Order.random()),
-        (Settings(batch_size=8, seed=3, bucket=True), Limit(sequences=8), Order.grouped()),
-        (Settings(batch_elements=90, seed=3), Limit(elements=90), Order.random()),
-        (Settings(batch_elements=40, seed=3, too_long="drop"), Limit(elements=40, too_long="drop"), Order.random()),
-        (Settings(batch_elements=40, seed=3, too_long="alone"), Limit(elements=40, too_long="alone"), Order.random()),
+        (Settings(batch_size=8, seed=3), BatchLimit(sequences=8), EpochOrder.random()),
+        (Settings(batch_size=8, seed=3, bucket=True), BatchLimit(sequences=8), EpochOrder.grouped()),
+        (Settings(batch_elements=90, seed=3), BatchLimit(elements=90), EpochOrder.random()),
+        (
+            Settings(batch_elements=40, seed=3, too_long="drop"),
+            BatchLimit(elements=40, too_long="drop"),
+            EpochOrder.random(),
+        ),
+        (
+            Settings(batch_elements=40, seed=3, too_long="alone"),
+            BatchLimit(elements=40, too_long="alone"),
+            EpochOrder.random(),
+        ),
     ):
         for first in (False, True):
             known = training_order(lengths, replace(settings, largest_first=first))
-            wanted = Batches(lengths, limit, order, seed=3, largest_first=first)
+            wanted = BatchSampler(lengths, limit, order, seed=3, largest_first=first)
             assert list(known) == list(wanted)
             assert known.state_dict() == wanted.state_dict()
 
@@ -107,7 +115,7 @@ def test_loader_gives_the_batches_of_the_order(workers: int) -> None:
 @given(_LENGTHS, st.integers(1, 5))
 def test_in_order_is_the_order_of_the_data(lengths: list[int], size: int) -> None:
     dataset = _dataset(lengths, "tag")
-    for limit in (Limit(sequences=size), Limit(elements=size)):
+    for limit in (BatchLimit(sequences=size), BatchLimit(elements=size)):
         batches = [batch.index.tolist() for batch in in_order(dataset, limit)]
         assert [row for batch in batches for row in batch] == list(range(len(lengths)))
         for batch in batches:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raglane.data.dataset import SequenceDataset
-from raglane.data.order import Batches, Limit
+from raglane.data.order import BatchLimit, BatchSampler
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import Records, offsets_of
 from raglane.errors import ArgumentError, DivergedError
@@ -147,8 +147,8 @@ def test_batches_of_an_epoch_and_what_is_left_of_it() -> None:
     order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
     assert [len(batch) for batch in order] == [2, 1]
     assert sorted(row for batch in order for row in batch) == [0, 1, 2]
-    assert order_of_data(torch.tensor([3, 0, 1, 4, 2]), Limit(sequences=2)) == [[0, 1], [2, 3], [4]]
-    begun = Batches([3, 1, 2], Limit(sequences=1))
+    assert order_of_data(torch.tensor([3, 0, 1, 4, 2]), BatchLimit(sequences=2)) == [[0, 1], [2, 3], [4]]
+    begun = BatchSampler([3, 1, 2], BatchLimit(sequences=1))
     begun.load_state_dict(begun.state_dict(done=2))
     rest = Remaining(begun)
     assert (len(rest), len(list(rest)), len(rest)) == (1, 1, 1)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from raglane.data.collate import collate
 
 if TYPE_CHECKING:
-    from raglane.data.chunks import Chunk as Chunk
-    from raglane.data.chunks import Chunks as Chunks
     from raglane.data.conversion import Conversion as Conversion
     from raglane.data.conversion import convert as convert
     from raglane.data.dataset import SequenceDataset as SequenceDataset
@@ -24,28 +22,28 @@ if TYPE_CHECKING:
     from raglane.data.formats import read as read
     from raglane.data.missing import observations as observations
     from raglane.data.objects import records_from as records_from
-    from raglane.data.order import Batches as Batches
-    from raglane.data.order import Limit as Limit
-    from raglane.data.order import Order as Order
+    from raglane.data.order import BatchLimit as BatchLimit
+    from raglane.data.order import BatchSampler as BatchSampler
+    from raglane.data.order import EpochOrder as EpochOrder
     from raglane.data.preprocess import Preprocessor as Preprocessor
     from raglane.data.records import Columns as Columns
     from raglane.data.records import Feature as Feature
     from raglane.data.records import Records as Records
     from raglane.data.statistics import Statistics as Statistics
     from raglane.data.stored_dataset import Dataset as Dataset
+    from raglane.data.tbptt import TBPTTSampler as TBPTTSampler
 
 _HOMES = {
     "FORMATS": "formats",
-    "Batches": "order",
-    "Chunk": "chunks",
-    "Chunks": "chunks",
+    "BatchSampler": "order",
+    "TBPTTSampler": "tbptt",
     "Columns": "records",
     "Conversion": "conversion",
     "Dataset": "stored_dataset",
     "Feature": "records",
     "Format": "formats",
-    "Limit": "order",
-    "Order": "order",
+    "BatchLimit": "order",
+    "EpochOrder": "order",
     "Preprocessor": "preprocess",
     "Records": "records",
     "SequenceDataset": "dataset",

@@ -216,8 +216,8 @@ class SequenceDataset(Sequences):
         """The same elements, with every longer sequence as pieces of at most some length, which share memory with it.
 
         Pieces come where their sequence was, each with its id and, where there is one per sequence, with its target.
-        :class:`~raglane.data.Batches` takes their lengths; or those of the whole sequences, with a limit that splits,
-        and numbers the pieces in the same way.
+        :class:`~raglane.data.BatchSampler` takes their lengths; or those of the whole sequences, with a limit that
+        splits, and numbers the pieces in the same way.
 
         Args:
             longest: inputs of a piece, at least 1; all but the last of a sequence are as long. The pieces of a forecast

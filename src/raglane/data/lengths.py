@@ -154,7 +154,7 @@ def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
 
 
 def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers) -> tuple[_Integers, _Integers]:
-    """The longest sequence and the elements of each batch of an epoch, as ``Batches.whole`` gives one.
+    """The longest sequence and the elements of each batch of an epoch, as ``BatchSampler.whole`` gives one.
 
     Padded, a batch has as many elements as its longest sequence, times its sequences.
     """

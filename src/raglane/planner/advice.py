@@ -1,4 +1,4 @@
-"""Which way, which batches: predicted for a list of lengths, a layer and a machine."""
+"""Predicts the time of an epoch for every way to run a layer, and recommends one: ``rl.plan``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.memory import available_memory
 from raglane._utils.messages import argument, message, quote
 from raglane._utils.table import aligned
-from raglane.data.order import Limit
+from raglane.data.order import BatchLimit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.dispatch import check_names
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -28,34 +28,33 @@ from raglane.plot.picture import Picture
 from raglane.schedules import lengths_of
 
 _BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512)
-# An epoch of fewer has too few steps to learn from, however fast they are.
+# An epoch of fewer batches has too few optimizer steps to learn from.
 _FEWEST_BATCHES = 8
-# What is slower by less is as fast: then the smaller batch, the plain order and fewer threads are better.
+# Smaller differences are ties: then the smaller batch, the random order and fewer threads win.
 _TIE = 1.03
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What every way to run a layer on some data costs, and which to take.
+    """The predicted cost of every way to run a layer on some data, and a recommendation.
 
-    Printing it shows a table; :meth:`plot` draws it.
+    ``print`` shows a table; :meth:`plot` draws it.
 
     Attributes:
-        rows: every way with every kind of batch, the fastest epoch of training first.
-        best: the recommendation for training: of all that are within 3 % of the fastest, random batches rather than
-            grouped ones, then the fewest threads, then the smallest batch. Other dtypes than the
-            layer's are shown, and not recommended.
-        best_by_elements: the same of the batches that are limited by their elements.
-        why: the reason, in a sentence.
-        others: how long other cells of the same width take to train, in proportion to the layer.
-        most_elements: of a batch of which a training step fits into the memory allowed.
-        most_bytes: what such a step held when it was run; None where ``memory`` was not given, or the run would have
-            taken more than half of the free memory, or half a minute.
-        tail: what the longest sequences cost, in a sentence; None where there is no long tail.
-        layer: in words.
-        count: of sequences.
-        ranks: of processes.
-        busy: whether other programs kept the machine busy while it was measured, which makes the times too long.
+        rows: one per way and kind of batch, the fastest epoch of training first.
+        best: the recommended row. Among the rows within 3 % of the fastest, random batches are preferred to grouped
+            ones, then fewer threads, then smaller batches. Only rows in the layer's own dtype are recommended.
+        best_by_elements: the recommendation among batches that are limited by their number of elements.
+        why: the reason, as a sentence.
+        others: the training time of other cells of the same width, relative to the layer, by the name of the cell.
+        most_elements: the largest number of elements of a batch whose training step fits into the memory.
+        most_bytes: the measured peak of such a step; None without ``memory``, or if the run would have taken more than
+            half of the free memory, or half a minute.
+        tail: the cost of the longest sequences, as a sentence; None without a long tail.
+        layer: the layer's ``repr``.
+        count: the number of sequences.
+        ranks: the number of processes.
+        busy: True if other programs used the processors during the measurement, so that the times are too long.
     """
 
     rows: tuple[Row, ...]
@@ -72,19 +71,19 @@ class Plan:
     busy: bool
 
     @property
-    def memory_limit(self) -> Limit:
-        """As many elements in a step of all ``ranks`` as fit into their memory; a sequence that does not is refused."""
-        return Limit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
+    def memory_limit(self) -> BatchLimit:
+        """The largest batch of all ``ranks`` that fits into their memory; a longer sequence raises an error."""
+        return BatchLimit(elements=min(max(1, self.ranks * self.most_elements), 2**62))
 
     def plot(self, *, axes: Any = None) -> Picture:
         """Draw the time of an epoch of training against the batch size, a line per backend and schedule.
 
         Args:
-            axes: of matplotlib, where to draw; None makes a figure.
+            axes: matplotlib axes to draw into; None makes a figure.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
-            ArgumentTypeError, ShapeError: something else than one pair of axes.
+            ArgumentTypeError, ShapeError: ``axes`` is not one pair of axes.
         """
         return words.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
@@ -126,34 +125,34 @@ def plan(
     fresh: bool = False,
     progress: Callable[[float], object] | None = None,
 ) -> Plan:
-    """Measure a layer for about a minute, and predict what every way to run it on these lengths costs.
+    """Measure a layer for about a minute, and predict the cost of every way to run it on these lengths.
 
-    The measurement does not look at the lengths: it is kept in the user's folder of caches, and another plan for the
-    same layer on the same machine and versions takes some seconds. The times are those of the layer alone.
+    The measurement does not depend on the lengths. It is cached in the user's folder, so another plan for the same
+    layer, machine and versions takes some seconds. The times are those of the layer only.
 
     Args:
-        lengths: of all sequences, ``(B,)`` integers of at least 0; or what has ``lengths``, such as a Ragged.
-        layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in the mode of training or evaluation that is planned.
-        batch_sizes: sequences of a batch; None for powers of two from 8 to 512 that make at least 8 batches for each
-            process. Each also gives a limit by elements: those of as many sequences of mean length.
-        ranks: processes that train together on this machine, each on batches of its own: what is said of a batch is
-            said of that of one process.
-        memory: bytes that a training step may hold on a process; None for its share of all that the machine has.
-        backends: keys of ``BACKENDS``; None for all that can run the layer.
-        dtypes: to run the layer in, besides its own.
-        threads: numbers of threads; None for powers of two, up to those of this process.
-        fresh: measure again.
-        progress: told which share of the measurement is done, from 0 to 1; None writes it to a terminal.
+        lengths: the lengths of all sequences, ``(B,)`` integers of at least 0, or an object with ``lengths``, such as a
+            Ragged.
+        layer: a recurrent layer of ``rl.nn`` or ``torch.nn``, in training or evaluation mode.
+        batch_sizes: numbers of sequences per batch; None for powers of two from 8 to 512 that give at least 8 batches
+            per process. Each size also gives a limit by elements: that many times the mean length.
+        ranks: the number of processes that train together on this machine. All figures of a batch are per process.
+        memory: bytes that a training step may use per process; None for its share of the available memory.
+        backends: keys of ``BACKENDS``; None for all that support the layer.
+        dtypes: further dtypes to run the layer in.
+        threads: numbers of threads; None for powers of two, up to the number of this process.
+        fresh: True to measure again instead of reading the cache.
+        progress: called with the finished share of the measurement, from 0 to 1; None writes it to a terminal.
 
     Raises:
-        ArgumentTypeError: ``layer`` is no such layer, or another argument of the wrong kind.
-        ArgumentError: no sequence has an element, a number is too small, or no batch fits into ``memory``.
-        DispatchError: none of the ``backends`` can run the layer, or there is no such backend.
+        ArgumentTypeError: ``layer`` is not such a layer, or another argument has the wrong type.
+        ArgumentError: all sequences are empty, a number is too small, or no batch fits into ``memory``.
+        DispatchError: a backend does not exist, or none of ``backends`` supports the layer.
 
     Example:
         >>> import raglane as rl
-        >>> found = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32], backends=["cpu"])
-        >>> found.best.batch_size, found.best in found.rows
+        >>> advice = rl.plan([4, 6, 8, 5, 4, 3, 7, 8] * 100, rl.nn.GRU(8, 16), batch_sizes=[32], backends=["cpu"])
+        >>> advice.best.batch_size, advice.best in advice.rows
         (32, True)
     """
     known = lengths_of(lengths)
@@ -246,7 +245,7 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
 def _calibration(
     layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, say: Callable[[float], object]
 ) -> tuple[Calibration, bool]:
-    """The kept calibration, or a new one, and whether something disturbed that: then it is not kept."""
+    """Return the cached calibration or a new one, and True if the machine was busy: then it is not cached."""
     key = calibrations.key_of(layer, ways)
     kept = None if fresh else calibrations.load(key, ways)
     if kept is not None:
@@ -263,8 +262,8 @@ def _rows(
 ) -> list[Row]:
     part, factor = thin_out(lengths)
     mean = float(lengths.float().mean())
-    limits = [Limit(sequences=size) for size in sizes]
-    limits += [Limit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
+    limits = [BatchLimit(sequences=size) for size in sizes]
+    limits += [BatchLimit(elements=max(1, round(size * mean)), too_long="alone") for size in sizes]
     rows: list[Row] = []
     given: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:

@@ -1,4 +1,4 @@
-"""What a layer costs on this machine: measurements of about a minute, the model fitted to them, and how it is kept."""
+"""Measures a layer on this machine for about a minute, fits the model of time, and caches it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from raglane.planner.machine import facts
 from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 
-# The folder among the user's caches, and what its files hold.
+# The folder in the user's cache folder, and the version of its files.
 _KIND, _FORMAT = "plans", 4
-# A way that takes so many times as long as the fastest, in most probes of every size, is not looked at again.
+# A way that takes this many times as long as the fastest, in most probes of every size, is not measured again.
 _BEHIND = 2.0
-# Probes that take turns. The batches of an epoch differ, and one that comes again and again finds its memory in the
-# caches and its sizes prepared; but they are of like size: where small batches take turns with large ones, an allocator
-# gives the memory of the large ones back, and the small ones pay for getting it anew.
+# The number of probes that are timed in turns. A batch that is repeated finds its memory in the processor's caches, but
+# the batches of an epoch differ. Probes of a group have similar sizes: after large ones, the allocator returns memory
+# to the system, and small ones would pay for new pages.
 _TURNS = 4
-# Bytes that the largest probes hold: more than an allocator keeps.
+# Bytes of the largest probes: more than an allocator keeps.
 _LARGE = 160e6
-# What takes so many times as long as any call that was measured is known from a line through smaller ones alone.
+# Calls this many times as long as the longest measured one are extrapolated.
 _REACH = 3.0
-# The longest call and the most rounds of a look: at all ways in short, then at those that can win. What else runs at
-# one time hardly runs at both.
+# The longest call in seconds, and the most rounds, of two passes: all ways briefly, then those that can be the fastest.
+# Other programs hardly disturb both passes.
 _LOOKS = ((0.15, 6), (0.5, 15))
-# Batches of which memory is measured.
+# Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The coefficients of every way."""
+    """The coefficients of time and memory of every way, and the longest measured call."""
 
     seconds: dict[tuple[Way, str], Floats]
     memory: dict[Way, Floats]
@@ -51,26 +51,26 @@ class Calibration:
     yardstick: float = 1.0
 
     def bytes_of(self, way: Way, profile: Profile) -> int:
-        """The bytes that a training step of a batch holds at its peak, without weights that were there before."""
+        """Return the peak memory of a training step in bytes, without the weights."""
         return int(_size(profile) @ self.memory[way])
 
     def reaches(self, way: Way, mode: str, seconds: Floats, weights: Floats) -> bool:
-        """Whether most of the time is in calls of about the sizes that were measured, and not far beyond them."""
+        """Return True if most of the time is in calls that are not much longer than the longest measured one."""
         times = seconds * weights
         return bool(times[seconds <= _REACH * self.longest[way, mode]].sum() >= times.sum() / 2)
 
     def features(self, way: Way, profile: Profile) -> Floats:
-        """What :attr:`seconds` has coefficients of."""
+        """Return the features that the coefficients in :attr:`seconds` belong to."""
         return features(way, profile, self.bytes_of(way, profile))
 
 
 def _size(profile: Profile) -> Floats:
-    """What the memory of a training step is linear in: a call, elements computed, sequences."""
+    """Return the features of memory: a constant, computed elements, sequences."""
     return np.array([1, profile.computed, profile.count], np.float64)
 
 
 def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float], object]) -> Calibration:
-    """Measure a layer on a few batches in every way, and once more, longer, in those that can be the fastest."""
+    """Measure a layer on a few batches in every way, and again, for longer, in those that can be the fastest."""
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     known: dict[tuple[str, str, str], Floats] = {}
     for way in ways:
@@ -82,7 +82,7 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
     measured = able = [_Measured(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     said: dict[int, list[float]] = {way.threads: [] for way in ways}
-    # Nobody takes the reference kernel for its speed where another runs the layer: it is measured on less, and once.
+    # The reference kernel is never the fastest if another backend supports the layer: it is measured briefly.
     slow = {way for way in ways if way.backend == "reference" and any(way.backend != other.backend for other in ways)}
     for done, look in enumerate(_LOOKS):
         for place, one in enumerate(able):
@@ -105,7 +105,7 @@ def calibrate(layer: RecurrentLayer, ways: Sequence[Way], say: Callable[[float],
 
 @dataclass
 class _Measured:
-    """The probes of one way and mode so far, by their lengths: of each the shortest time, in yardsticks."""
+    """The probes of one way and mode, by their lengths, with the shortest time of each in yardsticks."""
 
     way: Way
     mode: str
@@ -114,11 +114,11 @@ class _Measured:
 
     @property
     def kind(self) -> tuple[str, str, str, str]:
-        """All but the number of threads."""
+        """The way without its number of threads, and the mode."""
         return self.way.backend, self.way.schedule, self.way.dtype, self.mode
 
     def expects(self, profile: Profile) -> float:
-        """The most that a call will take: no more in proportion than one before, by steps or by rows."""
+        """Return an upper bound of the time of a call, in proportion to a measured one, by steps or by rows."""
         return min(
             (
                 taken * max(profile.length / known.length, profile.computed / known.computed)
@@ -128,14 +128,14 @@ class _Measured:
         )
 
     def add(self, lengths: Sequence[int], profile: Profile, taken: float) -> None:
-        """Note a time; of a probe that is known already, the shorter one stays."""
+        """Record the time of a probe, unless a shorter one is recorded."""
         key = tuple(lengths)
         self.profiles[key] = profile
         self.times[key] = min(self.times.get(key, taken), taken)
 
 
 def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
-    """Those that can be the fastest: at some number of threads near it in half of the probes of one size."""
+    """Return those that can be the fastest: near the fastest time in half of the probes of one size."""
     fastest: dict[tuple[object, ...], float] = {}
     for one in measured:
         for lengths, taken in one.times.items():
@@ -152,7 +152,7 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
 
 
 def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
-    """Which probes take turns: the smallest, then always some that compute about as many elements."""
+    """Return groups of probes to time in turns: the smallest, then groups with similar numbers of elements."""
     rest = [lengths for group in probes[1:] for lengths in group]
     rest.sort(key=lambda lengths: Profile.of(way, torch.tensor(lengths)).computed)
     return [probes[0], *(rest[start : start + _TURNS] for start in range(0, len(rest), _TURNS))]
@@ -165,19 +165,19 @@ def _measure(
     look: tuple[float, int],
     yardstick: probe.Yardstick,
 ) -> list[float]:
-    """Time the probes of one way and mode, group by group, but for those that would take too long."""
+    """Time the probes of one way and mode, except those that would take too long; return yardsticks."""
     said = [yardstick.look()]
     for group in groups:
         profiles = [Profile.of(one.way, torch.tensor(lengths)) for lengths in group]
-        # The quick ones first: the others have to wait and see what time is left.
+        # The shortest first, because the time of a group is limited.
         order = sorted(range(len(group)), key=lambda place: one.expects(profiles[place]))
         calls = [probe.step_of(layer, probe.make_batch(layer, group[place]), one.mode) for place in order]
-        # The smallest are all measured, however slow the machine: a kind of batch that nobody saw would cost nothing.
+        # The smallest are all measured, even on a slow machine: an unmeasured kind of batch would seem free.
         longest = math.inf if group is groups[0] else look[0]
         times = probe.time_in_turns(calls, probe.device_of(layer), look[1], longest)
         said.append(yardstick.look())
         for place, seconds in zip(order, times, strict=False):
-            # What else ran meanwhile may have made a look too long, and none too short.
+            # Other programs can only make a yardstick too long, so the shorter one is used.
             one.add(group[place], profiles[place], seconds / min(said[-2:]))
         if len(times) < len(group):
             break
@@ -185,7 +185,7 @@ def _measure(
 
 
 def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
-    """The coefficients of memory, from a few batches: it follows a straight line."""
+    """Fit the linear model of memory to a few batches."""
     sizes, held = [], []
     with at(way):
         for lengths in map(torch.tensor, _WEIGHED):
@@ -197,7 +197,7 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
 
 
 def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
-    """What a calibration is of: machine, versions, the built kernels, the layer without its weights, and the ways."""
+    """Return the cache key of a calibration: machine, versions, kernels, the layer without weights, and the ways."""
     modules = {type(part) for part in layer.modules()}
     own = [kind for kind in modules if kind.__module__.split(".")[0] not in ("torch", "raglane")]
     kernels = location()
@@ -217,7 +217,7 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
 
 
 def load(key: str, ways: Sequence[Way]) -> Calibration | None:
-    """The calibration that was saved under a key; None where there is none, or none that can be read."""
+    """Return the cached calibration of a key, or None if it is missing or damaged."""
     try:
         content = json.loads(caches.load(_KIND, key) or "")
         seconds = {(way, mode): _floats(content["seconds"][f"{way}; {mode}"]) for way in ways for mode in MODES}
@@ -230,7 +230,7 @@ def load(key: str, ways: Sequence[Way]) -> Calibration | None:
 
 
 def save(key: str, calibration: Calibration) -> None:
-    """Keep a calibration, whole or not at all; a folder that cannot be written is passed over."""
+    """Cache a calibration; a folder that cannot be written is ignored."""
     content = {
         "seconds": {f"{way}; {mode}": list(found) for (way, mode), found in calibration.seconds.items()},
         "longest": {f"{way}; {mode}": found for (way, mode), found in calibration.longest.items()},
@@ -251,5 +251,5 @@ def _source(kind: type[torch.nn.Module]) -> str:
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):
-        # Typed into an interpreter: what it was yesterday cannot be told.
+        # Defined in an interactive session: the source is not available, so the key holds for this process only.
         return f"{kind!r} of process {os.getpid()}"

@@ -1,4 +1,4 @@
-"""The facts of a machine, without which a time means nothing."""
+"""Facts of the machine that are stored with measured times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CPU = Path("/sys/devices/system/cpu")
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def load() -> float:
-    """The average number of processes that ran or wanted to over the last minute; NaN where the system has none."""
+    """Return the load average of the last minute; NaN on systems without one."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -32,12 +32,12 @@ def load() -> float:
 
 
 def is_busy(average: float) -> bool:
-    """Whether more ran than the machine has processors."""
+    """Return True if the load average exceeds the number of processors."""
     return average > (os.cpu_count() or 1)
 
 
 def facts(packages: Iterable[str] = ()) -> dict[str, str]:
-    """What the machine is, by name."""
+    """Return the facts of the machine by name, with the versions of raglane, torch and ``packages``."""
     found = {
         "processor": _processor(),
         "processors": f"{processors()} for this process, {os.cpu_count()} in all",

@@ -1,18 +1,17 @@
-"""The ways to run a layer, and a small model of time: what a call takes, from how many rows run at each step.
+"""The ways to run a layer, and a model that predicts the time of a call from the number of rows at each step.
 
-A step of a schedule costs something whatever it computes, and something per row; the more rows, the less each costs.
-So the time of a call is a sum of features of its batch, each with a coefficient of at least 0 that depends on the
-layer and the machine::
+A step has a constant cost and a cost per row, which falls with the number of rows. So the time of a call is a sum of
+features of its batch, each with a coefficient of at least 0 that depends on the layer and the machine::
 
     1,  S,  sum_t min(rows_t, k) for k = 4, 16, 64,  R = sum_t rows_t,  B,  max(0, M - m) for m = 16, 64, 256
 
 where ``rows_t`` is the number of rows at step ``t``, ``S`` the number of steps and ``M`` the megabytes that a training
-step holds. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``;
-what lies beyond the caches costs more, and so does what lies beyond the memory that an allocator keeps between calls.
+step uses. Sums of ``min(rows, k)`` make the cost of a step a concave function of its rows, linear between the ``k``.
+Memory beyond the caches costs more, and so does memory beyond what an allocator keeps between calls.
 
-NOTE (what backends do besides): torch's padded tensors are made from flat values, which is more work where lengths
-differ. Torch runs a pack of equal lengths as a padded tensor, and any other step by step, so that these have
-coefficients of their own; its backward pass also fills a tensor of the whole batch at every step: ``S * R``.
+NOTE (extra work of backends): torch's padded tensors are made from flat values, which is more work if lengths differ.
+Torch runs a pack of equal lengths as a padded tensor, and any other step by step, so the two have separate
+coefficients; its backward pass also fills a tensor of the whole batch at every step: ``S * R``.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _KNOTS = (4, 16, 64)
-# Megabytes that caches keep, about, that an allocator keeps, and from which on tensors come from the system anew.
+# Megabytes that fit into caches, that an allocator keeps, and above which tensors are new memory of the system.
 _MUCH = (16.0, 64.0, 256.0)
-# Measurements that are further off than this count less: something else ran meanwhile.
+# Measurements with a larger relative error have less weight: other programs disturbed them.
 _TRUSTED = 0.1
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a layer."""
+    """A way to run a layer: backend, schedule, dtype and number of threads."""
 
     backend: str
     schedule: str
@@ -64,27 +63,26 @@ class Way:
 
 
 def as_layer(layer: object) -> RecurrentLayer:
-    """A copy of a layer that timing may change."""
+    """Return a copy of a layer, converted to Raglane's if it is torch's."""
     if isinstance(layer, RecurrentLayer):
         return copy.deepcopy(layer)
     kind = type(layer)
     if kind in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU):
         twin = accelerate(copy.deepcopy(typing.cast(torch.nn.Module, layer)))
-        # They are what accelerate converts.
         return typing.cast(RecurrentLayer, twin)
     rule = "a recurrent layer of rl.nn, or torch.nn.RNN, LSTM or GRU"
     raise ArgumentTypeError(message("layer", f"a {kind.__name__}", rule, "pass the recurrent layer of your model"))
 
 
 def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]) -> list[Way]:
-    """Every way that can run the layer, the fastest backends first; no program where a kernel made by hand runs it."""
+    """Return every way that supports the layer, without programs if a cpu kernel exists."""
     like = next(layer.parameters(), torch.empty(0))
     found: list[Way] = []
     for dtype in dtypes:
         batch = Ragged.from_flat(torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1])
         for name, backend in BACKENDS.items():
             if name == "program" and any(way.backend == "cpu" for way in found):
-                continue  # the same work by hand is no slower
+                continue  # a program of the same cell is not faster
             counts = (max(threads),) if name == "reference" else threads
             for schedule in backend.schedules:
                 try:
@@ -97,12 +95,12 @@ def ways_of(layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Seque
 
 
 def thread_counts(most: int) -> list[int]:
-    """Powers of two below the most, and the most."""
+    """Return the powers of two below ``most``, and ``most``."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
-    """A layer in a dtype; the layer itself where it has it already."""
+    """Return a copy of a layer in a dtype, or the layer itself if it has that dtype."""
     wanted: torch.dtype = getattr(torch, dtype)
     if all(weight.dtype is wanted for weight in layer.parameters()):
         return layer
@@ -111,7 +109,7 @@ def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
 
 @contextmanager
 def at(way: Way) -> Iterator[None]:
-    """Run all layers within the block this way; what held before holds again after it."""
+    """Run all layers within the block this way."""
     before = torch.get_num_threads()
     try:
         if before != way.threads:
@@ -124,16 +122,16 @@ def at(way: Way) -> Iterator[None]:
 
 
 class Profile(NamedTuple):
-    """How many rows a call runs over time."""
+    """The numbers of rows that a call runs, and for how many steps each."""
 
     rows: Integers
     steps: Integers
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    count: int  # type: ignore[assignment]  # hides tuple.count
     real: int
 
     @classmethod
     def of(cls, way: Way, lengths: Tensor) -> Profile:
-        """The profile of a call."""
+        """Return the profile of a call."""
         rows, steps = _phases(way.schedule, way.threads if way.backend in ("cpu", "program") else 0, lengths)
         return cls(rows, steps, lengths.shape[0], int(lengths.sum()))
 
@@ -144,12 +142,12 @@ class Profile(NamedTuple):
 
     @property
     def computed(self) -> int:
-        """Elements that are computed, padding included."""
+        """The number of computed elements, including padding."""
         return int(self.rows @ self.steps)
 
     @property
     def is_even(self) -> bool:
-        """Whether as many rows run at every step."""
+        """True if all steps run the same number of rows."""
         return self.rows.size == 0 or bool((self.rows == self.rows[0]).all())
 
 
@@ -160,7 +158,7 @@ def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Int
 
 
 def features(way: Way, profile: Profile, held: float) -> Floats:
-    """The features of one call."""
+    """Return the features of one call, of which the coefficients are fitted."""
     steps, rows = profile.length, profile.computed
     capped = [int(np.minimum(profile.rows, knot) @ profile.steps) for knot in _KNOTS]
     beyond = [max(0.0, held / 1e6 - much) for much in _MUCH]
@@ -175,7 +173,7 @@ def features(way: Way, profile: Profile, held: float) -> Floats:
 
 
 def fit(measured: Floats, seconds: Floats) -> Floats:
-    """Coefficients of at least 0 whose predictions miss the measurements by the smallest shares."""
+    """Fit coefficients of at least 0 that minimise relative errors; outliers have less weight."""
     scaled = measured / seconds[:, None]
     weights = np.ones(len(seconds))
     found = _least_squares(scaled, weights)
@@ -187,7 +185,7 @@ def fit(measured: Floats, seconds: Floats) -> Floats:
 
 
 def _least_squares(scaled: Floats, weights: Floats) -> Floats:
-    """The non-negative least squares of ``scaled @ x = 1``, by the active sets of Lawson and Hanson (1974)."""
+    """Solve the non-negative least squares of ``scaled @ x = 1`` by active sets (Lawson and Hanson 1974)."""
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1
     unit = scaled / size
@@ -195,7 +193,7 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
     aim = unit.T @ weights
     found = np.zeros(len(size))
     free = np.zeros(len(size), bool)
-    # Each round frees one coefficient that would make the sum smaller; few are bound again, so this is far too often.
+    # Each round frees one coefficient that reduces the error. Few are bound again, so the limit is never reached.
     for _ in range(10 * len(size)):
         slope = np.where(free, -np.inf, aim - gram @ found)
         if slope.max() <= 1e-9:
@@ -208,7 +206,7 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
             if not below.any():
                 found = best
                 break
-            # As far towards it as no coefficient falls below 0; those that reach it are bound again.
+            # Go towards it until a coefficient reaches 0; that one is bound again.
             ratios = np.full(len(size), np.inf)
             ratios[below] = found[below] / np.maximum(found[below] - best[below], 1e-300)
             found = found + ratios.min() * (best - found)

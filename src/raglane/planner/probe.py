@@ -1,4 +1,4 @@
-"""Short measurements of a layer on this machine: for the model of time, and for ``raglane bench``."""
+"""Timing and memory of a layer on this machine, for the model of time and for ``raglane bench``."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MODES = ("train", "infer")
 
 Call = Callable[[], object]
 
-# A group of calls is repeated for so long, and after the first round at least so often; but once where the first round
-# takes three times as long.
+# The seconds for which a group of calls is repeated, and the least number of rounds after the first; one round if the
+# first takes three times as long.
 _SECONDS, _FEWEST = 0.06, 3
-# What the yardstick's batch has: sequences at most and at least, steps on average, and elements times weights, about.
-# Calls at each look.
+# The yardstick's batch: most and fewest sequences, mean length, and about the product of elements and weights; and its
+# number of calls per measurement.
 _MOST_YARD, _LEAST_YARD, _MEAN, _YARD_WORK, _LOOKS = 64, 4, 16, 1e8, 7
 
 
 def lognormal(count: int, mean: float, seed: int) -> list[int]:
-    """Lengths as text and events have them: many short ones, few long ones."""
+    """Draw lengths like those of texts and events: many short ones, few long ones."""
     drawn = np.random.default_rng(seed).lognormal(np.log(mean) - 0.3, 0.77, count)
     return [int(length) for length in np.clip(np.rint(drawn), 1, 8 * mean)]
 
@@ -53,22 +53,22 @@ PROBES: tuple[tuple[list[int], ...], ...] = (
     ([24] * 64, lognormal(200, 10, 4), [300] * 6, lognormal(96, 40, 5), [64] * 128, lognormal(256, 40, 6)),
     (lognormal(24, 250, 8),),
 )
-"""Lengths of the batches that are measured, from small to large ones, in each group equal and ragged ones."""
+"""Lengths of the measured batches, from small to large; each group has equal and ragged ones."""
 
 
 def large_probes(elements: float) -> tuple[list[int], ...]:
-    """Batches of about so many elements, within limits, and of three times as many: equal and ragged."""
+    """Return equal and ragged batches of about ``elements``, within limits, and of three times as many."""
     count = int(min(max(elements, 3000), 200_000)) // 100
     return [100] * count, lognormal(count, 100, 10), lognormal(count // 2, 100, 11), lognormal(3 * count, 100, 12)
 
 
 def device_of(layer: RecurrentLayer) -> torch.device:
-    """Where a layer's weights are; the CPU for a layer without any."""
+    """Return the device of a layer's weights; the CPU for a layer without weights."""
     return next(layer.parameters(), torch.empty(0)).device
 
 
 def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged:
-    """Random values for a layer, of its dtype and on its device."""
+    """Return a batch of random values in the layer's dtype and on its device."""
     like = next(layer.parameters(), torch.empty(0))
     known = torch.as_tensor(lengths, dtype=torch.int64)
     values = torch.randn(int(known.sum()), layer.input_size, dtype=torch.float32)
@@ -76,7 +76,7 @@ def make_batch(layer: RecurrentLayer, lengths: Sequence[int] | Tensor) -> Ragged
 
 
 def step_of(layer: RecurrentLayer | torch.nn.RNNBase, batch: Ragged | PackedSequence | Tensor, mode: str) -> Call:
-    """A call that does what an epoch does with a batch."""
+    """Return a function that runs one step of a mode of ``MODES``."""
     if mode == "infer":
 
         def infer() -> object:
@@ -113,7 +113,7 @@ def _values_of(batch: Ragged | PackedSequence | Tensor) -> Tensor:
 def time_in_turns(
     calls: Sequence[Call], device: torch.device, rounds: int = 15, within: float = math.inf
 ) -> list[float]:
-    """Time calls: the median of some rounds, in each of which all take a turn; after a round to get warm."""
+    """Return the median time of each call over rounds in which the calls take turns; the first round warms up."""
     wait = _wait_of(device)
     spent, warm = 0.0, 0
     while warm < len(calls) and spent < within:
@@ -128,7 +128,7 @@ def time_in_turns(
 
 
 class Yardstick:
-    """The speed of the machine at the moment: the time of a small training step of the layer."""
+    """The current speed of the machine: the time of a small training step of the layer."""
 
     def __init__(self, layer: RecurrentLayer, way: Way) -> None:
         self._way, self._wait = way, _wait_of(device_of(layer))
@@ -138,7 +138,7 @@ class Yardstick:
         self._call()
 
     def look(self) -> float:
-        """Seconds, the median of some calls."""
+        """Return the median of some calls, in seconds."""
         return statistics.median(_clock(self._call, self._wait) for _ in range(_LOOKS))
 
     def _call(self) -> None:
@@ -158,7 +158,7 @@ def _clock(call: Call, wait: Callable[[], object]) -> float:
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """What a call adds to the memory that torch has allocated, at most, in bytes."""
+    """Return the peak of the memory that a call allocates in torch, in bytes."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -166,7 +166,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
-    # The profiler reports its own start and end on the error stream, unless it is told not to before its first use.
+    # The profiler logs its start and end to stderr unless the level is set before its first use.
     said = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = said or "99"
     try:
@@ -186,24 +186,21 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-# -- raglane bench: a layer of ours against PyTorch's on one batch -----------------------------------------------------
-
-
 CELLS = {"lstm": (nn.LSTM, torch.nn.LSTM), "gru": (nn.GRU, torch.nn.GRU), "rnn_tanh": (nn.RNN, torch.nn.RNN)}
-"""The cells that both have: our layer and torch's."""
+"""The cells that Raglane and torch have, with the layer of each."""
 
 COLUMNS = ("cell", "size", "mode", "elements", "ours_ms", "packed_ms", "padded_ms", "times_faster")
-"""The columns of the table."""
+"""The columns of the table of ``raglane bench``."""
 
-# Rounds of a case at most, and seconds after which no other begins.
+# The most rounds of a case, and the seconds after which no further round begins.
 _BENCH_ROUNDS, _BENCH_SECONDS = 7, 5.0
-# The largest difference from torch in float64, whose outputs are at most 1.
+# The largest error relative to torch in float64, whose outputs are at most 1.
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Size:
-    """Sequences of a batch, units of a layer, features of an element: ``B``, ``H``, ``D``."""
+    """The number of sequences of a batch, of hidden units and of input features: ``B``, ``H``, ``D``."""
 
     batch: int
     hidden: int
@@ -214,7 +211,7 @@ class Size:
 
 
 def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tuple[Any, ...]:
-    """A row of the table; ``times_faster`` is to the faster of torch's, the median of the ratios of rounds."""
+    """Return a row of the table; ``times_faster`` is the median over rounds of the ratio to torch's faster way."""
     ours, torchs = (kind(size.input, size.hidden) for kind in CELLS[cell])
     torchs.load_state_dict(ours.state_dict())
     batch = make_batch(ours, draw(lengths, size.batch))
@@ -223,7 +220,7 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
         truth = Ragged.from_packed(torchs.double()(packed.double())[0]).values
         torchs.float()
         error = float((ours(batch)[0].values - truth).abs().max())
-    # So that NaN is a fault too.
+    # Negated, so that NaN is an error too.
     if not error <= _TOLERANCE:
         raise ArithmeticError(f"{cell} {size}: outputs differ from torch's in float64 by {error:.1e}")
     steps = [step_of(ours, batch, mode), step_of(torchs, packed, mode), step_of(torchs, padded, mode)]
@@ -236,7 +233,7 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
 
 
 def lengths_of_file(path: Path) -> list[int]:
-    """Read a text file of lengths, an integer of at least 1 per line; empty lines are passed over."""
+    """Read a text file of lengths, an integer of at least 1 per line; empty lines are ignored."""
     fix = "write one length per line, and nothing else"
     try:
         lines = read_file(path).decode("utf-8-sig").splitlines()
@@ -259,7 +256,7 @@ def lengths_of_file(path: Path) -> list[int]:
 
 
 def draw(lengths: Sequence[int], count: int) -> list[int]:
-    """As many of the lengths as a batch has sequences, drawn with replacement; unchanged if it has as many."""
+    """Draw ``count`` of the lengths with replacement; return them unchanged if there are ``count``."""
     if count == len(lengths):
         return list(lengths)
     places = torch.randint(len(lengths), (count,), generator=torch.Generator("cpu").manual_seed(1), device="cpu")

@@ -1,4 +1,4 @@
-"""A row of a plan: the batches of an epoch, their predicted cost in one way, and runs beside the prediction."""
+"""Rows of a plan: the batches of an epoch and their predicted cost; comparisons and limits that are measured."""
 
 from __future__ import annotations
 
@@ -14,52 +14,51 @@ from torch import Tensor
 from raglane import nn
 from raglane._utils.memory import available_memory
 from raglane.data.lengths import longest_and_elements
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of
 from raglane.planner.probe import MODES, device_of, make_batch, peak_bytes, step_of, time_in_turns
 from raglane.ragged import Ragged
 
-# Steps of several processes that are drawn to see how long the slowest of them takes.
+# Random steps of several processes, from which the mean time of the slowest process is estimated.
 _DRAWN = 512
-# Seconds that any call takes: on a busy machine a line through measured times can reach 0.
+# The least time of a call in seconds: on a busy machine a line through measured times can reach 0.
 LEAST = 1e-7
-# Sequences of a longer list that are looked at, and batches of an epoch.
+# The most sequences and batches that are evaluated; longer lists are sampled.
 _SEQUENCES, _BATCHES = 1 << 16, 64
-# A run that would take longer, in seconds, or more of the free memory, is left out.
+# A run is skipped if it would take more seconds, or a larger share of the free memory.
 _LONGEST, _SHARE = 30.0, 0.5
-# Other cells of the same width, and the elements that they are timed on at most.
+# Cells that are compared with the layer, and the most elements of the batch on which they are timed.
 _CELLS: tuple[Any, ...] = (nn.LSTM, nn.GRU, nn.RNN, nn.IndRNN, nn.SRU, nn.QRNN, nn.MinGRU, nn.MinLSTM)
 _ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one way to run a layer on one kind of batch costs.
+    """The predicted cost of one backend and schedule on one kind of batch.
 
     Attributes:
         backend: a key of ``BACKENDS``.
         schedule: a key of ``SCHEDULES``.
-        batch_size: sequences in a batch; None where ``batch_elements`` limits it.
-        batch_elements: elements in a batch at most; None where ``batch_size`` limits it.
-        grouped: whether batches hold sequences of similar lengths.
-        dtype: of values and weights, such as ``"float32"``.
-        threads: that torch uses.
-        batches: in an epoch.
-        elements: computed in an epoch, padding included where the schedule computes it.
-        waste: how many of them do not exist.
-        train_seconds: the layer's forward and backward pass over an epoch, on one process.
-        infer_seconds: its forward pass without gradients.
-        step_p50: seconds of a training step, the median.
-        step_p90: the same, the 90th percentile.
-        step_max: the same, the longest.
-        peak_bytes: of memory that a training step of the largest batch holds: input, output, what is saved for the
+        batch_size: the number of sequences per batch; None if ``batch_elements`` limits batches.
+        batch_elements: the largest number of elements per batch; None if ``batch_size`` limits batches.
+        grouped: True if the sequences of a batch have similar lengths.
+        dtype: the dtype of values and weights, such as ``"float32"``.
+        threads: the number of threads.
+        batches: the number of batches per epoch.
+        elements: the number of computed elements per epoch, including padding that the schedule computes.
+        waste: the number of computed elements that are padding.
+        train_seconds: seconds of the layer's forward and backward pass over an epoch, on one process.
+        infer_seconds: seconds of its forward pass without gradients.
+        step_p50: the median of the seconds of a training step.
+        step_p90: their 90th percentile.
+        step_max: the longest of them.
+        peak_bytes: the peak memory of a training step on the largest batch: input, output, tensors saved for the
             backward pass, gradients and weights.
-        rank_spread: how long a step of several processes takes, which is that of the slowest, in proportion to the
-            mean; 1 for one process.
-        is_rough: whether most of the time is in calls several times as long as any that was measured in this way: it is
-            extrapolated, and may be off by a factor. Ways that cannot win are measured on shorter calls than others.
+        rank_spread: the mean time of the slowest process in a step, relative to the mean of all; 1 for one process.
+        is_rough: True if the time is extrapolated, because most of it is in calls several times as long as any that was
+            measured; it may be off by a factor. Slow ways are measured only on short calls.
     """
 
     backend: str
@@ -83,22 +82,22 @@ class Row:
 
     @property
     def way(self) -> Way:
-        """The way without the batches."""
+        """The backend, schedule, dtype and number of threads."""
         return Way(self.backend, self.schedule, self.dtype, self.threads)
 
     @property
     def size(self) -> int:
-        """How large a batch is, in sequences or else in elements."""
+        """The limit of a batch, in sequences or else in elements."""
         return self.batch_size or self.batch_elements or 0
 
     @property
-    def limit(self) -> Limit:
-        """How large a batch is."""
-        return Limit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")
+    def limit(self) -> BatchLimit:
+        """The limit of a batch."""
+        return BatchLimit(sequences=self.batch_size, elements=self.batch_elements, too_long="alone")
 
     @property
     def rank_seconds(self) -> float:
-        """What an epoch of training takes in proportion, where several processes wait for the slowest of each step."""
+        """Seconds of an epoch of training if all processes wait for the slowest in each step."""
         return self.train_seconds * self.rank_spread
 
     def __str__(self) -> str:
@@ -108,7 +107,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """What is known of an epoch's batches."""
+    """Some batches of an epoch, the number of batches that each represents, and totals of the epoch."""
 
     batches: tuple[Tensor, ...]
     weights: NDArray[np.float64]
@@ -118,21 +117,21 @@ class Epoch:
 
 
 def thin_out(lengths: Tensor, seed: int = 0) -> tuple[Tensor, float]:
-    """A random part of a long list of lengths, with its longest, and the number of sequences that each stands for."""
+    """Return a random part of a long list of lengths, its longest included, and the sequences per drawn length."""
     count = lengths.shape[0]
     if count <= _SEQUENCES:
         return lengths, 1.0
     drawn = torch.from_numpy(np.random.default_rng(seed).choice(count, _SEQUENCES, replace=False, shuffle=False))
-    # In place of the longest drawn: the memory of the largest batch must not be left to chance.
+    # The longest must be included, because it determines the memory of the largest batch.
     drawn[lengths[drawn].argmax()] = lengths.argmax()
     return lengths[drawn], count / _SEQUENCES
 
 
-def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> Epoch:
-    """The batches of an epoch."""
+def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0) -> Epoch:
+    """Return the batches of an epoch."""
     known = lengths.numpy()
-    order = Order.grouped() if grouped else Order.random()
-    rows, bounds = Batches(known, limit, order, seed=seed).whole()
+    order = EpochOrder.grouped() if grouped else EpochOrder.random()
+    rows, bounds = BatchSampler(known, limit, order, seed=seed).whole()
     ordered, starts, ends = known[rows], bounds[:-1], bounds[1:]
     longest, real = longest_and_elements(known, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
@@ -146,11 +145,11 @@ def epoch_of(lengths: Tensor, limit: Limit, *, grouped: bool, seed: int = 0) -> 
 
 
 def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDArray[np.float64]]:
-    """Which batches are looked at, and how many each stands for, so that the elements of the epoch come out right."""
+    """Return the indices of a sample of batches, and the weight of each; weights preserve the total of elements."""
     count = len(real)
     if count <= _BATCHES:
         return np.arange(count), np.ones(count)
-    # What takes longest and what needs the most memory must not be left out by chance.
+    # The slowest batch and the one that needs the most memory are always included.
     extreme = np.unique([longest.argmax(), real.argmax()])
     others = np.setdiff1d(np.arange(count), extreme, assume_unique=True)
     drawn = np.random.default_rng(seed).choice(others, _BATCHES - len(extreme), replace=False, shuffle=False)
@@ -161,7 +160,7 @@ def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDA
 
 def row_of(
     way: Way,
-    limit: Limit,
+    limit: BatchLimit,
     grouped: bool,
     epoch: Epoch,
     calibration: Calibration,
@@ -170,7 +169,7 @@ def row_of(
     ranks: int,
     weights: int,
 ) -> Row:
-    """Predict what an epoch costs."""
+    """Predict the cost of an epoch."""
     found = [Profile.of(way, lengths) for lengths in epoch.batches]
     seen = np.array([calibration.features(way, profile) for profile in found])
     train, infer = (np.maximum(seen @ calibration.seconds[way, mode], LEAST) for mode in MODES)
@@ -201,14 +200,14 @@ def row_of(
 
 
 def _quantile(seconds: Floats, weights: Floats, share: float) -> float:
-    """The least time that so large a share of the batches does not exceed."""
+    """Return the weighted quantile of some times."""
     order = np.argsort(seconds)
     ends = np.cumsum(weights[order])
     return float(seconds[order[np.searchsorted(ends, share * ends[-1] * (1 - 1e-12))]])
 
 
 def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
-    """The mean time of the slowest of so many batches, in proportion to that of one."""
+    """Return the mean time of the slowest of ``ranks`` batches, relative to the mean time of one."""
     if ranks == 1 or not seconds.mean() > 0:
         return 1.0
     drawn = np.random.default_rng(0).choice(seconds, (_DRAWN, ranks), p=weights / weights.sum())
@@ -216,7 +215,7 @@ def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
 
 
 def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, float]:
-    """The time of a training step of other cells, in proportion to that of the layer, measured in turns."""
+    """Measure the training step of other cells in turns; return times relative to that of the layer."""
     device = device_of(layer)
     batch = make_batch(layer, _sample(lengths, best))
     calls = {"": _step(layer, batch, best.way)}
@@ -244,7 +243,7 @@ def _step(layer: RecurrentLayer, batch: Ragged, way: Way) -> Callable[[], object
 
 
 def _sample(lengths: Tensor, best: Row) -> Tensor:
-    """The lengths of a typical batch: of those of the row, the one whose number of elements is the median."""
+    """Return the lengths of the batch whose number of elements is the median, shortened to ``_ELEMENTS``."""
     part, _ = thin_out(lengths)
     batches = epoch_of(part, best.limit, grouped=best.grouped).batches
     typical = sorted(batches, key=lambda batch: int(batch.sum()))[len(batches) // 2]
@@ -262,7 +261,7 @@ def largest_batch(
     *,
     runs: bool,
 ) -> tuple[int, int | None]:
-    """How many elements a training step may have."""
+    """Return the most elements of a training step that fits into ``memory``, and its measured bytes, or None."""
     part, _ = thin_out(lengths)
     order = np.random.default_rng(0).permutation(len(part))
     drawn = part[torch.from_numpy(order)]
@@ -277,16 +276,16 @@ def largest_batch(
 
 
 def _most(lengths: Tensor, best: Row, calibration: Calibration, memory: float) -> int:
-    """The elements of the largest batch that is predicted to fit: memory follows a straight line."""
+    """Return the elements of the largest batch that fits, by the linear model of memory."""
     call, computed, sequence = calibration.memory[best.way]
     mean = float(lengths.double().mean())
-    # With padding, as much of it as the recommended batches have.
+    # Includes padding in the proportion of the recommended batches.
     element = computed * best.elements / (best.elements - best.waste) + sequence / mean
     return max(0, int(min((memory - call) / max(element, 1e-9), 2**62)))
 
 
 def _batch(drawn: Tensor, elements: int) -> Tensor:
-    """Lengths of a batch of so many elements: those drawn, again and again, and a part of one at the end."""
+    """Return the lengths of a batch of ``elements``: the drawn ones, repeated, and a shortened one at the end."""
     total = int(drawn.sum())
     whole = drawn.repeat(elements // total + 1)
     ends = whole.cumsum(0)

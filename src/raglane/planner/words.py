@@ -1,4 +1,4 @@
-"""A plan in words and as a picture: its table, its reason, the long tail, the layer."""
+"""Texts and the picture of a plan: table, reason, long tail."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COLUMNS = ("backend", "schedule", "batches", "dtype", "threads", "elements", "wa
 """The columns of the table of a plan."""
 
 ROUGH = "~: its calls are much longer than any that was measured in this way, so the time may be off by a factor"
-"""What the sign before a time says."""
+"""The note on the sign before a time."""
 
-# Shares of the sequences that may make a long tail, and how much longer the longest must be.
+# Quantiles at which a long tail may begin, and the least ratio of the longest length to that quantile.
 _TAILS, _LONG = (0.999, 0.99, 0.95), 2.0
 
 
 _SIZE, _BOX = (8.4, 4.2), Box(0.95, 0.6, 5.0, 3.1)
-# A colour and a marker for each pair, so that grey tells them apart too.
+# A colour and a marker for each pair, which are distinct in greyscale too.
 _STYLES = {
     ("cpu", "lanes"): (BLUE, "o"),
     ("program", "lanes"): ("#333333", "P"),
@@ -38,12 +38,12 @@ _STYLES = {
     ("reference", "masked"): (YELLOW, ">"),
     ("reference", "each"): ("#888888", "x"),
 }
-# Times that are worth a tick.
+# Seconds at the ticks of the axis.
 _TICKS = (1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3600, 36000, 360000)
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A time with two or three digits and its unit."""
+    """Return a time with two or three digits and its unit."""
     for unit, size, digits in (("h", 3600, 1), ("min", 60, 1), ("s", 1, 2)):
         if seconds >= size:
             return f"{seconds / size:.{digits}f} {unit}"
@@ -52,7 +52,7 @@ def seconds_in_words(seconds: float) -> str:
 
 
 def bytes_in_words(count: float) -> str:
-    """A number of bytes with its unit."""
+    """Return a number of bytes with its unit."""
     for unit, size in (("GB", 2**30), ("MB", 2**20)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -60,7 +60,7 @@ def bytes_in_words(count: float) -> str:
 
 
 def fields(row: Row) -> tuple[str, ...]:
-    """A row as the words of ``COLUMNS``."""
+    """Return the entries of a row for ``COLUMNS``."""
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
     about = "~" if row.is_rough else ""
@@ -83,7 +83,7 @@ def fields(row: Row) -> tuple[str, ...]:
 
 
 def shown(rows: Sequence[Row], best: Row) -> list[Row]:
-    """The rows that a table shows: the best of each way, and each batch size of the recommended one."""
+    """Return the rows of the printed table: the best of each way, and all batch sizes of the recommended way."""
     first: dict[object, Row] = {}
     for row in rows:
         first.setdefault(row.way, row)
@@ -93,9 +93,9 @@ def shown(rows: Sequence[Row], best: Row) -> list[Row]:
 
 
 def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
-    """The reason for a recommendation, in a sentence."""
+    """Return the reason for a recommendation, as a sentence."""
     parts = [f"An epoch of training takes {seconds_in_words(best.train_seconds)}"]
-    # Of all that the table shows, however its batches are limited: else the sentence claims more than the table does.
+    # Among all rows of the table, whichever way their batches are limited, so that sentence and table agree.
     rivals = [row for row in rows if row.backend == "torch"]
     if best.backend != "torch" and rivals:
         other = min(rivals, key=lambda row: row.rank_seconds)
@@ -119,7 +119,7 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
 
 
 def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibration) -> str | None:
-    """What the longest sequences cost, padded and as recommended; None where none is much longer than the others."""
+    """Return the cost of the longest sequences, padded and as recommended, or None without a long tail."""
     part, factor = thin_out(lengths)
     longest = int(part.max())
     for share in _TAILS:
@@ -147,7 +147,7 @@ def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
 
 
 def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Picture:
-    """Seconds of an epoch of training against the batch size, a line per backend and schedule."""
+    """Draw the seconds of an epoch of training against the batch size, a line per backend and schedule."""
     picture = place(axes, _SIZE, [_BOX])
     one = picture.axes[0]
     frame(one, look())
@@ -172,7 +172,7 @@ def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Pictur
 
 
 def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
-    """The rows of a backend and schedule, random and grouped, with the number of threads that is fastest."""
+    """Draw the rows of a backend and schedule, random and grouped, with their fastest number of threads."""
     color, marker = _STYLES[pair]
     threads = min(rows, key=lambda row: row.rank_seconds).threads
     for grouped in (False, True):

@@ -1,4 +1,4 @@
-"""Pictures: what batches look like, what they cost, and what a network does with them. Reached as ``rl.plot``.
+"""Pictures of batches, of their cost, and of the activity of a network: ``rl.plot``.
 
     >>> picture = padded([9, 8, 6, 4, 3, 2])
     >>> picture.axes[0].get_title(loc="left")
@@ -6,15 +6,15 @@
 
 Each function returns a :class:`Picture`. A notebook shows it; ``picture.save("padded.svg")`` writes an SVG, and a name
 that ends in ``.png`` a PNG; ``picture.figure`` and ``picture.axes`` are matplotlib's. With ``axes=`` a function draws
-into axes of yours instead. ``with theme("dark"):`` draws light on dark.
+into existing axes. ``with theme("dark"):`` draws light on dark.
 
-Lengths are what :func:`raglane.cost` takes: a list, a tensor, an array, or a Ragged. Up to 200 sequences are drawn; of
-more, 200 evenly spaced ones, and the picture says so.
+Lengths are a list, a tensor, an array, or a Ragged, as for :func:`raglane.cost`. Of more than 200 sequences, 200 evenly
+spaced ones are drawn, and the picture states this.
 
-What is computed in vain is hatched, and what is idle is plain grey. The colours are those that people with any colour
-vision tell apart; where there are more sequences than colours, numbers tell them apart, in print too.
+Padding is hatched, and idle lanes are plain grey. The colours are distinct for any colour vision; if there are more
+sequences than colours, numbers distinguish them, in print too.
 
-The pictures need matplotlib: ``pip install 'raglane[plot]'``.
+The pictures require matplotlib: ``pip install 'raglane[plot]'``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of cells: which sequences of a batch are drawn, how large the drawing is, and the drawing itself."""
+"""Drawings of sequences as rows of cells: the choice of sequences, the size of the drawing, and its shapes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_SEQUENCES = 200
-"""Sequences that a picture shows."""
+"""The most sequences that a picture shows."""
 
-# Elements of a drawn batch, padding included: tables of a few hundred megabytes.
+# The most elements of a drawn batch, including padding: its tables take a few hundred megabytes.
 _MOST_ELEMENTS = 2**23
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """The sequences that a picture draws; an element without a label has its number in the values as text."""
+    """The sequences that a picture draws, with the texts of their elements."""
 
     all: Tensor  # (B,), the lengths of the whole batch
-    index: Tensor  # (D,), the sequences that are drawn, ascending
-    lengths: Tensor  # (D,), theirs
-    starts: list[int]  # the number in the values of the first element of each
+    index: Tensor  # (D,), the drawn sequences, ascending
+    lengths: Tensor  # (D,), of the drawn sequences
+    starts: list[int]  # the index in the values of the first element of each
     labels: list[list[str]] | None = None
 
     @classmethod
     def read(cls, lengths: Any, labels: Any = None) -> Sample:
-        """Choose from lengths of any kind, and check the labels, where there are some."""
+        """Choose sequences from lengths of any kind, and check the labels."""
         known = lengths_of(lengths)
         count = known.shape[0]
         most = min(count, MOST_SEQUENCES)
@@ -56,26 +56,26 @@ class Sample:
 
     @property
     def steps(self) -> int:
-        """The longest length that is drawn."""
+        """The longest drawn length."""
         return longest(self.lengths)
 
     @property
     def remark(self) -> str:
-        """What a picture says where it leaves sequences out."""
+        """The remark of a picture that omits sequences."""
         count = self.all.shape[0]
         return f"; {MOST_SEQUENCES} of {count:,} sequences drawn" if count > MOST_SEQUENCES else ""
 
     def text(self, sequence: int, step: int) -> str:
-        """What stands in an element of a drawn sequence."""
+        """Return the text of an element of a drawn sequence."""
         return str(self.starts[sequence] + step) if self.labels is None else self.labels[sequence][step]
 
     def names(self) -> list[str]:
-        """The number of each drawn sequence in the caller's order."""
+        """Return the number of each drawn sequence in the caller's order."""
         return [str(number) for number in self.index.tolist()]
 
 
 def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
-    """The labels of the sequences that are drawn, as texts of printable characters."""
+    """Return the labels of the drawn sequences as texts of printable characters."""
     if isinstance(labels, Ragged) and labels.features == ():
         labels = labels.to_list()
     rule, fix = "one label for each element", "pass for each sequence a list of its labels"
@@ -97,21 +97,21 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
 
 
 CELL, ABOVE, BELOW = 0.26, 0.36, 0.5
-"""Inches: a cell with a short text; the margins above rows, for a title, and below them, for steps."""
+"""Inches: a cell with a short text; the margin above rows, for a title; the margin below, for steps."""
 
-# The longest text in a cell, the largest drawing, and the narrowest.
+# Inches: the widest text in a cell, the largest width and height of a drawing, and the smallest width.
 _WIDEST_TEXT, _WIDTH, _HEIGHT, _NARROWEST = 0.8, 9.0, 8.0, 1.2
 
 
 def grid_size(columns: int, rows: int, widest: float) -> tuple[float, float, float]:
-    """The size of a drawing of cells in inches, and the columns for which it has room: at least those given."""
+    """Return the size of a drawing of cells in inches, and the number of columns that fit, at least ``columns``."""
     cell = max(CELL, min(widest, _WIDEST_TEXT) + 0.08)
     width = max(min(columns * cell, _WIDTH), _NARROWEST)
     return width, min(max(rows, 1) * CELL, _HEIGHT), max(columns, width / cell)
 
 
 def room_for_names(names: Sequence[str]) -> float:
-    """The left margin: the names of the rows, and of their axis."""
+    """Return the left margin for the names of the rows and of their axis, in inches."""
     return max(map(width_of, names), default=0.0) + 0.42
 
 
@@ -128,7 +128,7 @@ def grid(
     below: float = 0.0,
     lines: int = 1,
 ) -> Picture:
-    """Axes for rows of cells, with their limits and their titles."""
+    """Return axes for rows of cells, with their limits and titles."""
     width, height, shown = grid_size(columns, rows, widest)
     height *= (max(rows, 1) + above + below) / max(rows, 1)
     left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
@@ -141,14 +141,14 @@ def grid(
 
 
 def mark_rows(axes: Axes, names: Sequence[str], top_of: Callable[[int], float] = float) -> None:
-    """Write the names of the rows on the left, as many as there is room for."""
+    """Write the names of rows on the left, as many as fit."""
     shown = spaced(len(names), pitch(axes)[1], LINE)
     axes.set_yticks([top_of(row) + 0.5 for row in shown], [names[row] for row in shown], fontsize=SMALL)
     _clean(axes)
 
 
 def mark_steps(axes: Axes, count: int, names: Sequence[str] | None = None) -> None:
-    """Write the numbers of the steps, or other names of them, below, as many as there is room for."""
+    """Write the numbers or names of steps below, as many as fit."""
     named = names or [f"{step:,}" for step in (0, max(count - 1, 0))]
     widest = max(width_of(line) for name in (named[0], named[-1]) for line in name.split("\n"))
     shown = spaced(count, pitch(axes)[0], widest + 0.1)
@@ -158,20 +158,20 @@ def mark_steps(axes: Axes, count: int, names: Sequence[str] | None = None) -> No
 
 
 def _clean(axes: Axes) -> None:
-    """Rows of cells need neither marks at their names nor a frame."""
+    """Remove the tick marks and the frame."""
     axes.tick_params(which="both", length=0)
     for edge in axes.spines.values():
         edge.set_visible(False)
     axes.minorticks_off()
 
 
-# Inches. A cell at least as large is drawn as one; a line of the smallest text needs the last.
+# Inches: the smallest cell that is drawn separately, and the height of a line of the smallest text.
 _CELL, LINE = 0.11, 0.15
 _MOST_CELLS = 1_000
 
 
 class Run(NamedTuple):
-    """The elements of one sequence, one after the other in one row."""
+    """The elements of one sequence, which are adjacent in one row."""
 
     sequence: int
     row: int
@@ -181,7 +181,7 @@ class Run(NamedTuple):
 
 
 def runs_of(table: Table, lengths: Tensor) -> list[Run]:
-    """The runs of a schedule: NOTE (rows) of :class:`~raglane.schedules.Table` says that there are some."""
+    """Return the runs of a schedule; they exist by NOTE (rows) of :class:`~raglane.schedules.Table`."""
     time = segment_ids(table.time_offsets, table.elements)
     first = (table.step == 0).nonzero().view(-1)
     computed = torch.bincount(table.sequence, minlength=lengths.shape[0])
@@ -191,7 +191,7 @@ def runs_of(table: Table, lengths: Tensor) -> list[Run]:
 
 
 def color_of(sequence: int) -> str:
-    """The colour of a sequence: each of seven hues as it is, then lighter, then darker."""
+    """Return the colour of a sequence: one of seven hues, then the same lighter, then darker."""
     from matplotlib.colors import to_hex, to_rgb
 
     hue, shade = PALETTE[sequence % len(PALETTE)], sequence // len(PALETTE) % 3
@@ -202,7 +202,7 @@ def color_of(sequence: int) -> str:
 
 
 def ink_on(color: str | tuple[float, float, float, float]) -> str:
-    """Black or white: what reads better on a colour (the contrast of WCAG 2)."""
+    """Return black or white, whichever has more contrast with a colour (WCAG 2)."""
     from matplotlib.colors import to_rgb
 
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
@@ -211,19 +211,19 @@ def ink_on(color: str | tuple[float, float, float, float]) -> str:
 
 
 def pitch(axes: Axes) -> tuple[float, float]:
-    """Inches per unit of both axes."""
+    """Return the inches per unit of both axes."""
     box, dpi = axes.bbox, axes.figure.dpi
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     return box.width / dpi / abs(right - left), box.height / dpi / abs(top - bottom)
 
 
 def spaced(count: int, inches: float, needed: float) -> range:
-    """Every n-th of ``count`` places, so few that what is written at each has room; n is 1, 2, 5, 10, 20 ..."""
+    """Return every n-th of ``count`` places so that a text fits at each; n is 1, 2, 5, 10, 20 ..."""
     return range(0, count, round_up(min(needed / inches, count)))
 
 
 def fitting(text: str, inches: float) -> str:
-    """A text as it is where it fits, else its beginning and an ellipsis; nothing where not even that fits."""
+    """Return a text unchanged if it fits, else its beginning with an ellipsis, or an empty text."""
     if width_of(text) <= inches:
         return text
     kept = len(text)
@@ -266,12 +266,12 @@ def draw_runs(
 
 
 def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | None, name: str, text: str = "") -> None:
-    """One rectangle a row high, with its text in the middle."""
+    """Draw a rectangle of the height of a row, with a text in the middle."""
     from matplotlib.patches import Rectangle
 
     now, (wide, high) = look(), pitch(axes)
     edge = min(0.8, 72 * 0.12 * min(high, wide * width))
-    # Not add_patch, which measures the data anew for each of many bars: the limits are set.
+    # add_patch would update the limits of the data for each of many bars; they are already set.
     bar = Rectangle(
         (left, top), width, 1, facecolor=color or now.padding, edgecolor=now.paper, linewidth=edge, zorder=2
     )
@@ -282,13 +282,13 @@ def draw_bar(axes: Axes, left: float, top: float, width: float, color: str | Non
 
 
 def write_on(axes: Axes, x: float, y: float, text: str, color: Any) -> None:
-    """A text in the middle of a place of this colour."""
+    """Write a text centred at a place of this colour."""
     middle: dict[str, Any] = {"ha": "center", "va": "center_baseline"}
     axes.text(x, y, text, fontsize=SMALL, color=ink_on(color), parse_math=False, zorder=4, **middle)
 
 
 def _draw_hatching(axes: Axes, left: float, top: float, width: float, hatch: str) -> None:
-    """A rectangle of its own, since a hatching has the colour of the edge."""
+    """Draw hatching as a separate rectangle, because it has the colour of the edge."""
     from matplotlib.patches import Rectangle
 
     faint = look().faint

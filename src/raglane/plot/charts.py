@@ -1,4 +1,4 @@
-"""Charts: the lengths of a dataset, what batches of them waste, and measurements that the caller has."""
+"""Charts of the lengths of a dataset, of the waste of its batches, and of measurements of the caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PALETTE, VERMILION, frame
 from raglane._utils.messages import count_of, message, printable, quote, quote_all, shorten
 from raglane.data.lengths import batch_fill, round_up
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.schedules import lengths_of
@@ -24,22 +24,22 @@ _QUANTILES = (50, 90, 99)
 
 
 def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) -> Picture:
-    """How many sequences have which length, the share that is at most as long, and where buckets end.
+    """Draw a histogram of lengths, their cumulative share, and the borders of buckets.
 
     Args:
-        lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
-        batch_size: draw the borders between batches of this size, sorted by length, as with
-            :meth:`raglane.data.Order.sorted`. None draws no borders.
-        axes: where to draw; None makes a figure.
+        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for :func:`raglane.cost`.
+        batch_size: the size of batches sorted by length, as with :meth:`raglane.data.EpochOrder.sorted`, whose borders
+            are drawn; None draws no borders.
+        axes: matplotlib axes to draw into; None makes a figure.
 
     Returns:
-        A picture with two pairs of axes over each other, the counts and the shares.
+        A picture with two overlaid pairs of axes, the counts and the shares.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: lengths or a batch size that are not integers; axes of another kind.
-        ShapeError: lengths that are not a flat list, or more than one pair of axes.
-        ArgumentError: a length below 0, or a batch size below 1.
+        ArgumentTypeError: ``lengths`` or ``batch_size`` are not integers, or ``axes`` have the wrong type.
+        ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
+        ArgumentError: a length is below 0, or ``batch_size`` is below 1.
 
     Example:
         >>> import raglane as rl
@@ -89,12 +89,12 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
 
 
 def _place(axes: Any, title: str) -> Picture:
-    """Axes of one size, in a figure as wide as the title needs."""
+    """Return axes of one size, in a figure that is wide enough for the title."""
     return place(axes, (max(_WIDTH, _BOX.left + width_of(title, TITLE) + 0.2), _HEIGHT), [_BOX])
 
 
 def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
-    """Whole numbers on both axes, from 0."""
+    """Set limits and ticks of both axes: integers from 0."""
     counts.set_xlim(-0.5, end)
     counts.set_ylim(0, max(highest, 1) * 1.05)
     shares.set_ylim(0, 105)
@@ -106,28 +106,28 @@ def _limit(counts: Any, shares: Any, end: float, highest: int) -> None:
 
 
 def _borders(known: npt.NDArray[np.int64], batch_size: int) -> list[float]:
-    """Between which lengths one sorted batch ends and the next begins; on a length where that is in both."""
-    rows, bounds = Batches(known, Limit(sequences=batch_size), Order.sorted()).whole()
+    """Return the borders between sorted batches, halfway between the last and the next first length."""
+    rows, bounds = BatchSampler(known, BatchLimit(sequences=batch_size), EpochOrder.sorted()).whole()
     ordered = known[rows]
     return sorted({(int(ordered[border - 1]) + int(ordered[border])) / 2 for border in bounds[1:-1]})
 
 
 def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = None) -> Picture:
-    """What share of padded batches is padding, against their size: random, bucketed and sorted batches.
+    """Draw the share of padding in padded batches against their size, for random, bucketed and sorted batches.
 
-    All are those of :class:`raglane.data.Batches` in the orders ``random``, ``grouped`` and ``sorted``.
+    The batches are those of :class:`raglane.data.BatchSampler` in the orders ``random``, ``grouped`` and ``sorted``.
 
     Args:
         lengths: as for :func:`histogram`.
-        batch_sizes: those to try, each at least 1; None for the powers of two up to 512 that the dataset fills.
-        seed: of the order, 0 or above.
-        axes: where to draw; None makes a figure.
+        batch_sizes: sizes of at least 1; None for the powers of two up to 512 that the dataset fills.
+        seed: the seed of the random orders, 0 or above.
+        axes: as for :func:`histogram`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: lengths, sizes or a seed that are not integers; axes of another kind.
-        ShapeError: lengths that are not a flat list, or more than one pair of axes.
-        ArgumentError: a length below 0, no size or one below 1, or a seed below 0.
+        ArgumentTypeError: ``lengths``, ``batch_sizes`` or ``seed`` are not integers, or ``axes`` have the wrong type.
+        ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
+        ArgumentError: a length is below 0, there is no size or one below 1, or ``seed`` is below 0.
 
     Example:
         >>> import raglane as rl
@@ -142,7 +142,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
         sizes = _read_sizes(batch_sizes)
     shares = {
         name: [
-            100 * (1 - batch_fill(known, *Batches(known, Limit(sequences=size), order, seed=seed).whole()))
+            100 * (1 - batch_fill(known, *BatchSampler(known, BatchLimit(sequences=size), order, seed=seed).whole()))
             for size in sizes
         ]
         for name, order in _ORDERS.items()
@@ -164,7 +164,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     return picture
 
 
-_ORDERS = {"random": Order.random(), "bucketed": Order.grouped(), "sorted": Order.sorted()}
+_ORDERS = {"random": EpochOrder.random(), "bucketed": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
 _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 
@@ -185,18 +185,18 @@ _PLOT = (5.4, 2.95)
 
 
 def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
-    """The time of an element against the fill of the batch, a line for each method.
+    """Draw the time per element against the fill of the batch, a line per method.
 
     Args:
         rows: one mapping per measurement: ``method``, a name; ``fill``, the share of the padded batch that is real,
-            above 0 and at most 1; ``seconds``, the time of one element that exists, above 0. Other keys are ignored.
-        axes: where to draw; None makes a figure.
+            above 0 and at most 1; ``seconds``, the time per existing element, above 0. Other keys are ignored.
+        axes: as for :func:`histogram`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: not a list of mappings, or a name that is no text.
-        ArgumentError: no rows, a key that is missing, a number out of range, or more than 40 methods.
-        ShapeError: more than one pair of axes.
+        ArgumentTypeError: ``rows`` is not a list of mappings, or a name is not a string.
+        ArgumentError: ``rows`` is empty, a key is missing, a number is out of range, or there are more than 40 methods.
+        ShapeError: there are several pairs of axes.
 
     Example:
         >>> import raglane as rl
@@ -234,24 +234,25 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
 
 
 def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: float, axes: Any = None) -> Picture:
-    """The roofline of a machine, and how close each kernel comes to it.
+    """Draw the roofline of a machine, and the share of it that each kernel reaches.
 
-    The model of Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for multicore
-    architectures": a kernel that computes ``intensity`` operations per byte of memory it moves reaches at most
-    ``min(peak, intensity * bandwidth)``.
+    A kernel that computes ``intensity`` operations per byte of memory that it moves reaches at most
+    ``min(peak, intensity * bandwidth)`` (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual
+    performance model for multicore architectures").
 
     Args:
         kernels: one mapping per kernel: ``name``; ``intensity`` in operations per byte, above 0; ``rate`` in operations
             per second, above 0. Other keys are ignored.
-        peak: operations per second that the machine computes at most, above 0.
-        bandwidth: bytes per second that its memory gives at most, above 0.
-        axes: where to draw; None makes a figure.
+        peak: the machine's peak rate in operations per second, above 0.
+        bandwidth: the bandwidth of its memory in bytes per second, above 0.
+        axes: as for :func:`histogram`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: not a list of mappings, or a name that is no text.
-        ArgumentError: no kernels, a key that is missing, a number that is not above 0, or more than 40 kernels.
-        ShapeError: more than one pair of axes.
+        ArgumentTypeError: ``kernels`` is not a list of mappings, or a name is not a string.
+        ArgumentError: ``kernels`` is empty, a key is missing, a number is not above 0, or there are more than 40
+            kernels.
+        ShapeError: there are several pairs of axes.
 
     Example:
         >>> import raglane as rl
@@ -301,7 +302,7 @@ _ABOVE_ZERO = ("a number above 0", lambda number: 0 < number < math.inf)
 def _read(
     name: str, rows: Any, key: str, numbers: Mapping[str, tuple[str, Any]]
 ) -> list[tuple[str, tuple[float, ...]]]:
-    """The name and the numbers of each row, checked."""
+    """Return the checked name and numbers of each row."""
     keys = ", ".join((key, *numbers))
     rule, fix = f"a list of mappings with {keys}", "pass a list of dicts"
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
@@ -332,12 +333,12 @@ def _check_count(name: str, found: Any) -> None:
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Colour and marker of a method: both differ among the first few, and no two of 40 have the same pair."""
+    """Return the colour and marker of a method; no two of 40 have the same pair."""
     return {"color": PALETTE[number % len(PALETTE)], "marker": _MARKERS[number % len(_MARKERS)]}
 
 
 def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
-    """Axes with room for a legend of names on the right."""
+    """Return axes with space for a legend of names on the right."""
     width, height = _PLOT
     height = max(height, 0.17 * len(names) + 0.3)
     beside = max(map(width_of, names), default=0.0) + 0.8
@@ -349,7 +350,7 @@ def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
 
 
 def _legend(axes: Any, title: str = "") -> None:
-    """A legend on the right, whose dollar signs are no formulas."""
+    """Draw the legend on the right; its dollar signs are not formulas."""
     legend = axes.legend(
         frameon=False,
         fontsize=SMALL,
@@ -367,7 +368,7 @@ def _legend(axes: Any, title: str = "") -> None:
 
 
 def _mark_decades(axes: Any) -> None:
-    """Ticks at powers of ten, or at every second, third ... of them, so that they stay apart."""
+    """Set ticks at every n-th power of ten, so that they do not overlap."""
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     for axis, (low, high), most in ((axes.xaxis, axes.get_xlim(), 8), (axes.yaxis, axes.get_ylim(), 8)):
@@ -379,7 +380,7 @@ def _mark_decades(axes: Any) -> None:
 
 
 def _engineering(number: float) -> str:
-    """A number with the letter of its thousands: ``2.5 G``."""
+    """Return a number with its unit prefix: ``2.5 G``."""
     for power, letter in ((15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if number >= 10**power:
             return f"{number / 10**power:.3g} {letter}"
@@ -387,7 +388,7 @@ def _engineering(number: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[float, str]:
-    """A unit in which a time is a number of few digits."""
+    """Return the scale and name of a unit in which a time has few digits."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= scale:
             return scale, unit

@@ -1,4 +1,4 @@
-"""What a network does with a sequence, aligned with its elements: attention, gates, and norms of states."""
+"""Pictures of the activity of a network at each element: attention, gates, and norms of states."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, 
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 
-# From dark to light in even steps, in print too, and for any colour vision.
+# Perceptually uniform, in greyscale and for any colour vision too.
 _COLORS = "viridis"
-_ROUNDING = 1e-3  # by which a share in few bits may exceed 1
+_ROUNDING = 1e-3  # a share in few bits may exceed 1 by this
 _MOST_TEXTS, _MOST_SHAPES = 600, 10_000
 
 
 def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Picture:
-    """The weight of each element in an attention: a row per sequence, a column per step, and a part for each head.
+    """Draw the attention weight of each element: a row per sequence, a column per step, a part per head.
 
     Args:
-        weights: ``(N,)`` or ``(N, heads)``, from 0 to 1: what ``rl.nn.AttentionPooling.weights`` gives.
-        labels: what stands in the elements: a list for each sequence, or a Ragged of one number per element. None
-            writes the weights.
+        weights: ``(N,)`` or ``(N, heads)``, from 0 to 1, e.g. of ``rl.nn.AttentionPooling.weights``.
+        labels: the texts of the elements: a list per sequence, or a Ragged of one number per element. None writes
+            the weights.
         axes: one per head; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: not a Ragged of floats; labels or axes of another kind.
-        ShapeError: more than one dimension of features, not one label for each element, or not as many axes as heads.
-        ArgumentError: a weight outside 0 to 1, or more elements than a picture can hold.
+        ArgumentTypeError: ``weights`` is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
+        ShapeError: elements have several dimensions, or the number of labels or axes is wrong.
+        ArgumentError: a weight is outside 0 to 1, or the batch has too many elements for a picture.
 
     Example:
         >>> import raglane as rl
@@ -65,19 +65,19 @@ def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Pictu
 
 
 def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
-    """How far the gates of a cell are open, from 0 to 1: the mean over the units, for each element.
+    """Draw the activity of the gates of a cell, from 0 to 1: the mean over the units, for each element.
 
     Args:
-        activity: for each gate by its name ``(N, units)`` or ``(N,)``, from 0 to 1; or one such Ragged.
+        activity: a Ragged ``(N, units)`` or ``(N,)`` of numbers from 0 to 1, or a dict of these by the gate's name.
         labels: as for :func:`attention`; None writes the means.
         axes: one per gate; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: not Ragged of floats; labels or axes of another kind.
-        ShapeError: more than one dimension of features, none of size 0, batches of different lengths, not one label for
-            each element, or not as many axes as gates.
-        ArgumentError: no gates, an activity outside 0 to 1, or more elements than a picture can hold.
+        ArgumentTypeError: a gate is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
+        ShapeError: elements have several dimensions or size 0, the lengths of gates differ, or the number of labels or
+            axes is wrong.
+        ArgumentError: there is no gate, an activity is outside 0 to 1, or the batch is too large for a picture.
 
     Example:
         >>> import raglane as rl
@@ -91,22 +91,21 @@ def gates(activity: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: 
 
 
 def norms(states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: Any = None) -> Picture:
-    """The Euclidean norm of a state at each element.
+    """Draw the Euclidean norm of a state at each element.
 
-    An element whose norm is not finite is red, and the picture counts them.
+    Elements whose norm is not finite are red, and the title counts them.
 
     Args:
-        states: for each state by its name ``(N, units)``; or one such Ragged. A layer gives them with
-            ``return_states=True``.
+        states: a Ragged ``(N, units)``, e.g. of a layer with ``return_states=True``, or a dict of these by name.
         labels: as for :func:`attention`; None writes the norms.
         axes: one per state; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: not Ragged of floats; labels or axes of another kind.
-        ShapeError: more than one dimension of features, batches of different lengths, not one label for each element,
-            or not as many axes as states.
-        ArgumentError: no states, or more elements than a picture can hold.
+        ArgumentTypeError: a state is not a Ragged of floats, or ``labels`` or ``axes`` have the wrong type.
+        ShapeError: elements have several dimensions, the lengths of states differ, or the number of labels or axes is
+            wrong.
+        ArgumentError: there is no state, or the batch has too many elements for a picture.
 
     Example:
         >>> import raglane as rl
@@ -120,13 +119,13 @@ def norms(states: Ragged | Mapping[str, Ragged], *, labels: Any = None, axes: An
 
 
 def _largest(parts: Mapping[str, Ragged]) -> float:
-    """The largest number that is finite, or 1 where there is none above 0."""
+    """Return the largest finite number, or 1 if none is above 0."""
     finite = [part.values[torch.isfinite(part.values)] for part in parts.values()]
     return max((float(values.max()) for values in finite if values.numel()), default=0.0) or 1.0
 
 
 def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> dict[str, Ragged]:
-    """Batches by the titles of their parts, checked."""
+    """Return checked batches by the titles of their parts."""
     if isinstance(given, Ragged):
         return {f"{what} {name}" if what.endswith("of") else name: _read(name, given, bounds)}
     fix = "pass a Ragged, or a dict of them"
@@ -139,7 +138,7 @@ def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> 
 
 
 def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
-    """A batch as ``(N, units)`` float64 on the CPU, refused where it cannot be one number per element."""
+    """Return a checked batch as ``(N, units)`` float64 on the CPU."""
     check_kind(name, given, Ragged, "a Ragged, whose values belong to elements", "wrap it with rl.Ragged(sequences)")
     if not given.values.is_floating_point():
         raise ArgumentTypeError(message(name, str(given.dtype), "floats", "convert the batch with .to(torch.float32)"))
@@ -158,7 +157,7 @@ def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
 
 
 def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamma: float = 1.0) -> Picture:
-    """One part above the other, all with the same rows, columns and colours: those of the numbers to a power."""
+    """Draw parts below each other with the same rows, columns and colours; ``gamma`` is the exponent of colours."""
     require("matplotlib.colors", "plot")
     from matplotlib.colors import PowerNorm
 
@@ -202,7 +201,7 @@ def _title(name: str, part: Ragged, sample: Sample) -> str:
 
 
 def _table(part: Ragged, sample: Sample) -> npt.NDArray[np.float64]:
-    """One number per drawn sequence and step; masked where there is no element."""
+    """Return one number per drawn sequence and step, masked past the end of a sequence."""
     starts = offsets_from_lengths(sample.all)[sample.index]
     step = torch.arange(sample.steps, device="cpu")
     exists = step < sample.lengths.unsqueeze(1)
@@ -213,12 +212,12 @@ def _table(part: Ragged, sample: Sample) -> npt.NDArray[np.float64]:
 
 
 def _number(number: float) -> str:
-    """Two digits behind the point, or three in all."""
+    """Return a number with two or three significant digits."""
     return f"{number:.3g}" if abs(number) >= 1 else f"{number:.2g}"
 
 
 def _draw_table(axes: Any, table: Any, norm: Any) -> None:
-    """Colours: shapes where they are few, else an image; red where a number is not finite, none past the end."""
+    """Draw colours as shapes, or as an image if there are many; numbers that are not finite are red."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgba
 
@@ -244,7 +243,7 @@ def _draw_table(axes: Any, table: Any, norm: Any) -> None:
 
 
 def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> None:
-    """A text in each element where there is room: its label, or its number."""
+    """Write the label or number of each element where it fits."""
     from matplotlib import colormaps
 
     wide, high = pitch(axes)
@@ -260,7 +259,7 @@ def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> N
 
 
 def _draw_scale(axes: Any, norm: Any) -> None:
-    """The scale of colours on the right."""
+    """Draw the colour bar on the right."""
     from matplotlib.cm import ScalarMappable
 
     height, inch = axes.bbox.height / axes.figure.dpi, axes.figure.dpi / axes.bbox.width

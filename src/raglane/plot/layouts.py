@@ -1,4 +1,4 @@
-"""The layouts of a batch, and the schedules that compute it."""
+"""Pictures of the layouts of a batch, and of the schedules that compute it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _MOST_IN_STRIP = 60
 
 
 def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
-    """The padded batch: a row per sequence, a cell per element, the padding hatched; at the side what it costs.
+    """Draw the padded batch: a row per sequence, a cell per element, padding hatched; its costs are on the right.
 
-    The costs are those of the product with one column of weights, as :func:`raglane.cost` counts them.
+    The costs are those of the product with one column of weights, as counted by :func:`raglane.cost`.
 
     Args:
-        lengths: ``(B,)`` integers of at least 0, or what has them, as for :func:`raglane.cost`.
-        labels: what stands in the elements: a list for each sequence, or a Ragged of one number per element. None
-            writes each element's number in the values.
-        axes: where to draw; None makes a figure.
+        lengths: ``(B,)`` integers of at least 0, or an object with lengths, as for :func:`raglane.cost`.
+        labels: the texts of the elements: a list per sequence, or a Ragged of one number per element. None writes
+            the index of each element in the values.
+        axes: matplotlib axes to draw into; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: lengths that are not integers; labels or axes of another kind.
-        ShapeError: not one label for each element, or more than one pair of axes.
-        ArgumentError: a length below 0, or more elements than a picture can hold.
+        ArgumentTypeError: ``lengths`` are not integers, or ``labels`` or ``axes`` have the wrong type.
+        ShapeError: the number of labels differs from the number of elements, or there are several pairs of axes.
+        ArgumentError: a length is below 0, or the batch has too many elements for a picture.
 
     Example:
         >>> import raglane as rl
@@ -91,7 +91,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
 
 
 def _product(whole: Cost, least: Cost) -> str:
-    """What the product with one column of weights costs."""
+    """Return the costs of the product with one column of weights as text."""
     lines = [
         f"{one.schedule}: {one.multiplications:,} multiplications, {one.additions:,} additions"
         for one in (whole, least)
@@ -101,20 +101,18 @@ def _product(whole: Cost, least: Cost) -> str:
 
 
 def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
-    """The packed layout: at each step the sequences that still have one, longest first, and below how many they are.
+    """Draw the packed layout: the sequences that have an element at each step, longest first, and their number below.
 
-    Of a small batch the data of the pack stand on top, as they lie in memory: one step after the other.
+    For a small batch, the data of the pack are shown on top in the order of memory, step after step.
 
     Args:
         lengths: as for :func:`padded`.
         labels: as for :func:`padded`.
-        axes: where to draw; None makes a figure.
+        axes: as for :func:`padded`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: as :func:`padded`.
-        ShapeError: as :func:`padded`.
-        ArgumentError: as :func:`padded`.
+        ArgumentTypeError, ShapeError, ArgumentError: as for :func:`padded`.
 
     Example:
         >>> import raglane as rl
@@ -147,21 +145,22 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
 
 
 def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any = None) -> Picture:
-    """The schedule ``lanes`` over time: where one sequence ends, the next begins; what is idle at the end is grey.
+    """Draw the schedule ``lanes`` over time: when a sequence ends, the next begins; idle lanes at the end are grey.
 
-    Each element has the number of its sequence.
+    Each element shows the number of its sequence.
 
     Args:
         lengths: as for :func:`padded`.
-        lanes: the number of lanes, at least 1; None for the schedule's default, as for :func:`raglane.cost`.
-        threads: among how many threads the lanes are divided, at least 1; each takes neighbouring ones.
-        axes: where to draw; None makes a figure.
+        lanes: the number of lanes, at least 1; None for the default of :func:`raglane.cost`.
+        threads: the number of threads that share the lanes, at least 1; each takes adjacent ones.
+        axes: as for :func:`padded`.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: lengths, lanes or threads that are not integers; axes of another kind.
-        ShapeError: lengths that are not a flat list, or more than one pair of axes.
-        ArgumentError: a length below 0, lanes or threads below 1, or more elements than a picture can hold.
+        ArgumentTypeError: ``lengths``, ``lanes`` or ``threads`` are not integers, or ``axes`` have the wrong type.
+        ShapeError: ``lengths`` are not a flat list, or there are several pairs of axes.
+        ArgumentError: a length is below 0, ``lanes`` or ``threads`` is below 1, or the batch has too many elements for
+            a picture.
 
     Example:
         >>> import raglane as rl
@@ -194,22 +193,21 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
 
 
 def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Picture:
-    r"""Every schedule beside the others, with what it computes: elements, waste and steps.
+    r"""Draw all schedules with the same scale, and their numbers of elements, waste and steps.
 
-    An element has the number of its sequence. What is computed in vain is hatched: padding, or lined where the row
-    holds its state; idle lanes are grey. All but ``each``, which has one row and as many steps as there are elements,
-    have the same scale, so that areas can be compared.
+    Each element shows the number of its sequence. Padding is hatched, steps at which a row keeps its state are lined,
+    and idle lanes are grey. Only ``each``, which has one row and a step per element, has a scale of its own.
 
     Args:
         lengths: as for :func:`padded`.
-        lanes: the number of lanes, at least 1; None for the schedule's default, as for :func:`raglane.cost`.
+        lanes: the number of lanes, at least 1; None for the default of :func:`raglane.cost`.
         axes: five, for each, padded, masked, packed and lanes; None makes a figure.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
-        ArgumentTypeError: lengths or lanes that are not integers; axes of another kind.
-        ShapeError: lengths that are not a flat list, or not five axes.
-        ArgumentError: a length below 0, lanes below 1, or more elements than a picture can hold.
+        ArgumentTypeError: ``lengths`` or ``lanes`` are not integers, or ``axes`` have the wrong type.
+        ShapeError: ``lengths`` are not a flat list, or there are not five axes.
+        ArgumentError: a length is below 0, ``lanes`` is below 1, or the batch has too many elements for a picture.
 
     Example:
         >>> import raglane as rl
@@ -245,7 +243,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
     return picture
 
 
-# What stands behind the name of the steps, and the name of the rows.
+# The suffix of the name of the steps, and the name of the rows.
 _MEANINGS = {
     "each": ("", ""),
     "padded": (" (hatched: padding)", "sequence"),
@@ -255,7 +253,7 @@ _MEANINGS = {
 
 
 def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
-    """The size of the figure of all schedules, and the place of each: the first on top, then two and two."""
+    """Return the size of the figure of all schedules, and the box of each: one on top, then rows of two."""
     width, between = 4.6, left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * CELL, 4.0)
@@ -279,7 +277,7 @@ def _title(sample: Sample, how: str, what: str) -> str:
 
 
 def _widest(sample: Sample) -> float:
-    """The widest text of an element, in inches; of many, the longest in characters stands for all."""
+    """Return the width of the widest text of an element in inches; of many, only the longest are measured."""
     if int(sample.lengths.sum()) > 1_000:
         return 0.0
     lengths = enumerate(sample.lengths.tolist())
@@ -295,7 +293,7 @@ def _draw_lanes(
     numbers: Sequence[str],
     top_of: Callable[[int], float] = float,
 ) -> None:
-    """The runs of lanes, and the idle ends of the lanes."""
+    """Draw the runs of lanes, and the idle ends of the lanes."""
     draw_runs(axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of)
     ends = [0] * rows
     for run in runs:
@@ -308,7 +306,7 @@ def _draw_lanes(
 def _draw_strip(
     axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, sample: Sample
 ) -> None:
-    """The data of a pack above its rows, as wide as all its steps; a line where a step begins."""
+    """Draw the data of a pack above its rows, as wide as all its steps; a line marks the start of each step."""
     scale = steps / len(order)
     wide = pitch(axes)[0] * scale
     for place_in_data, (sequence, step) in enumerate(order):

@@ -1,4 +1,4 @@
-"""A picture: a figure with its axes, which shows and saves itself; and the theme that it is drawn in."""
+"""The class of all pictures, and their themes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 SMALL, TEXT, TITLE = 8.0, 9.0, 10.0
-"""Sizes of text, in points; no text is smaller than the first."""
+"""Sizes of text in points; the first is the smallest."""
 
 _LOOKS = {"light": LIGHT, "dark": DARK}
 _look: ContextVar[Look] = ContextVar("look", default=LIGHT)
@@ -35,7 +35,7 @@ _DPI = 150
 
 @contextmanager
 def theme(name: str) -> Iterator[None]:
-    """Draw the pictures of a block of code in dark on light, the default, or in light on dark.
+    """Draw the pictures of a block of code in dark on light (the default), or in light on dark.
 
     Args:
         name: ``"light"`` or ``"dark"``.
@@ -58,20 +58,20 @@ def theme(name: str) -> Iterator[None]:
 
 
 def look() -> Look:
-    """The colours of the theme in force."""
+    """Return the colours of the current theme."""
     return _look.get()
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What every function of :mod:`raglane.plot` returns.
+    """A figure with its axes: the result of every function of :mod:`raglane.plot`.
 
-    A notebook shows it, unless it was drawn into axes that the caller gave: their figure is the caller's to show.
+    A notebook shows it, unless it was drawn into axes of the caller, who shows their figure.
 
     Attributes:
-        figure: matplotlib's figure. pyplot does not know it, so there is nothing to close.
-        axes: what was drawn in, in the order that the function names.
-        is_given: whether the axes are the caller's.
+        figure: matplotlib's figure. It is not registered in pyplot, so it need not be closed.
+        axes: the axes, in the order that the function documents.
+        is_given: True if the axes are the caller's.
 
     Example:
         >>> import raglane as rl
@@ -85,14 +85,14 @@ class Picture:
     is_given: bool = False
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the picture to a file, over one that is there: SVG or PNG, as the name ends.
+        """Write the picture to an SVG or PNG file, depending on the suffix; an existing file is overwritten.
 
-        The same picture gives the same bytes, and the letters of an SVG are shapes, so that it looks alike everywhere.
+        The same picture gives the same bytes. The letters of an SVG are shapes, so it looks the same everywhere.
 
         Raises:
             ArgumentTypeError: ``path`` is not a path.
-            ArgumentError: its name ends neither in ``.svg`` nor in ``.png``.
-            OSError: it cannot be written.
+            ArgumentError: the suffix is neither ``.svg`` nor ``.png``.
+            OSError: the file cannot be written.
         """
         check_kind("path", path, (str, PathLike), "the path of a file", 'pass "picture.svg", say')
         suffix = Path(path).suffix.lower()
@@ -104,12 +104,12 @@ class Picture:
         Path(path).write_bytes(drawing.svg(self.figure) if suffix == ".svg" else drawing.png(self.figure, _DPI))
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows."""
+        """Return the SVG that a notebook shows."""
         return None if self.is_given else drawing.svg(self.figure).decode()
 
 
 class Box(NamedTuple):
-    """Where axes stand in a figure, in inches from its left and its bottom edge."""
+    """The place of axes in a figure, in inches from its left and bottom edge."""
 
     left: float
     bottom: float
@@ -118,7 +118,7 @@ class Box(NamedTuple):
 
 
 def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture:
-    """A picture with the caller's axes, or with new ones in a new figure, all in the colours of the theme."""
+    """Return a picture with the caller's axes, or with new ones in a new figure, in the colours of the theme."""
     if axes is None:
         figure = new_figure(*size, "plot", look(), layout=None)
         scale = np.array([*size, *size])
@@ -144,8 +144,8 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
 
 
 def width_of(text: str, size: float = SMALL) -> float:
-    """The width of a line of text, in inches."""
-    # All digits are as wide as each other, so that most numbers are measured once.
+    """Return the width of a line of text in inches."""
+    # All digits have the same width, so most numbers are measured once.
     return _measure(re.sub("[0-9]", "0", text), size)
 
 
@@ -156,13 +156,13 @@ def _measure(text: str, size: float) -> float:
 
     if not text.strip():
         return 0.0
-    # No line breaks or formulas: a text is what it says.
+    # Dollar signs must not begin a formula.
     plain = text.replace("$", r"\$")
     return float(TextPath((0, 0), plain, size=size).get_extents().x1) / 72
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Write the title and the names of both axes, in the colours of the theme."""
+    """Write the title and the names of both axes in the colours of the theme."""
     ink = look().ink
     axes.set_title(title, fontsize=TITLE, color=ink, loc="left", parse_math=False)
     axes.set_xlabel(x, fontsize=TEXT, color=ink, loc="left", parse_math=False)

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from raglane._utils.messages import argument, message
-from raglane.data.chunks import Chunks
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset, Sequences
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.preprocess import Preprocessor
 from raglane.data.stored_dataset import Dataset
+from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
@@ -53,7 +53,7 @@ def make_batch(samples: Sequence[Any]) -> Batch:
 class ChunkedBatches:
     """The batches that are left of an epoch whose sequences are cut into chunks: what a loop iterates over."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: TBPTTSampler) -> None:
         self._chunks = chunks
         self._count = len(chunks) - chunks.state_dict()["done"]
 
@@ -66,27 +66,27 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> Chunks:
+def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
     """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
     streams, steps = settings.batch_size, settings.steps or 1
-    return Chunks(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
+    return TBPTTSampler(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
 
 
-def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> Batches:
+def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: int = 1) -> BatchSampler:
     """The batches of a training, epoch after epoch."""
-    limit = Limit(sequences=settings.batch_size)
+    limit = BatchLimit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
-        limit = Limit(elements=settings.batch_elements, too_long=settings.too_long)
-    kind = Order.grouped() if settings.bucket else Order.random()
+        limit = BatchLimit(elements=settings.batch_elements, too_long=settings.too_long)
+    kind = EpochOrder.grouped() if settings.bucket else EpochOrder.random()
     shared = {"rank": rank, "ranks": ranks}
-    return Batches(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
+    return BatchSampler(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
 
 
 def training_batches(
     training: Sequences, settings: Settings, rank: int, ranks: int
-) -> tuple[Sequences, Batches | Chunks, int]:
+) -> tuple[Sequences, BatchSampler | TBPTTSampler, int]:
     """The sequences as batches have them, the batches of a rank, and how many elements one usually has."""
     if settings.batch_elements is not None and settings.too_long == "split":
         training = training.in_memory().cut(settings.batch_elements)
@@ -106,7 +106,7 @@ def training_batches(
 class Remaining(Sampler[list[int]]):
     """The batches that are left of an epoch; their number is that at the start."""
 
-    def __init__(self, order: Batches) -> None:
+    def __init__(self, order: BatchSampler) -> None:
         self._order = order
         self._count = len(order) - order.state_dict()["done"]
 
@@ -117,23 +117,23 @@ class Remaining(Sampler[list[int]]):
         return iter(self._order)
 
 
-def in_order(dataset: Sequences, limit: Limit) -> Iterator[Batch]:
+def in_order(dataset: Sequences, limit: BatchLimit) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch."""
     for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
 
 
-def order_of_data(lengths: Tensor, limit: Limit) -> list[list[int]]:
+def order_of_data(lengths: Tensor, limit: BatchLimit) -> list[list[int]]:
     """Which sequences make each batch where none is shuffled."""
     bounds = [*limit.cut(lengths.numpy()).tolist(), len(lengths)]
     return [list(range(first, end)) for first, end in pairwise(bounds) if first < end]
 
 
 def shares_of(
-    validation: Sequences, settings: Settings, order: Batches | Chunks, rank: int, ranks: int
+    validation: Sequences, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
 ) -> list[list[int]]:
     """The batches of the validation part: of each this rank's share. A rank that has none of any has no batches."""
-    limit = Limit(sequences=settings.batch_size) if isinstance(order, Chunks) else order.limit
+    limit = BatchLimit(sequences=settings.batch_size) if isinstance(order, TBPTTSampler) else order.limit
     shares = [rows[rank::ranks] for rows in order_of_data(validation.lengths.cpu(), limit)]
     return [rows for rows in shares if rows]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.lengths import Distribution, buckets
-from raglane.data.order import Limit
+from raglane.data.order import BatchLimit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
@@ -106,7 +106,7 @@ def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.de
     model = saved.model.to(device)
     sums: list[Tensor] = []
     with answering(model):
-        for batch in in_order(dataset, Limit(sequences=256)):
+        for batch in in_order(dataset, BatchLimit(sequences=256)):
             output = model(batch.inputs.to(device))
             # One by one on the CPU, where a small sum costs less.
             rows_of = values_of(output).cpu()

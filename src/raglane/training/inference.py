@@ -14,7 +14,7 @@ from torch import Tensor
 from raglane._utils.memory import check_memory
 from raglane._utils.messages import message, quote, quote_all, require, shorten
 from raglane.data.epochs import check_least
-from raglane.data.order import Limit
+from raglane.data.order import BatchLimit
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError
@@ -200,7 +200,7 @@ def predict(
     model = saved.model.to(device)
     with answering(model):
         # Without targets the whole sequence goes in.
-        batches = (batch.inputs.to(device) for batch in in_order(dataset, Limit(sequences=batch_size)))
+        batches = (batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size)))
         parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
     answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
     columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
@@ -249,7 +249,7 @@ def evaluate(
     model = saved.model.to(device)
     totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
     with answering(model):
-        for batch in in_order(dataset, Limit(sequences=batch_size)):
+        for batch in in_order(dataset, BatchLimit(sequences=batch_size)):
             moved = batch.to(device)
             output = values_of(model(moved.inputs))
             totals.add(task.score(output, moved), batch.inputs.values.shape[0])
@@ -261,7 +261,7 @@ def evaluate(
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
         with answering(model):
-            batches = (batch.inputs.to(device) for batch in in_order(whole, Limit(sequences=batch_size)))
+            batches = (batch.inputs.to(device) for batch in in_order(whole, BatchLimit(sequences=batch_size)))
             measured = replace(measured, table=task.ahead(model, batches, horizon))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
     return Evaluation(saved.task, len(dataset), count, numbers, measured)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from raglane.data.chunks import Chunks
-from raglane.data.order import Batches
+from raglane.data.order import BatchSampler
+from raglane.data.tbptt import TBPTTSampler
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, RareTokens
 from raglane.training.model import SequenceModel
@@ -41,7 +41,7 @@ class Learner(nn.Module):
         task: Task,
         settings: Settings,
         ranks: Ranks,
-        order: Batches | Chunks,
+        order: BatchSampler | TBPTTSampler,
         rare: RareTokens | None,
     ) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Learner(nn.Module):
     def _go_on(self, inputs: Ragged, begins: Tensor) -> tuple[Ragged, Any]:
         """Answers to a chunk, and the states of all streams: each rank has them all, so that any can save the run."""
         order, ranks = self.order, self.ranks
-        if ranks.count == 1 or not isinstance(order, Chunks):
+        if ranks.count == 1 or not isinstance(order, TBPTTSampler):
             return self.model.go_on(inputs, self.carried, begins)
         streams, count = order.streams, order.batch_size
         own = _each_state(lambda state: state[:, streams.start :: streams.step].contiguous(), self.carried)

@@ -111,6 +111,6 @@ def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> S
     best = found.best_by_elements
     chosen = ranks * best.size
     if ranks > 1 or settings.too_long == "refuse":
-        # What Batches asks for, so that each rank has a sequence in every step.
+        # BatchSampler requires it, so that each rank has a sequence in every step.
         chosen = max(chosen, longest if ranks == 1 else 3 * ranks * longest)
     return replace(settings, batch_elements=chosen, bucket=best.grouped)

@@ -39,7 +39,7 @@ SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
 MISSING = ("error", "zero", "forward", "elapsed")
-# The words of raglane.data.Limit, which is not imported here either.
+# The words of raglane.data.BatchLimit, which is not imported here either.
 TOO_LONG = ("refuse", "drop", "split", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("processes", "ray")

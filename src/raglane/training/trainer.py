@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument, message
-from raglane.data.chunks import Chunks
 from raglane.data.dataset import Sequences
 from raglane.data.order.order import key_of
 from raglane.data.records import Records
 from raglane.data.stored_dataset import Dataset
+from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
     Batch,
@@ -241,7 +241,7 @@ class Trainer:
     def _train_epoch(self) -> None:
         """Learn from what is left of an epoch."""
         batches: _Counted
-        if isinstance(self.order, Chunks):
+        if isinstance(self.order, TBPTTSampler):
             batches = ChunkedBatches(self.order)
         else:
             batches = loader(self.training, Remaining(self.order), self.settings.workers)

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from looped import looped
-from raglane.data import Batches, Limit, Order, SequenceDataset
-from raglane.data.order.order import Arrangement
+from raglane.data import BatchLimit, BatchSampler, EpochOrder, SequenceDataset
+from raglane.data.order.order import EpochPools
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 _LENGTHS = st.lists(st.integers(0, 30), max_size=90)
 _LIMITS = st.one_of(
-    st.builds(Limit, sequences=st.integers(1, 9)),
-    st.builds(Limit, elements=st.integers(30, 90), sequences=st.one_of(st.none(), st.integers(2, 9))),
-    st.builds(Limit, padded=st.integers(30, 90)),
-    st.builds(Limit, elements=st.integers(8, 29), too_long=st.sampled_from(["drop", "split", "alone"])),
+    st.builds(BatchLimit, sequences=st.integers(1, 9)),
+    st.builds(BatchLimit, elements=st.integers(30, 90), sequences=st.one_of(st.none(), st.integers(2, 9))),
+    st.builds(BatchLimit, padded=st.integers(30, 90)),
+    st.builds(BatchLimit, elements=st.integers(8, 29), too_long=st.sampled_from(["drop", "split", "alone"])),
 )
 _ORDERS = st.one_of(
-    st.just(Order.random()),
-    st.just(Order.sorted()),
-    st.builds(Order.grouped, pool=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3])),
-    st.builds(Order.windows, sequences=st.integers(1, 40), by_length=st.booleans()),
+    st.just(EpochOrder.random()),
+    st.just(EpochOrder.sorted()),
+    st.builds(EpochOrder.grouped, pool=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3])),
+    st.builds(EpochOrder.windows, sequences=st.integers(1, 40), by_length=st.booleans()),
 )
 _MADE: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict, limit=_LIMITS, order=_ORDERS, seed=st.integers(0, 3), largest_first=st.booleans()
@@ -40,7 +40,7 @@ def _rows(batches: list[list[int]]) -> list[int]:
     return [row for batch in batches for row in batch]
 
 
-def _items(lengths: list[int], limit: Limit) -> dict[int, int]:
+def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
     """The rows that are to come, and their lengths."""
     longest = limit.longest
     if longest is None or limit.too_long in ("refuse", "alone"):
@@ -54,7 +54,7 @@ def _items(lengths: list[int], limit: Limit) -> dict[int, int]:
 
 @given(_LENGTHS, _MADE)
 def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[int], made: dict[str, Any]) -> None:
-    batches, limit = Batches(lengths, **made), made["limit"]
+    batches, limit = BatchSampler(lengths, **made), made["limit"]
     items = _items(lengths, limit)
     longest = limit.longest
     assert batches.too_long == (0 if longest is None else sum(length > longest for length in lengths))
@@ -81,7 +81,7 @@ def test_resuming_gives_exactly_the_batches_that_remain(
     lengths: list[int], made: dict[str, Any], data: st.DataObject
 ) -> None:
     epoch = data.draw(st.sampled_from([0, 3]))
-    whole, stopped, resumed = (Batches(lengths, **made) for _ in range(3))
+    whole, stopped, resumed = (BatchSampler(lengths, **made) for _ in range(3))
     whole.set_epoch(epoch)
     batches = list(whole)
     done = data.draw(st.integers(0, len(batches)))
@@ -111,21 +111,21 @@ def test_resuming_gives_exactly_the_batches_that_remain(
 
 def test_another_number_of_ranks_covers_what_remained() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, 700)
-    for limit in (Limit(sequences=48), Limit(elements=1200)):
-        for order in (Order.random(), Order.grouped(pool=4)):
-            given_to = [list(Batches(lengths, limit, order, ranks=4, rank=rank)) for rank in range(4)]
-            alone = list(Batches(lengths, limit, order))
+    for limit in (BatchLimit(sequences=48), BatchLimit(elements=1200)):
+        for order in (EpochOrder.random(), EpochOrder.grouped(pool=4)):
+            given_to = [list(BatchSampler(lengths, limit, order, ranks=4, rank=rank)) for rank in range(4)]
+            alone = list(BatchSampler(lengths, limit, order))
             assert {len(batches) for batches in given_to} == {len(alone)}
             for shares, step in zip(zip(*given_to, strict=True), alone, strict=True):
                 assert sorted(_rows(list(shares))) == sorted(step)
                 assert min(map(len, shares)) > 0
-            first = Batches(lengths, limit, order, ranks=4, rank=1)
+            first = BatchSampler(lengths, limit, order, ranks=4, rank=1)
             iterator = iter(first)
             for _ in range(5):
                 next(iterator)
             rest = []
             for rank in range(6):
-                other = Batches(lengths, limit, order, ranks=6, rank=rank)
+                other = BatchSampler(lengths, limit, order, ranks=6, rank=rank)
                 other.load_state_dict(first.state_dict())
                 rest += _rows(list(other))
             assert sorted(rest) == sorted(_rows(alone[5:]))
@@ -134,17 +134,17 @@ def test_another_number_of_ranks_covers_what_remained() -> None:
 @pytest.mark.parametrize(
     ("lengths", "limit"),
     [
-        ([1] * 5, Limit(sequences=4)),
-        ([9] * 50, Limit(elements=10)),
-        ([0, 3, 9], Limit(padded=9)),
-        ([2], Limit(elements=9)),
+        ([1] * 5, BatchLimit(sequences=4)),
+        ([9] * 50, BatchLimit(elements=10)),
+        ([0, 3, 9], BatchLimit(padded=9)),
+        ([2], BatchLimit(elements=9)),
     ],
 )
-def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: Limit) -> None:
+def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: BatchLimit) -> None:
     """What one process accepts, any number of ranks does: all have the same steps, and together its batches."""
-    alone = list(Batches(lengths, limit))
+    alone = list(BatchSampler(lengths, limit))
     for ranks in (2, 3, 64):
-        shares = [list(Batches(lengths, limit, ranks=ranks, rank=rank)) for rank in range(ranks)]
+        shares = [list(BatchSampler(lengths, limit, ranks=ranks, rank=rank)) for rank in range(ranks)]
         assert {len(share) for share in shares} == {len(alone)}
         for step, whole in enumerate(alone):
             parts = [share[step] for share in shares]
@@ -154,10 +154,12 @@ def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: 
 
 def test_ranks_have_equal_work() -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.7, 20_000).astype(np.int64) + 1
-    for order in (Order.random(), Order.grouped()):
+    for order in (EpochOrder.random(), EpochOrder.grouped()):
         for ranks in (2, 8, 64):
-            batches = [Batches(lengths, Limit(sequences=32 * ranks), order, ranks=ranks, rank=one) for one in (0, 1)]
-            step, _ = Batches(lengths, Limit(sequences=32 * ranks), order).whole()
+            batches = [
+                BatchSampler(lengths, BatchLimit(sequences=32 * ranks), order, ranks=ranks, rank=one) for one in (0, 1)
+            ]
+            step, _ = BatchSampler(lengths, BatchLimit(sequences=32 * ranks), order).whole()
             mean = lengths[step[: 32 * ranks]].sum() / ranks
             longest = lengths[step[: 32 * ranks]].max()
             for one in batches:
@@ -168,13 +170,13 @@ def test_ranks_have_equal_work() -> None:
 def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.9, 3000).astype(np.int64) + 1
     for limit in (
-        Limit(sequences=16),
-        Limit(elements=2000, too_long="drop"),
-        Limit(padded=2000),
-        Limit(sequences=40, elements=1500),
+        BatchLimit(sequences=16),
+        BatchLimit(elements=2000, too_long="drop"),
+        BatchLimit(padded=2000),
+        BatchLimit(sequences=40, elements=1500),
     ):
-        for order in (Order.random(), Order.grouped(), Order.windows(500)):
-            batches = Batches(lengths, limit, order, largest_first=True)
+        for order in (EpochOrder.random(), EpochOrder.grouped(), EpochOrder.windows(500)):
+            batches = BatchSampler(lengths, limit, order, largest_first=True)
             first, *others = list(batches)
             second = list(batches)
             assert len(first) == len(set(first))
@@ -193,10 +195,10 @@ def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
 
 def test_epochs_and_seeds_differ_in_company_and_order() -> None:
     lengths = np.random.default_rng(1).integers(1, 100, 640)
-    for order in (Order.random(), Order.grouped(pool=10), Order.windows(160)):
+    for order in (EpochOrder.random(), EpochOrder.grouped(pool=10), EpochOrder.windows(160)):
         seen, companies = set(), set()
         for seed in (0, 1):
-            batches = Batches(torch.from_numpy(lengths), Limit(sequences=8), order, seed=seed)
+            batches = BatchSampler(torch.from_numpy(lengths), BatchLimit(sequences=8), order, seed=seed)
             for epoch in (0, 1):
                 batches.set_epoch(epoch)
                 found = list(batches)
@@ -211,21 +213,28 @@ def test_epochs_and_seeds_differ_in_company_and_order() -> None:
 def test_orders_are_what_they_say() -> None:
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 3000).astype(np.int64) + 1
 
-    def waste(order: Order) -> float:
-        batches = list(Batches(lengths, Limit(sequences=32), order))
+    def waste(order: EpochOrder) -> float:
+        batches = list(BatchSampler(lengths, BatchLimit(sequences=32), order))
         return float(1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches))
 
-    assert waste(Order.random()) > 0.6
-    assert waste(Order.grouped(pool=1)) > 0.6
-    assert 0.2 < waste(Order.grouped(pool=8)) < 0.4
+    assert waste(EpochOrder.random()) > 0.6
+    assert waste(EpochOrder.grouped(pool=1)) > 0.6
+    assert 0.2 < waste(EpochOrder.grouped(pool=8)) < 0.4
     # One pool has them all.
-    assert waste(Order.sorted()) <= waste(Order.grouped()) < 0.05 < waste(Order.grouped(pool=50)) < 0.2
-    assert waste(Order.grouped()) + 0.02 < waste(Order.grouped(noise=0.3)) < 0.5
-    assert waste(Order.windows(1600)) < 0.2
-    assert waste(Order.windows(1600, by_length=False)) > 0.6
-    assert list(Batches([5, 1, 9, 2, 8, 1, 9], Limit(sequences=2), Order.sorted())) == [[2, 6], [4, 0], [3, 1], [5]]
+    assert waste(EpochOrder.sorted()) <= waste(EpochOrder.grouped()) < 0.05 < waste(EpochOrder.grouped(pool=50)) < 0.2
+    assert waste(EpochOrder.grouped()) + 0.02 < waste(EpochOrder.grouped(noise=0.3)) < 0.5
+    assert waste(EpochOrder.windows(1600)) < 0.2
+    assert waste(EpochOrder.windows(1600, by_length=False)) > 0.6
+    assert list(BatchSampler([5, 1, 9, 2, 8, 1, 9], BatchLimit(sequences=2), EpochOrder.sorted())) == [
+        [2, 6],
+        [4, 0],
+        [3, 1],
+        [5],
+    ]
     for by_length in (False, True):
-        rows = np.array(_rows(list(Batches(lengths, Limit(sequences=32), Order.windows(100, by_length=by_length)))))
+        rows = np.array(
+            _rows(list(BatchSampler(lengths, BatchLimit(sequences=32), EpochOrder.windows(100, by_length=by_length))))
+        )
         assert np.array_equal(rows // 100, np.arange(3000) // 100)
         assert not np.array_equal(rows, np.arange(3000))
 
@@ -233,10 +242,10 @@ def test_orders_are_what_they_say() -> None:
 def test_noise_is_other_noise_in_every_epoch_and_for_every_seed() -> None:
     lengths = np.random.default_rng(2).integers(20, 60, 240)
     # One pool, so that nothing but noise gives a sequence other company.
-    order = Order.windows(240, noise=0.4)
+    order = EpochOrder.windows(240, noise=0.4)
     met = []
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        batches = Batches(lengths, Limit(sequences=8), order, seed=seed)
+        batches = BatchSampler(lengths, BatchLimit(sequences=8), order, seed=seed)
         batches.set_epoch(epoch)
         met.append({(one, other) for batch in batches for one in batch for other in batch if one < other})
     for place, pairs in enumerate(met):
@@ -244,7 +253,7 @@ def test_noise_is_other_noise_in_every_epoch_and_for_every_seed() -> None:
 
 
 def test_a_plain_loop_gets_other_batches_in_every_epoch() -> None:
-    plain, told = (Batches(list(range(30)), Limit(sequences=4), seed=2) for _ in range(2))
+    plain, told = (BatchSampler(list(range(30)), BatchLimit(sequences=4), seed=2) for _ in range(2))
     epochs = [list(plain) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
     for epoch, batches in enumerate(epochs):
@@ -260,7 +269,7 @@ def test_a_plain_loop_gets_other_batches_in_every_epoch() -> None:
 
 def test_lengths_that_their_owner_changes_are_not_the_batches() -> None:
     lengths = np.array([1, 9, 2, 8])
-    batches = Batches(lengths, Limit(elements=10), Order.sorted())
+    batches = BatchSampler(lengths, BatchLimit(elements=10), EpochOrder.sorted())
     before = list(batches)
     lengths[:] = 1
     assert list(batches) == before
@@ -270,11 +279,11 @@ def test_lengths_that_their_owner_changes_are_not_the_batches() -> None:
 def test_in_a_loader(workers: int) -> None:
     lengths = torch.tensor([3, 0, 1, 4, 2])
     data = SequenceDataset(torch.arange(10), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
-    batches = Batches(data.lengths, Limit(sequences=2))
+    batches = BatchSampler(data.lengths, BatchLimit(sequences=2))
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=rl.collate, num_workers=workers)
     assert len(loader) == 3
     found = list(loader)
-    assert [batch["index"].tolist() for batch in found] == list(Batches(data.lengths, Limit(sequences=2)))
+    assert [batch["index"].tolist() for batch in found] == list(BatchSampler(data.lengths, BatchLimit(sequences=2)))
     assert all(torch.equal(batch["inputs"].lengths, lengths[batch["index"]]) for batch in found)
 
 
@@ -283,12 +292,14 @@ def test_going_on_while_workers_fetch_ahead() -> None:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     data = SequenceDataset(torch.arange(int(offsets[-1])), offsets)
 
-    def loader(batches: Batches) -> torch.utils.data.DataLoader[Any]:
+    def loader(batches: BatchSampler) -> torch.utils.data.DataLoader[Any]:
         return torch.utils.data.DataLoader(
             data, batch_sampler=batches, collate_fn=rl.collate, num_workers=2, prefetch_factor=3
         )
 
-    whole, stopped, resumed = (Batches(lengths, Limit(elements=40), Order.grouped(pool=3)) for _ in range(3))
+    whole, stopped, resumed = (
+        BatchSampler(lengths, BatchLimit(elements=40), EpochOrder.grouped(pool=3)) for _ in range(3)
+    )
     used = []
     for batch in loader(stopped):
         used.append(batch["index"].tolist())
@@ -301,17 +312,17 @@ def test_going_on_while_workers_fetch_ahead() -> None:
 
 def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    pool = Arrangement.pool
+    pool = EpochPools.pool
 
-    def noted(self: Arrangement, number: int) -> Any:
+    def noted(self: EpochPools, number: int) -> Any:
         asked.append(number)
         return pool(self, number)
 
-    monkeypatch.setattr(Arrangement, "pool", noted)
+    monkeypatch.setattr(EpochPools, "pool", noted)
     lengths = np.random.default_rng(0).integers(1, 50, 100_000)
-    for limit in (Limit(sequences=10), Limit(elements=250), Limit(padded=400)):
+    for limit in (BatchLimit(sequences=10), BatchLimit(elements=250), BatchLimit(padded=400)):
         asked.clear()
-        stopped = Batches(lengths, limit, Order.grouped(pool=50))
+        stopped = BatchSampler(lengths, limit, EpochOrder.grouped(pool=50))
         iterator = iter(stopped)
         for _ in range(520):
             next(iterator)
@@ -319,7 +330,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         assert len(asked) < 14
         asked.clear()
         state = stopped.state_dict(517)
-        resumed = Batches(lengths, limit, Order.grouped(pool=50))
+        resumed = BatchSampler(lengths, limit, EpochOrder.grouped(pool=50))
         resumed.load_state_dict(state)
         next(iter(resumed))
         assert set(asked) == {state["pool"]}
@@ -340,7 +351,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         ([1], {"largest_first": 1}, ArgumentTypeError, "largest_first must be .*got 1"),
         (
             [3, 9, 8],
-            {"limit": Limit(elements=5)},
+            {"limit": BatchLimit(elements=5)},
             ArgumentError,
             "lengths must be .*5 elements.*, got 9 at index 1, one of 2 such",
         ),
@@ -348,28 +359,28 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Batches(lengths, **({"limit": Limit(sequences=2)} | arguments))
+        BatchSampler(lengths, **({"limit": BatchLimit(sequences=2)} | arguments))
 
 
 def test_bad_orders() -> None:
     with pytest.raises(ArgumentError, match=r"pool must be .*got 0"):
-        Order.grouped(pool=0)
+        EpochOrder.grouped(pool=0)
     with pytest.raises(ArgumentError, match=r"noise must be .*got 1\.5"):
-        Order.grouped(noise=1.5)
+        EpochOrder.grouped(noise=1.5)
     with pytest.raises(ArgumentError, match=r"sequences must be .*got 0"):
-        Order.windows(0)
+        EpochOrder.windows(0)
 
 
 def test_a_state_of_others_is_refused() -> None:
     lengths = list(range(1, 200))
-    for limit in (Limit(sequences=2), Limit(elements=300)):
-        batches = Batches(lengths, limit)
+    for limit in (BatchLimit(sequences=2), BatchLimit(elements=300)):
+        batches = BatchSampler(lengths, limit)
         state = batches.state_dict(3)
         for other, words in (
-            (Batches([*lengths[:-1], 200], limit), "elements = 19900; .*elements = 19901"),
-            (Batches(lengths, Limit(sequences=1)), "batch_"),
-            (Batches(lengths, limit, Order.grouped()), "order"),
-            (Batches(lengths, limit, seed=1), "seed"),
+            (BatchSampler([*lengths[:-1], 200], limit), "elements = 19900; .*elements = 19901"),
+            (BatchSampler(lengths, BatchLimit(sequences=1)), "batch_"),
+            (BatchSampler(lengths, limit, EpochOrder.grouped()), "order"),
+            (BatchSampler(lengths, limit, seed=1), "seed"),
         ):
             with pytest.raises(ArgumentError, match=words):
                 other.load_state_dict(state)
@@ -388,6 +399,6 @@ def test_a_state_of_others_is_refused() -> None:
         with pytest.raises(ArgumentError, match="epoch"):
             batches.set_epoch(-1)
     with pytest.raises(ArgumentError, match="done = 200"):
-        Batches(lengths, Limit(sequences=1)).load_state_dict(
-            Batches(lengths, Limit(sequences=1)).state_dict() | {"done": 200}
+        BatchSampler(lengths, BatchLimit(sequences=1)).load_state_dict(
+            BatchSampler(lengths, BatchLimit(sequences=1)).state_dict() | {"done": 200}
         )

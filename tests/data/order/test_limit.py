@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from looped import looped
-from raglane.data import Limit
+from raglane.data import BatchLimit
 from raglane.data.order.limit import pieces_of
 from raglane.errors import ArgumentError, ArgumentTypeError
 
@@ -19,7 +19,7 @@ _LENGTHS = st.lists(st.integers(0, 12), max_size=40)
 _NUMBER = st.one_of(st.none(), st.integers(1, 40))
 
 
-def _fits(limit: Limit, lengths: list[int]) -> bool:
+def _fits(limit: BatchLimit, lengths: list[int]) -> bool:
     return (
         (limit.sequences is None or len(lengths) <= limit.sequences)
         and (limit.elements is None or sum(lengths) <= limit.elements)
@@ -27,7 +27,7 @@ def _fits(limit: Limit, lengths: list[int]) -> bool:
     )
 
 
-def _naive(limit: Limit, lengths: list[int]) -> list[list[int]]:
+def _naive(limit: BatchLimit, lengths: list[int]) -> list[list[int]]:
     """One sequence after the other, into the last batch or a new one."""
     batches: list[list[int]] = []
     for length in lengths:
@@ -38,7 +38,7 @@ def _naive(limit: Limit, lengths: list[int]) -> list[list[int]]:
     return batches
 
 
-def _cut(limit: Limit, lengths: list[int], descending: bool = False) -> list[list[int]]:
+def _cut(limit: BatchLimit, lengths: list[int], descending: bool = False) -> list[list[int]]:
     starts = limit.cut(np.array(lengths, np.int64), descending=descending).tolist()
     return [lengths[start:end] for start, end in pairwise([*starts, len(lengths)])]
 
@@ -53,7 +53,7 @@ def test_batches_are_as_large_as_can_be(
         sequences = 3
     if descending:
         lengths = sorted(lengths, reverse=True)
-    limit = Limit(sequences, elements, padded)
+    limit = BatchLimit(sequences, elements, padded)
     batches, naive = _cut(limit, lengths, descending), _naive(limit, lengths)
     assert [length for batch in batches for length in batch] == lengths
     assert len(batches) == len(naive)
@@ -70,7 +70,7 @@ def test_batches_are_as_large_as_can_be(
             assert not _is_smaller(limit, one[-1:] + other, one[:-1])
 
 
-def _is_smaller(limit: Limit, one: list[int], other: list[int]) -> bool:
+def _is_smaller(limit: BatchLimit, one: list[int], other: list[int]) -> bool:
     """Whether a batch is no larger than another, as the limit counts and in sequences."""
 
     def share(lengths: list[int]) -> float:
@@ -82,8 +82,8 @@ def _is_smaller(limit: Limit, one: list[int], other: list[int]) -> bool:
 
 
 def test_a_rest_is_shared_by_the_last_two() -> None:
-    assert _cut(Limit(sequences=8), [1] * 20) == [[1] * 8, [1] * 6, [1] * 6]
-    assert _cut(Limit(elements=10), [4, 2, 2, 2, 1]) == [[4, 2, 2], [2, 1]]
+    assert _cut(BatchLimit(sequences=8), [1] * 20) == [[1] * 8, [1] * 6, [1] * 6]
+    assert _cut(BatchLimit(elements=10), [4, 2, 2, 2, 1]) == [[4, 2, 2], [2, 1]]
 
 
 @given(_LENGTHS, st.integers(1, 15))
@@ -111,4 +111,4 @@ def test_pieces(lengths: list[int], longest: int) -> None:
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Limit(**arguments)
+        BatchLimit(**arguments)

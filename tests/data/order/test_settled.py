@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from looped import looped
-from raglane.data import Batches, Limit, Order
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order import limit as limits
 from raglane.data.order.limit import TOO_LONG, settle
 from raglane.errors import ArgumentError
@@ -25,23 +25,29 @@ _PLACES = np.arange(4000) * 7919 % 61
 @looped(
     ("lengths", "limit", "order", "ranks", "digest"),
     [
-        (_PLACES, Limit(sequences=32), Order.random(), 2, "040661fb5ce7214d"),
-        (_PLACES * 3000, Limit(sequences=32), Order.grouped(5, noise=0.2), 1, "c40d6cff23408b8b"),
-        (_PLACES, Limit(sequences=32), Order.windows(700), 2, "7e528c7a7b03b90d"),
-        (_PLACES, Limit(elements=600, too_long="split"), Order.grouped(5), 2, "a99aaed1c476d835"),
-        (_PLACES, Limit(elements=50, too_long="split"), Order.sorted(), 1, "a25e33710179c3a2"),
-        (_PLACES, Limit(elements=50, too_long="drop"), Order.random(), 1, "29de59cc58d2475b"),
-        (_PLACES * 3000, Limit(sequences=9, elements=90_000, too_long="drop"), Order.grouped(5), 1, "1737b41bc411409c"),
-        (_PLACES * 3000, Limit(padded=150_000, too_long="alone"), Order.sorted(), 1, "b9f0c4ee3a31c966"),
-        (_PLACES, Limit(padded=700), Order.grouped(5, noise=0.2), 1, "a03daa59793e8fb6"),
+        (_PLACES, BatchLimit(sequences=32), EpochOrder.random(), 2, "040661fb5ce7214d"),
+        (_PLACES * 3000, BatchLimit(sequences=32), EpochOrder.grouped(5, noise=0.2), 1, "c40d6cff23408b8b"),
+        (_PLACES, BatchLimit(sequences=32), EpochOrder.windows(700), 2, "7e528c7a7b03b90d"),
+        (_PLACES, BatchLimit(elements=600, too_long="split"), EpochOrder.grouped(5), 2, "a99aaed1c476d835"),
+        (_PLACES, BatchLimit(elements=50, too_long="split"), EpochOrder.sorted(), 1, "a25e33710179c3a2"),
+        (_PLACES, BatchLimit(elements=50, too_long="drop"), EpochOrder.random(), 1, "29de59cc58d2475b"),
+        (
+            _PLACES * 3000,
+            BatchLimit(sequences=9, elements=90_000, too_long="drop"),
+            EpochOrder.grouped(5),
+            1,
+            "1737b41bc411409c",
+        ),
+        (_PLACES * 3000, BatchLimit(padded=150_000, too_long="alone"), EpochOrder.sorted(), 1, "b9f0c4ee3a31c966"),
+        (_PLACES, BatchLimit(padded=700), EpochOrder.grouped(5, noise=0.2), 1, "a03daa59793e8fb6"),
     ],
 )
 def test_batches_are_those_that_were_recorded(
-    lengths: np.ndarray[Any, Any], limit: Limit, order: Order, ranks: int, digest: str
+    lengths: np.ndarray[Any, Any], limit: BatchLimit, order: EpochOrder, ranks: int, digest: str
 ) -> None:
     found = hashlib.sha256()
     for rank in range(ranks):
-        batches = Batches(lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank)
+        batches = BatchSampler(lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank)
         found.update(json.dumps([list(batches), list(batches), batches.state_dict()]).encode())
     assert found.hexdigest()[:16] == digest
 
@@ -59,15 +65,19 @@ def test_lengths_in_a_file_stay_there_and_give_the_same_batches(tmp_path: Path, 
     mapped = _mapped(tmp_path, lengths, mode)
     # As a Dataset has them.
     known = torch.from_numpy(np.asarray(mapped)) if mode == "c" else mapped
-    for limit in (Limit(sequences=64), Limit(elements=4000, too_long="drop"), Limit(padded=4000, too_long="alone")):
+    for limit in (
+        BatchLimit(sequences=64),
+        BatchLimit(elements=4000, too_long="drop"),
+        BatchLimit(padded=4000, too_long="alone"),
+    ):
         tracemalloc.start()
-        batches = Batches(known, limit, Order.grouped(3), seed=2)
+        batches = BatchSampler(known, limit, EpochOrder.grouped(3), seed=2)
         iterator = iter(batches)
         first = [next(iterator) for _ in range(5)]
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert most < lengths.nbytes / 2
-        wanted = Batches(lengths, limit, Order.grouped(3), seed=2)
+        wanted = BatchSampler(lengths, limit, EpochOrder.grouped(3), seed=2)
         iterator = iter(wanted)
         assert first == [next(iterator) for _ in range(5)]
         assert batches.state_dict() == wanted.state_dict()
@@ -75,7 +85,7 @@ def test_lengths_in_a_file_stay_there_and_give_the_same_batches(tmp_path: Path, 
 
 def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
     mapped = _mapped(tmp_path, np.arange(400_000, dtype=np.int32), "r+")
-    batches = Batches(mapped, Limit(sequences=4), Order.sorted())
+    batches = BatchSampler(mapped, BatchLimit(sequences=4), EpochOrder.sorted())
     mapped[:] = 1
     assert next(iter(batches)) == [399_999, 399_998, 399_997, 399_996]
 
@@ -88,7 +98,7 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
         dtype, too_long = kinds[case % len(kinds)], TOO_LONG[1 + case % 3]
         lengths = chance.integers(0, 41, case % 30).tolist()
         most = int(chance.integers(1, 30))
-        found = settle(np.array(lengths, dtype), Limit(elements=most, too_long=too_long))
+        found = settle(np.array(lengths, dtype), BatchLimit(elements=most, too_long=too_long))
         fitting = [length for length in lengths if length <= most]
         over = [row for row, length in enumerate(lengths) if length > most]
         assert found.too_long == len(over)
@@ -110,28 +120,32 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> No
 @looped(
     ("lengths", "limit", "words"),
     [
-        ([3] * 9 + [-2], Limit(sequences=2), "lengths must be .*got -2 at index 9"),
-        ([3] * 9 + [7, 8], Limit(elements=5), "lengths must be .*got 7 at index 9, one of 2 such"),
-        ([2**62, 2**62], Limit(sequences=2), "a sum beyond 64-bit integers"),
-        (np.array([1, 2**63], np.uint64), Limit(sequences=2), "lengths must be .*got -9223372036854775808 at index 1"),
+        ([3] * 9 + [-2], BatchLimit(sequences=2), "lengths must be .*got -2 at index 9"),
+        ([3] * 9 + [7, 8], BatchLimit(elements=5), "lengths must be .*got 7 at index 9, one of 2 such"),
+        ([2**62, 2**62], BatchLimit(sequences=2), "a sum beyond 64-bit integers"),
+        (
+            np.array([1, 2**63], np.uint64),
+            BatchLimit(sequences=2),
+            "lengths must be .*got -9223372036854775808 at index 1",
+        ),
     ],
 )
-def test_what_is_wrong_is_found_in_any_block(lengths: Any, limit: Limit, words: str) -> None:
+def test_what_is_wrong_is_found_in_any_block(lengths: Any, limit: BatchLimit, words: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "_BLOCK", 4)
         with pytest.raises(ArgumentError, match=words):
-            Batches(lengths, limit)
+            BatchSampler(lengths, limit)
 
 
 def test_the_largest_batch_keeps_every_limit() -> None:
     # What is left of the elements after the longest would hold 60 short ones, the padded elements none of them.
     lengths = [100] * 3 + [1] * 80
     for limit, count in (
-        (Limit(elements=360, padded=330), 3),
-        (Limit(elements=360, padded=600), 6),
-        (Limit(elements=360), 63),
-        (Limit(elements=360, sequences=9), 9),
+        (BatchLimit(elements=360, padded=330), 3),
+        (BatchLimit(elements=360, padded=600), 6),
+        (BatchLimit(elements=360), 63),
+        (BatchLimit(elements=360, sequences=9), 9),
     ):
-        first = next(iter(Batches(lengths, limit, Order.random(), largest_first=True)))
+        first = next(iter(BatchSampler(lengths, limit, EpochOrder.random(), largest_first=True)))
         assert len(first) == count
         assert limit.shares(np.array([lengths[row] for row in first]))[-1] <= 1

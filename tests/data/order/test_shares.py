@@ -18,7 +18,7 @@ def test_each_goes_to_the_part_with_the_least(given: list[int], parts: int) -> N
         wanted.append(part)
         before.append(sums[part])
         sums[part] += size
-    for way in (shares._by_heap, shares._by_rounds, shares.share_out):
+    for way in (shares._by_heap, shares._by_rounds, shares.balance):
         chosen, had = way(sizes, parts)
         assert chosen.tolist() == wanted
         assert had.tolist() == before
@@ -27,7 +27,7 @@ def test_each_goes_to_the_part_with_the_least(given: list[int], parts: int) -> N
 def test_many_parts_are_shared_out_by_rounds() -> None:
     sizes = np.sort(np.random.default_rng(0).integers(1, 500, 3000))[::-1]
     for parts in (23, 24, 64):
-        chosen, before = shares.share_out(sizes, parts)
+        chosen, before = shares.balance(sizes, parts)
         wanted, had = shares._by_heap(sizes, parts)
         assert np.array_equal(chosen, wanted)
         assert np.array_equal(before, had)

@@ -6,8 +6,8 @@ answers for any part of an epoch. ``batches.py`` hands the batches to a DataLoad
 
 from __future__ import annotations
 
-from raglane.data.order.batches import Batches
-from raglane.data.order.limit import Limit
-from raglane.data.order.order import Order
+from raglane.data.order.batches import BatchSampler
+from raglane.data.order.limit import BatchLimit
+from raglane.data.order.order import EpochOrder
 
-__all__ = ["Batches", "Limit", "Order"]
+__all__ = ["BatchLimit", "BatchSampler", "EpochOrder"]

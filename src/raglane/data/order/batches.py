@@ -18,13 +18,13 @@ from torch.utils.data import Sampler
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.messages import message
 from raglane.data.epochs import Epochs, check_least
-from raglane.data.order.limit import TOO_LONG, Limit, settle
-from raglane.data.order.order import KINDS, Arrangement, Order, falling, key_of
+from raglane.data.order.limit import TOO_LONG, BatchLimit, settle
+from raglane.data.order.order import KINDS, EpochOrder, EpochPools, descending_keys, key_of
 from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
 
-_RANDOM = Order.random()
+_RANDOM = EpochOrder.random()
 _NONE = np.empty(0, np.int64)
 # For fewer parts a heap takes less time than NumPy's calls, of which there is a round for about as many sizes as parts.
 _FEW = 24
@@ -36,7 +36,7 @@ class _Known:
 
     epoch: int
     largest: _Integers
-    arrangement: Arrangement
+    arrangement: EpochPools
     begin: int
     firsts: list[int]
 
@@ -58,7 +58,7 @@ class _Known:
         return self.begin + place
 
 
-class Batches(Epochs[list[int]], Sampler[list[int]]):
+class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     """Which sequences come together, and when: for a DataLoader's ``batch_sampler``.
 
     How large a batch is and in which order sequences come are two choices, ``limit`` and ``order``. Every sequence
@@ -93,11 +93,12 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         ArgumentError: a length or a number is too small, or a sequence does not fit into a batch.
 
     Example:
-        >>> batches = Batches([5, 1, 9, 2, 8, 1], Limit(sequences=2), Order.sorted())
+        >>> batches = BatchSampler([5, 1, 9, 2, 8, 1], BatchLimit(sequences=2), EpochOrder.sorted())
         >>> list(batches), len(batches)
         ([[2, 4], [0, 3], [1, 5]], 3)
+        >>> limit = BatchLimit(sequences=4)
         >>> for rank in (0, 1):
-        ...     print(list(Batches([5, 1, 9, 2, 8, 1], Limit(sequences=4), Order.sorted(), ranks=2, rank=rank)))
+        ...     print(list(BatchSampler([5, 1, 9, 2, 8, 1], limit, EpochOrder.sorted(), ranks=2, rank=rank)))
         [[2], [3]]
         [[4, 0], [1, 5]]
     """
@@ -107,8 +108,8 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
     def __init__(
         self,
         lengths: Sequence[int] | npt.NDArray[Any] | Tensor,
-        limit: Limit,
-        order: Order = _RANDOM,
+        limit: BatchLimit,
+        order: EpochOrder = _RANDOM,
         *,
         seed: int = 0,
         ranks: int = 1,
@@ -116,8 +117,8 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         largest_first: bool = False,
     ) -> None:
         super().__init__()
-        check_kind("limit", limit, Limit, "a Limit", "pass rl.data.Limit(sequences=32), say")
-        check_kind("order", order, Order, "an Order", "pass rl.data.Order.grouped(), say")
+        check_kind("limit", limit, BatchLimit, "a BatchLimit", "pass e.g. rl.data.BatchLimit(sequences=32)")
+        check_kind("order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()")
         check_least("seed", seed, 0)
         check_least("ranks", ranks, 1)
         check_least("rank", rank, 0, ranks - 1)
@@ -143,7 +144,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
             The rows batch after batch, ``(M,)``, and where batches start in them, ``(b + 1,)``, first 0, last ``M``.
 
         Example:
-            >>> Batches([5, 1, 9, 2, 8, 1], Limit(sequences=4), Order.sorted()).whole()
+            >>> BatchSampler([5, 1, 9, 2, 8, 1], BatchLimit(sequences=4), EpochOrder.sorted()).whole()
             (array([2, 4, 0, 3, 1, 5]), array([0, 3, 6]))
         """
         epoch = self._epoch()
@@ -172,7 +173,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         if self.ranks == 1:
             found: list[int] = rows.tolist()
             return found
-        own: list[int] = rows[owners_of(self._lengths[rows], self.ranks) == self.rank].tolist()
+        own: list[int] = rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank].tolist()
         return own
 
     def _epoch(self) -> _Known:
@@ -182,7 +183,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
 
     def _begin(self, epoch: int) -> _Known:
         largest = self._largest if self.largest_first and epoch == 0 else _NONE
-        arrangement = Arrangement(
+        arrangement = EpochPools(
             self._lengths,
             self.limit,
             self.order,
@@ -259,7 +260,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         """The rows of the largest batch, ascending: from the longest on, and then what still fits."""
         limit = self.limit
         # Those that are dropped are the longest.
-        in_turn = np.argsort(falling(self._lengths), kind="stable")[len(self._dropped) :]
+        in_turn = np.argsort(descending_keys(self._lengths), kind="stable")[len(self._dropped) :]
         sizes = self._lengths[in_turn].astype(np.int64)
         most = len(sizes) if limit.sequences is None else min(limit.sequences, len(sizes))
         count = min(max(int(np.searchsorted(limit.shares(sizes[:most]), 1, side="right")), 1), len(sizes))
@@ -272,7 +273,7 @@ class Batches(Epochs[list[int]], Sampler[list[int]]):
         return np.sort(in_turn[chosen])
 
 
-def owners_of(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
+def assign_ranks(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
     """Which rank has each sequence of a step, so that all have about as many elements.
 
     A step costs a rank the larger of its elements over its rate and its longest sequence times the latency of a step.
@@ -282,11 +283,11 @@ def owners_of(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:
     work = np.maximum(lengths.astype(np.int64), 1)
     in_turn = np.argsort(-work, kind="stable")
     owners = np.empty_like(work)
-    owners[in_turn], _ = share_out(work[in_turn], ranks)
+    owners[in_turn], _ = balance(work[in_turn], ranks)
     return owners
 
 
-def share_out(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
+def balance(sizes: _Integers, parts: int) -> tuple[_Integers, _Integers]:
     """Give each size to the part whose sum is the smallest, in the order given (Graham, 1969).
 
     From the largest on, no sum is more than 4/3 of the best possible; among parts of the same sum the first gets it.

@@ -31,7 +31,7 @@ _MOST = 2**62
 
 
 @dataclass(frozen=True)
-class Limit:
+class BatchLimit:
     """How large a batch is at most; where several numbers are given, all hold.
 
     A batch takes one sequence after the other until the next would be too much. So that none is tiny, the last two
@@ -51,7 +51,7 @@ class Limit:
         ArgumentError: no number, one below 1, or another word for ``too_long``.
 
     Example:
-        >>> print(Limit(sequences=64), Limit(elements=4096), Limit(sequences=64, padded=4096), sep="; ")
+        >>> print(BatchLimit(sequences=64), BatchLimit(elements=4096), BatchLimit(sequences=64, padded=4096), sep="; ")
         64 sequences; 4,096 elements; 64 sequences and 4,096 padded elements
     """
 
@@ -172,7 +172,7 @@ class Settled:
     longest: int
 
 
-def settle(lengths: Any, limit: Limit) -> Settled:
+def settle(lengths: Any, limit: BatchLimit) -> Settled:
     """Read lengths, and do with those that are too long what the limit says."""
     tensor = given_lengths(lengths)
     given: _Lengths = tensor.numpy()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from raglane._utils.checks import check_flag, check_real
 from raglane.data.epochs import check_least
-from raglane.data.order.limit import Limit
+from raglane.data.order.limit import BatchLimit
 
 KINDS = ("random", "sorted", "grouped", "windows")
 
@@ -29,7 +29,7 @@ _ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class Order:
+class EpochOrder:
     """In which order sequences come to batches: :meth:`random`, :meth:`sorted`, :meth:`grouped` or :meth:`windows`.
 
     Attributes:
@@ -40,7 +40,7 @@ class Order:
         noise: how far a length may be off where sequences are arranged by it, as a share of it.
 
     Example:
-        >>> print(Order.random(), Order.grouped(noise=0.1), Order.windows(1000), sep="; ")
+        >>> print(EpochOrder.random(), EpochOrder.grouped(noise=0.1), EpochOrder.windows(1000), sep="; ")
         random; grouped, pools of 200 batches, noise 0.1; windows of 1,000 sequences, grouped
     """
 
@@ -51,27 +51,27 @@ class Order:
     noise: float = 0.0
 
     @staticmethod
-    def random() -> Order:
+    def random() -> EpochOrder:
         """Every order of the sequences is as likely as any other, and batches are cut from it.
 
         Example:
-            >>> print(Order.random())
+            >>> print(EpochOrder.random())
             random
         """
-        return Order("random")
+        return EpochOrder("random")
 
     @staticmethod
-    def sorted() -> Order:
+    def sorted() -> EpochOrder:
         """From the longest sequence to the shortest, the same in every epoch.
 
         Example:
-            >>> print(Order.sorted())
+            >>> print(EpochOrder.sorted())
             sorted
         """
-        return Order("sorted", by_length=True)
+        return EpochOrder("sorted", by_length=True)
 
     @staticmethod
-    def grouped(pool: int = 200, noise: float = 0.0) -> Order:
+    def grouped(pool: int = 200, noise: float = 0.0) -> EpochOrder:
         """Batches of similar lengths, and yet other batches in every epoch.
 
         The sequences come in a random order, in pools of some batches. A pool is sorted by length and cut into batches,
@@ -87,14 +87,14 @@ class Order:
             ArgumentError: a number out of its range.
 
         Example:
-            >>> print(Order.grouped(pool=100))
+            >>> print(EpochOrder.grouped(pool=100))
             grouped, pools of 100 batches
         """
         check_least("pool", pool, 1)
-        return Order("grouped", pool=pool, by_length=True, noise=_check_noise(noise))
+        return EpochOrder("grouped", pool=pool, by_length=True, noise=_check_noise(noise))
 
     @staticmethod
-    def windows(sequences: int, *, by_length: bool = True, noise: float = 0.0) -> Order:
+    def windows(sequences: int, *, by_length: bool = True, noise: float = 0.0) -> EpochOrder:
         """The order of the data, but for what lies near: for data that is read as a stream.
 
         Each window of successive sequences is shuffled, and no batch holds sequences of two windows. So no more than a
@@ -110,12 +110,12 @@ class Order:
             ArgumentError: a number out of its range.
 
         Example:
-            >>> print(Order.windows(512, by_length=False))
+            >>> print(EpochOrder.windows(512, by_length=False))
             windows of 512 sequences
         """
         check_least("sequences", sequences, 1)
         grouped = check_flag("by_length", by_length)
-        return Order("windows", window=sequences, by_length=grouped, noise=_check_noise(noise))
+        return EpochOrder("windows", window=sequences, by_length=grouped, noise=_check_noise(noise))
 
     def __str__(self) -> str:
         parts = [self.kind]
@@ -132,7 +132,7 @@ def _check_noise(noise: float) -> float:
     return check_real("noise", noise, "from 0 to 1", lambda share: 0 <= share <= 1, "pass 0.1, say")
 
 
-class Arrangement:
+class EpochPools:
     """The order of one epoch. What it answers follows from its arguments alone, in any pool at once.
 
     The epoch is made of pools, one after the other. Sequences are arranged within a pool, and no batch holds those of
@@ -142,8 +142,8 @@ class Arrangement:
     def __init__(
         self,
         lengths: npt.NDArray[np.integer],
-        limit: Limit,
-        order: Order,
+        limit: BatchLimit,
+        order: EpochOrder,
         *,
         key: int,
         usual: int,
@@ -210,12 +210,12 @@ class Arrangement:
     @cached_property
     def _sorted(self) -> _Integers:
         rows = self._row_of(np.arange(self.count))
-        return rows[np.argsort(falling(self._lengths[rows]), kind="stable")]
+        return rows[np.argsort(descending_keys(self._lengths[rows]), kind="stable")]
 
     def _sizes(self, rows: _Integers, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.generic]:
         noise = self._order.noise
         if not noise:
-            return falling(lengths)
+            return descending_keys(lengths)
         # Noise puts empty sequences in an order too.
         found: npt.NDArray[np.float64] = np.maximum(lengths, 0.5) * -(
             1 + noise * (2 * shares_of(key_of(self._key, _NOISE), rows) - 1)
@@ -223,7 +223,7 @@ class Arrangement:
         return found
 
 
-def falling(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+def descending_keys(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """Numbers that ascend as lengths fall, in 16 bits where these do: NumPy sorts those by radix."""
     longest = lengths.max(initial=0)
     found: npt.NDArray[np.integer] = longest - lengths

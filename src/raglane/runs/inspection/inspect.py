@@ -17,7 +17,7 @@ from raglane._utils.messages import quote, shorten
 from raglane._utils.table import aligned
 from raglane.data.conversion import Progress
 from raglane.data.lengths import Bin, Bucket, Distribution, Summary, batch_fill, bins, buckets, summary
-from raglane.data.order import Batches, Limit, Order
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.statistics import FeatureCounts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
@@ -30,7 +30,7 @@ from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.stored import finite, to_json
 
-ORDERS = {"random": Order.random(), "grouped": Order.grouped(), "sorted": Order.sorted()}
+ORDERS = {"random": EpochOrder.random(), "grouped": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
 """In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -64,7 +64,7 @@ def batch_sizes(count: int) -> list[int]:
 def fills(lengths: _Integers) -> tuple[Fill, ...]:
     """How full padded batches are, by their size and order."""
     return tuple(
-        Fill(size, name, batch_fill(lengths, *Batches(lengths, Limit(sequences=size), order).whole()))
+        Fill(size, name, batch_fill(lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()))
         for size in batch_sizes(len(lengths))
         for name, order in ORDERS.items()
     )
@@ -73,7 +73,7 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
     """The worst, the median and the best padded batch of an epoch, by their fill."""
     order = ORDERS["grouped" if grouped else "random"]
-    batches = [lengths[batch] for batch in Batches(lengths, Limit(sequences=batch_size), order)]
+    batches = [lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)]
     full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
     full = full or [batch for batch in batches if batch.any()]
     ranked = sorted(full, key=_fill)

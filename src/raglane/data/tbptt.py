@@ -16,7 +16,7 @@ from raglane._utils.messages import message
 from raglane.data.collate import collate
 from raglane.data.dataset import SequenceDataset
 from raglane.data.epochs import Epochs, check_least
-from raglane.data.order.batches import share_out
+from raglane.data.order.batches import balance
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
@@ -47,7 +47,7 @@ class Chunk:
     sequences: Tensor
 
 
-class Chunks(Epochs[Chunk]):
+class TBPTTSampler(Epochs[Chunk]):
     """A dataset as streams, for truncated backpropagation through time (Williams and Peng, 1990).
 
     Each of ``batch_size`` streams works through one sequence after another. A :class:`Chunk` holds the next piece of
@@ -56,7 +56,7 @@ class Chunks(Epochs[Chunk]):
     length 0, so that row ``b`` of every chunk goes on from row ``b`` of the chunk before, and so do its states::
 
         state = None
-        for chunk in Chunks(data, batch_size=32, steps=100):
+        for chunk in TBPTTSampler(data, batch_size=32, steps=100):
             state = carry(layer, chunk.inputs, state, chunk.begins)
             out, state = layer(chunk.inputs, state)
             loss = ...
@@ -93,7 +93,7 @@ class Chunks(Epochs[Chunk]):
 
     Example:
         >>> songs = Ragged([torch.arange(5), torch.arange(10, 12), torch.arange(20, 21)])
-        >>> for chunk in Chunks(songs, batch_size=2, steps=2, shuffle=False):
+        >>> for chunk in TBPTTSampler(songs, batch_size=2, steps=2, shuffle=False):
         ...     print([piece.tolist() for piece in chunk.inputs], chunk.begins.tolist(), chunk.sequences.tolist())
         [[0, 1], [10, 11]] [True, True] [0, 1]
         [[2, 3], [20]] [False, True] [0, 2]
@@ -173,7 +173,7 @@ class Chunks(Epochs[Chunk]):
         """Give the sequences to the streams: the longest first, each to the stream that would begin it earliest."""
         sizes = self._counts if self.shuffle else self._lengths
         order = order[np.argsort(-sizes[order], kind="stable")]
-        streams, before = share_out(self._counts[order], self.batch_size)
+        streams, before = balance(self._counts[order], self.batch_size)
         return order, before + self._counts[order], streams
 
     def _cut(self, rows: _Numbers, sequences: _Numbers, pieces: _Numbers) -> Chunk:

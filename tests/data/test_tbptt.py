@@ -16,7 +16,7 @@ from torch import Tensor
 import raglane as rl
 from batches import numbered, random_batch
 from looped import looped
-from raglane.data.chunks import Chunk, Chunks
+from raglane.data.tbptt import Chunk, TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths as any_lengths
 
@@ -43,7 +43,7 @@ def test_every_stream_reads_one_sequence_after_another(
     lengths: list[int], batch_size: int, steps: int, shuffle: bool, epoch: int
 ) -> None:
     data = numbered(lengths)
-    chunks = Chunks(data, batch_size, steps, targets=data.map(lambda values: -values), shuffle=shuffle, seed=5)
+    chunks = TBPTTSampler(data, batch_size, steps, targets=data.map(lambda values: -values), shuffle=shuffle, seed=5)
     chunks.set_epoch(epoch)
     read: dict[int, list[int]] = {}
     current = [-1] * batch_size  # the sequence that each row is in the middle of
@@ -71,7 +71,7 @@ def test_every_stream_reads_one_sequence_after_another(
 @given(any_lengths(20), st.integers(1, 5), st.integers(1, 7), st.booleans())
 def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, shuffle: bool) -> None:
     pieces = [max(1, -(-length // steps)) for length in lengths]
-    chunks = Chunks(numbered(lengths), batch_size, steps, shuffle=shuffle)
+    chunks = TBPTTSampler(numbered(lengths), batch_size, steps, shuffle=shuffle)
     # Graham 1966: what is given to whoever is free ends no later than the mean and most of the largest.
     most = sum(pieces) / batch_size + (1 - 1 / batch_size) * max(pieces, default=0)
     assert len(chunks) <= most + 1e-9
@@ -86,9 +86,10 @@ def test_streams_end_together(lengths: list[int], batch_size: int, steps: int, s
 
 @given(any_lengths(12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 def test_ranks_share_the_streams(lengths: list[int], batch_size: int, steps: int, ranks: int) -> None:
-    whole = list(Chunks(numbered(lengths), batch_size, steps, seed=2))
+    whole = list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2))
     shares = [
-        list(Chunks(numbered(lengths), batch_size, steps, seed=2, ranks=ranks, rank=rank)) for rank in range(ranks)
+        list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2, ranks=ranks, rank=rank))
+        for rank in range(ranks)
     ]
     assert {len(share) for share in shares} == {len(whole)}
     for place, chunk in enumerate(whole):
@@ -103,7 +104,7 @@ def test_ranks_share_the_streams(lengths: list[int], batch_size: int, steps: int
 def test_targets_of_sequences_come_when_these_end(device: torch.device) -> None:
     targets = torch.randn(len(LENGTHS), 2)
     found: dict[int, Tensor] = {}
-    for chunk in Chunks(random_batch(LENGTHS), 3, 4, targets=targets):
+    for chunk in TBPTTSampler(random_batch(LENGTHS), 3, 4, targets=targets):
         assert isinstance(chunk.targets, Tensor)
         ending = chunk.sequences[chunk.ends].tolist()
         assert chunk.targets.shape == (len(ending), 2)
@@ -114,7 +115,7 @@ def test_targets_of_sequences_come_when_these_end(device: torch.device) -> None:
 
 
 def test_without_shuffle_each_stream_begins_with_its_longest() -> None:
-    chunks = Chunks(numbered([3, 9, 4, 9, 0]), 2, 4, shuffle=False)
+    chunks = TBPTTSampler(numbered([3, 9, 4, 9, 0]), 2, 4, shuffle=False)
     for _ in range(2):  # and every epoch is the same
         assert [chunk.sequences.tolist() for chunk in chunks] == [[1, 3]] * 3 + [[2, 0], [4, -1]]
     assert [chunk.ends.tolist() for chunk in chunks] == [
@@ -131,7 +132,7 @@ def test_without_shuffle_each_stream_begins_with_its_longest() -> None:
 )
 def test_epochs_and_seeds_have_orders_of_their_own(lengths: list[int]) -> None:
     def order(seed: int, epoch: int) -> tuple[int, ...]:
-        chunks = Chunks(numbered(lengths), 4, 3, seed=seed)
+        chunks = TBPTTSampler(numbered(lengths), 4, 3, seed=seed)
         chunks.set_epoch(epoch)
         return tuple(number for chunk in chunks for number in chunk.sequences[chunk.begins].tolist())
 
@@ -142,7 +143,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(lengths: list[int]) -> None:
 
 
 def test_any_sequence_may_be_the_first() -> None:
-    chunks = Chunks(numbered([4, 8, 4, 12, 8, 4, 4, 8]), 2, 4)
+    chunks = TBPTTSampler(numbered([4, 8, 4, 12, 8, 4, 4, 8]), 2, 4)
     firsts: set[int] = set()
     for epoch in range(200):
         chunks.set_epoch(epoch)
@@ -151,7 +152,7 @@ def test_any_sequence_may_be_the_first() -> None:
 
 
 def test_a_plain_loop_gets_another_order_in_every_epoch() -> None:
-    plain, told = (Chunks(numbered(LENGTHS), 3, 2, seed=1) for _ in range(2))
+    plain, told = (TBPTTSampler(numbered(LENGTHS), 3, 2, seed=1) for _ in range(2))
     for epoch in range(3):
         told.set_epoch(epoch)
         assert list(map(as_lists, plain)) == list(map(as_lists, told))
@@ -164,8 +165,8 @@ def test_a_plain_loop_gets_another_order_in_every_epoch() -> None:
 def test_resuming_gives_exactly_the_chunks_that_remain(
     lengths: list[int], batch_size: int, steps: int, shuffle: bool, data: st.DataObject
 ) -> None:
-    def make() -> Chunks:
-        chunks = Chunks(numbered(lengths), batch_size, steps, shuffle=shuffle)
+    def make() -> TBPTTSampler:
+        chunks = TBPTTSampler(numbered(lengths), batch_size, steps, shuffle=shuffle)
         chunks.set_epoch(3)
         return chunks
 
@@ -176,7 +177,7 @@ def test_resuming_gives_exactly_the_chunks_that_remain(
     iterator = iter(stopped)
     assert [as_lists(next(iterator)) for _ in range(done)] == everything[:done]
     state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = Chunks(numbered(lengths), batch_size, steps, shuffle=shuffle)
+    resumed = TBPTTSampler(numbered(lengths), batch_size, steps, shuffle=shuffle)
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert list(map(as_lists, resumed)) == everything[done:]
@@ -208,7 +209,7 @@ def test_all_kinds_of_data_are_the_same(per_element: bool) -> None:
     found = []
     for data, arguments in kinds_of_data(per_element):
         torch.manual_seed(0)
-        chunks = list(Chunks(data, 3, 4, **arguments))
+        chunks = list(TBPTTSampler(data, 3, 4, **arguments))
         found.append([as_lists(chunk) for chunk in chunks])
         if not per_element:
             found[-1] = [(*lists[:1], lists[1].tolist(), *lists[2:]) for lists in found[-1]]
@@ -218,11 +219,11 @@ def test_all_kinds_of_data_are_the_same(per_element: bool) -> None:
 
 @pytest.mark.parametrize("data", [numbered([4]), [torch.ones(4)], [{"inputs": torch.ones(4)}]])
 def test_data_without_targets(data: Any) -> None:
-    assert [chunk.targets for chunk in Chunks(data, 1, 3)] == [None, None]
+    assert [chunk.targets for chunk in TBPTTSampler(data, 1, 3)] == [None, None]
 
 
 def test_no_sequences() -> None:
-    chunks = Chunks(numbered([]), 2, 3)
+    chunks = TBPTTSampler(numbered([]), 2, 3)
     assert len(chunks) == 0
     assert list(chunks) == []
 
@@ -230,7 +231,7 @@ def test_no_sequences() -> None:
 def test_inputs_that_want_gradients_get_them() -> None:
     values = torch.randn(sum(LENGTHS), 2, requires_grad=True)
     data = rl.Ragged.from_flat(values, lengths=LENGTHS)
-    total = torch.stack([chunk.inputs.values.pow(2).sum() for chunk in Chunks(data, 3, 4)]).sum()
+    total = torch.stack([chunk.inputs.values.pow(2).sum() for chunk in TBPTTSampler(data, 3, 4)]).sum()
     (gradient,) = torch.autograd.grad(total, values)
     torch.testing.assert_close(gradient, 2 * values.detach())
 
@@ -268,16 +269,16 @@ def test_inputs_that_want_gradients_get_them() -> None:
 )
 def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Chunks(data, **({"batch_size": 2, "steps": 3} | arguments))
+        TBPTTSampler(data, **({"batch_size": 2, "steps": 3} | arguments))
 
 
 def test_a_state_of_other_chunks() -> None:
-    state = Chunks(numbered([1, 2, 3]), 2, 3).state_dict()
+    state = TBPTTSampler(numbered([1, 2, 3]), 2, 3).state_dict()
     for other, words in (
-        (Chunks(numbered([1, 2, 4]), 2, 3), "elements = 6; .*Chunks has elements = 7"),
-        (Chunks(numbered([1, 2, 3]), 2, 4), "steps"),
-        (Chunks(numbered([1, 2, 3]), 3, 3), "batch_size"),
-        (Chunks(numbered([1, 2, 3]), 2, 3, seed=1), "seed"),
+        (TBPTTSampler(numbered([1, 2, 4]), 2, 3), "elements = 6; .*TBPTTSampler has elements = 7"),
+        (TBPTTSampler(numbered([1, 2, 3]), 2, 4), "steps"),
+        (TBPTTSampler(numbered([1, 2, 3]), 3, 3), "batch_size"),
+        (TBPTTSampler(numbered([1, 2, 3]), 2, 3, seed=1), "seed"),
     ):
         with pytest.raises(ArgumentError, match=words):
             other.load_state_dict(state)
