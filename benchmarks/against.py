@@ -1,11 +1,11 @@
-"""This checkout against another one, in one run: how much faster a training step and inference have become.
+"""Compare the speed of training steps and inference of this checkout with another one, in one run.
 
     python benchmarks/against.py ../other/.venv/bin/python > benchmarks/results/against.md
     python benchmarks/against.py ../other/.venv/bin/python librispeech,trec train --without-torch
 
-The other checkout is installed in an environment of its own, whose Python is given. A process for each keeps the same
-layers and batches. They take turns, case by case and round by round, so that both meet the same machine. A figure is
-the median of the rounds' ratios. Torch's ways, on padded tensors and packs, take turns with them.
+The argument is the Python of another environment in which the other checkout is installed. Each checkout runs in its
+own process, with the same layers and batches. They take turns, case by case and round by round, because the speed of
+the machine varies. A figure is the median of the rounds' ratios. PyTorch on padded tensors and packs takes turns too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDS, SECONDS = 9, 0.06
 
 
 def worker() -> None:
-    """Read a case per line, and time it, after a call to get warm where it is another one than before."""
+    """Read a case per line, and time it; a new case is called once before to warm up."""
     import raglane as rl
 
     calls: dict[str, Callable[[], Any]] = {}
@@ -99,12 +99,12 @@ def ask(process: Any, case: list[Any]) -> float:
 
 
 def rounds_of(processes: Sequence[Any], cases: Sequence[list[Any]], rounds: int) -> list[list[float]]:
-    """Seconds of each case in its process, round by round."""
+    """Return the seconds of each case in its process, round by round."""
     return [[ask(process, case) for process, case in zip(processes, cases, strict=True)] for _ in range(rounds)]
 
 
 def ratios(found: list[list[float]]) -> list[float]:
-    """The others' times over the first one's, medians of the rounds."""
+    """Return the times of the others relative to the first, the medians over rounds."""
     ours, *others = zip(*found, strict=True)
     return [statistics.median(theirs / mine for mine, theirs in zip(ours, one, strict=True)) for one in others]
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("lengths", nargs="?", type=_split, default=LENGTHS, metavar="NAME,...")
     parser.add_argument("modes", nargs="?", type=_split, default=("train", "infer"), metavar="MODE,...")
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BxHxD,...")
-    parser.add_argument("--without-torch", action="store_true", help="compare the two checkouts alone")
+    parser.add_argument("--without-torch", action="store_true", help="compare only the two checkouts")
     chosen = parser.parse_args()
     new, old = start(sys.executable), start(chosen.other)
     torchs = None if chosen.without_torch else start(sys.executable)

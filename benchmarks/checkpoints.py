@@ -1,10 +1,10 @@
-"""What ``checkpoint_every`` costs and spares: time and peak memory of a training step with it, over those without.
+"""Time and peak memory of a training step with ``checkpoint_every``, relative to one without.
 
     python benchmarks/checkpoints.py --threads 2 > benchmarks/results/checkpoints.md
 
-Both layers take turns, round by round, in one process. A ratio is the median of the rounds'. The peak is what a step
-holds beyond inputs and parameters, in a process of its own, in numbers per element and hidden unit (N * H). ``--parts``
-says in how many parts the longest sequence is computed again.
+Both layers take turns, round by round, in one process. A ratio is the median over rounds. The peak is the memory of a
+step without inputs and parameters, measured in a separate process, in numbers per element and hidden unit (N * H).
+``--parts`` is the number of parts in which the longest sequence is computed again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def step_of(cell: str, size: tuple[int, int, int], lengths: list[int], every: in
 
 
 def taken(step: Callable[[], Any], seconds: float) -> float:
-    """The median time of a step, of as many as fit."""
+    """Return the median time of the steps that fit into the time."""
     times, begun = [], time.perf_counter()
     while not times or time.perf_counter() - begun < seconds:
         start = time.perf_counter()
@@ -54,7 +54,7 @@ def taken(step: Callable[[], Any], seconds: float) -> float:
 
 
 def peak(arguments: str) -> float:
-    """What a step holds at its peak, in N * H floats; the work of a process of its own."""
+    """Return the peak memory of a step in N * H floats; called in a separate process."""
     cell, size, lengths, every, threads = json.loads(arguments)
     torch.set_num_threads(threads)
     step_of(cell, size, [3, 2], every)()

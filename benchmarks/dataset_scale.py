@@ -1,11 +1,11 @@
-"""A dataset of millions of sequences on two processors: converting, opening, an epoch's batches, and lengths alone.
+"""A dataset of millions of sequences on two processors: conversion, opening, the batches of an epoch, and lengths.
 
     python benchmarks/dataset_scale.py FOLDER > benchmarks/results/dataset.md            # 50 million sequences
     python benchmarks/dataset_scale.py FOLDER 1000000
 
-``FOLDER`` gets a Parquet file of generated sequences, what it is converted to, and files of lengths; they stay there.
-Each step runs in a process of its own, whose greatest memory is what the system says at its end: of its own (anonymous)
-and with the pages of files that are mapped into it, which the system takes back where it needs them.
+A Parquet file of generated sequences, its conversion and files of lengths are written to ``FOLDER`` and kept. Each step
+runs in a separate process. The system reports its peak memory: anonymous memory, and memory with the pages of mapped
+files, which the system can reclaim.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from raglane.data import BatchLimit, BatchSampler, Dataset, EpochOrder, convert
 from safety import processor
 
 SEQUENCES, BATCH, HIDDEN = 50_000_000, 256, 128
-# Batches that are cut, and batches that are trained.
+# The number of batches that are read, and of batches that are trained.
 CUT, TRAINED = 4_000, 40
-# Lengths alone: as many as make some gigabytes.
+# The number of lengths: some gigabytes.
 LENGTHS = 400_000_000
 _ROWS = 1_000_000
 
@@ -94,7 +94,7 @@ def fed(folder: Path, count: int) -> dict[str, float]:  # noqa: ARG001
 def trained(folder: Path, count: int) -> dict[str, float]:
     """Train on such batches, in memory, as fast as the kernels can.
 
-    Two threads wait for each other, so beside other work they measure that: one thread tells more there.
+    Two threads wait for each other, so on a busy machine one thread gives a better measurement.
     """
     data = Dataset(folder / "out")
     batches = [rl.collate(data.__getitems__(torch.randint(0, count, (BATCH,)).tolist())) for _ in range(TRAINED)]
@@ -115,7 +115,7 @@ def trained(folder: Path, count: int) -> dict[str, float]:
 
 
 def planned(folder: Path, count: int) -> dict[str, float]:  # noqa: ARG001
-    """Lengths alone: a file of them mapped, counted, and drawn from in a random order."""
+    """Map a file of lengths, count them, and draw them in a random order."""
     path = folder / "lengths.npy"
     if not path.exists():
         lengths = np.lib.format.open_memmap(path, "w+", np.int32, (LENGTHS,))
@@ -141,14 +141,14 @@ STEPS: dict[str, Callable[[Path, int], dict[str, float]]] = {
 
 
 def _memory() -> dict[str, float]:
-    """Bytes: the most that the process had with mapped files, and what it has of its own at the end."""
+    """Return bytes: the peak with mapped files, and the anonymous memory at the end."""
     status = Path("/proc/self/status").read_text()
     own = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "own": int(own.split()[1]) * 1024}
 
 
 def _step(name: str, folder: Path, count: int) -> dict[str, float]:
-    """Run a step in a process of its own."""
+    """Run a step in a separate process."""
     command = [sys.executable, __file__, str(folder), str(count), name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -157,7 +157,7 @@ def _step(name: str, folder: Path, count: int) -> dict[str, float]:
 
 
 def report(folder: Path, count: int) -> None:
-    """All steps, and a table."""
+    """Run all steps, and print a table."""
     found: dict[str, Any] = {name: _step(name, folder, count) for name in STEPS}
 
     def gib(value: float) -> str:
@@ -171,10 +171,8 @@ def report(folder: Path, count: int) -> None:
     print(
         f"`python benchmarks/dataset_scale.py FOLDER {count}`: {processor()}, 2 processors, torch {torch.__version__}."
     )
-    print(
-        "The machine was shared with other work, so times are longer than they need be. Two threads of a layer wait for"
-    )
-    print("each other, so beside other work they may be slower than one; alone they are at most twice as fast.\n")
+    print("The machine was shared with other work, so times are too long. Two threads of a layer wait for each other:")
+    print("on a busy machine they may be slower than one; on an idle one they are at most twice as fast.\n")
     print(f"{count:,} sequences of 1 to 15 steps of one channel, with a label each; batches of {BATCH}.\n")
     row("step", "result", "time", "greatest memory, with mapped files", "own memory at the end")
     row(*["---"] * 5)
@@ -196,7 +194,7 @@ def report(folder: Path, count: int) -> None:
         row(f"train {name}", f"{train[name] / 1e6:.2f} million elements/s: fed {ratio:.1f} times as fast", "", "", "")
     plan = found["lengths"]
     what = f"{plan['lengths']:,.0f} lengths in {gib(4 * plan['lengths'])}"
-    row("count lengths alone", what, f"{plan['seconds']:.1f} s", gib(plan["peak"]), gib(plan["own"]))
+    row("count lengths", what, f"{plan['seconds']:.1f} s", gib(plan["peak"]), gib(plan["own"]))
 
 
 if __name__ == "__main__":

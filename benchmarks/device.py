@@ -2,12 +2,11 @@
 
     python benchmarks/device.py --out FOLDER --minutes 9
 
-It installs nothing: it needs torch 2.11 or newer, NumPy and this repository. The cpu kernels are taken from the
-installation, or built in ``build/device`` where CMake and a compiler are; pytest and hypothesis may come along as
-wheels on ``PYTHONPATH``. A part whose need is missing says so. Parts come in the order of what they tell, items too,
-and each is written as soon as it is known: a call that is cut off leaves what it had, and the next one with the same
-``--out`` goes on after it. What had a fault is asked again, after all else; a fault that leaves the GPU unusable for a
-process is written, and another process goes on.
+It installs nothing: it requires torch 2.11 or newer, NumPy and this repository. The cpu kernels are those of the
+installation, or are built in ``build/device`` if CMake and a compiler are available; pytest and hypothesis may be
+wheels on ``PYTHONPATH``. A part that lacks a requirement reports it. The most informative parts and items run first,
+and each result is written at once: after an interruption, a call with the same ``--out`` continues. Items that failed
+run again, last. After an error that leaves the GPU unusable for a process, another process continues.
 
 In the folder: a file of JSON lines for each part, ``report.md`` and ``report.png``.
 """
@@ -32,17 +31,17 @@ _HOME = Path(__file__).resolve().parent.parent
 PARTS: dict[str, Part] = {
     part.name: part for part in (facts.PART, suite.PART, waits.PART, speed.PART, loops.PART, scaling.PART)
 }
-# In the environment: the name of a call, which goes on in another process after some faults.
+# The environment variable with the name of a call, which continues in another process after some errors.
 _CALL = "RAGLANE_DEVICE_CALL"
 # Seconds between two reports while a part runs.
 _EVERY = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for.
+    """Run the chosen parts.
 
     Returns:
-        0, or 1 where something had a fault; wrong arguments exit with 2.
+        0, or 1 if an item failed; wrong arguments exit with 2.
     """
     given = _parse(arguments)
     context = Context(
@@ -118,21 +117,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _kernels() -> Path | None:
-    """Where the cpu kernels are that were built for this call; None where they are installed, or cannot be built."""
+    """Return the folder of the cpu kernels built for this call, or None if they are installed or not built."""
     import raglane.native as native
 
     if native.missing_kernels() is None:
         return None
     folder = _HOME / "build" / "device"
     fault = _build(folder)
-    found = _load(folder)  # what was built now, or came along
+    found = _load(folder)  # built now, or included
     if fault is not None:
         print(f"the cpu kernels were not built ({fault}); " + ("others are there" if found else "none are there"))
     return found
 
 
 def _build(folder: Path) -> str | None:
-    """Build the kernels, or say why not; what is as new as its source is not built again."""
+    """Build the kernels unless they are up to date; print the reason if this fails."""
     if shutil.which("cmake") is None:
         return "CMake is not here"
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
@@ -148,7 +147,7 @@ def _build(folder: Path) -> str | None:
 
 
 def _load(folder: Path) -> Path | None:
-    """Take the kernels that were built in a folder, if they are of this version."""
+    """Use the kernels that were built in a folder, if they are of this version."""
     import raglane.native as native
     from raglane.native.library import library
 

@@ -1,15 +1,15 @@
-"""The order of an epoch: work of ranks, fill, shuffling, and the time to draw and to go on, beside other libraries.
+"""Epoch orders of Raglane and other libraries: balance of ranks, fill, shuffling, and the time to draw and to resume.
 
     python benchmarks/epochs.py names=names.txt libri=libri.txt > benchmarks/results/order.md
 
 Each list is a file with one length per line. The measure of shuffling is in ``shuffling.py``. A step costs
 the larger of its elements over ``RATE`` and its longest sequence times ``LATENCY``: those of a small LSTM on one
-processor. lhotse (the extra ``interop``) is left out where it is not installed.
+processor. lhotse is skipped if it is not installed.
 
-transformers' and torchtext's ways are stated here in a few lines each, not taken from them: both shuffle and cut into
-pools. The first, as ``group_by_length`` does, sorts pools of 50 batches, cuts each into batches from the longest on,
-and has the longest of all first. The second, as ``BucketIterator`` does, sorts pools of 100 batches and shuffles the
-batches of a pool.
+The methods of transformers and torchtext are implemented here in a few lines: both shuffle and divide into pools. The
+first, like ``group_by_length``, sorts pools of 50 batches, divides each into batches, longest first, and moves the
+longest of all to the start. The second, like ``BucketIterator``, sorts pools of 100 batches and shuffles the batches of
+a pool.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Epoch = tuple[Integers, Integers]
 
 RATE, LATENCY = 2e6, 4e-6
 RANKS, PER_RANK, POOL = (2, 8, 64, 512), 32, 50
-# Steps of an epoch that are looked at, evenly over it.
+# The number of evaluated steps, evenly spaced over an epoch.
 STEPS = 400
 
 
 def cost(lengths: Integers) -> float:
-    """Seconds of a step on one rank."""
+    """Return the seconds of a step on one rank."""
     return max(lengths.sum() / RATE, lengths.max(initial=0) * LATENCY)
 
 
 def spread_of_step(shares: list[Integers]) -> tuple[float, float]:
-    """The largest cost over the mean, less 1: as shared out, and the least that the longest sequence allows."""
+    """Return the largest cost over the mean, minus 1: as distributed, and the least for the longest sequence."""
     costs = [cost(share) for share in shares]
     mean = float(np.mean(costs))
     elements = sum(int(share.sum()) for share in shares)
@@ -54,19 +54,19 @@ def spread_of_step(shares: list[Integers]) -> tuple[float, float]:
 
 
 def fill_of(shares: list[Integers]) -> tuple[int, int]:
-    """Elements of padded batches that are real, and all."""
+    """Return the numbers of real elements and of all elements of padded batches."""
     return sum(int(one.sum()) for one in shares), sum(len(one) * int(one.max(initial=0)) for one in shares)
 
 
 def shared(lengths: Integers, ranks: int) -> list[Integers]:
-    """The lengths of a step, as every rank has them."""
+    """Return the lengths of a step on every rank."""
     owners = assign_ranks(lengths, ranks)
     ends = np.cumsum(np.bincount(owners, minlength=ranks))
     return np.split(lengths[np.argsort(owners, kind="stable")], ends[:-1])
 
 
 def steps_of(lengths: Integers, order: EpochOrder, ranks: int) -> Iterator[Integers]:
-    """The lengths of some steps of an epoch."""
+    """Return the lengths of some steps of an epoch."""
     batches = BatchSampler(lengths, BatchLimit(sequences=PER_RANK * ranks), order)
     every = max(1, len(batches) // STEPS)
     for step, rows in enumerate(batches):
@@ -75,7 +75,7 @@ def steps_of(lengths: Integers, order: EpochOrder, ranks: int) -> Iterator[Integ
 
 
 def looked_at(steps: Iterator[list[Integers]]) -> list[str]:
-    """Cells of a table: the spread, what the longest alone makes of it, and the fill."""
+    """Return the cells of a table: the spread, the spread caused by the longest sequence, and the fill."""
     values, fills = [], []
     for shares in steps:
         values.append(spread_of_step(shares))
@@ -86,7 +86,7 @@ def looked_at(steps: Iterator[list[Integers]]) -> list[str]:
 
 
 def spread(lists: dict[str, Integers], count: int) -> None:
-    """The table of the work of ranks."""
+    """Print the table of the balance of ranks."""
     print(f"\n## Work of ranks\n\n{count:,} lengths drawn from each list, {PER_RANK} sequences per rank and step;")
     print(
         f"some {STEPS} steps of an epoch, evenly over it. The spread of a step is the largest cost of a rank over the"
@@ -108,7 +108,7 @@ def spread(lists: dict[str, Integers], count: int) -> None:
                 found = looked_at(shared(step, ranks) for step in steps)
                 cells += [found[0], found[2]]
             cells += looked_at(shared(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[:2]
-            # A step of a random order is in a random order itself.
+            # The sequences within a step of a random order are in random order too.
             cells += looked_at(np.array_split(step, ranks) for step in steps_of(lengths, EpochOrder.random(), ranks))[
                 :1
             ]
@@ -116,7 +116,7 @@ def spread(lists: dict[str, Integers], count: int) -> None:
 
 
 class Ours:
-    """A limit and an order of Raglane."""
+    """A batch limit and an epoch order of Raglane."""
 
     def __init__(self, limit: BatchLimit, order: EpochOrder) -> None:
         self.limit, self.order = limit, order
@@ -128,7 +128,7 @@ class Ours:
         return list(batches)
 
     def go_on(self, lengths: Integers) -> Callable[[], object]:
-        """What a new process does to have the batch in the middle of an epoch."""
+        """Return the batch in the middle of an epoch, as in a new process."""
         stopped = BatchSampler(lengths, self.limit, self.order)
         state = stopped.state_dict(len(stopped) // 2)
 
@@ -141,13 +141,13 @@ class Ours:
 
 
 class Pools:
-    """Pools of a random order, sorted; the two ways that are stated in the head of this file, and plain chance."""
+    """Sorted pools of a random order: the two methods of the module's docstring, and a random order."""
 
     def __init__(self, pool: int, *, sort: bool = True, shuffles: bool = True) -> None:
         self.pool, self.sort, self.shuffles = pool, sort, shuffles
 
     def epoch(self, lengths: Integers, number: int) -> list[list[int]]:
-        """All batches, as Python lists and by Python's sort, like the originals."""
+        """Return all batches as Python lists, sorted by Python, like the originals."""
         generator = torch.Generator().manual_seed(number)
         rows = torch.randperm(len(lengths), generator=generator).tolist()
         known = lengths.tolist()
@@ -164,7 +164,7 @@ class Pools:
         return batches
 
     def go_on(self, lengths: Integers) -> Callable[[], object]:
-        """The epoch is drawn anew, and half of it left out."""
+        """Draw the epoch again, and skip half of it."""
         return lambda: self.epoch(lengths, 0)[len(lengths) // PER_RANK // 2]
 
 
@@ -193,7 +193,7 @@ class Lhotse:
         return [[int(cut.id.rpartition("-")[2]) for cut in batch] for batch in sampler]
 
     def go_on(self, lengths: Integers) -> Callable[[], object]:
-        """Its state is loaded, and it goes there."""
+        """Load the state, and continue there."""
         stopped = self._sampler(lengths, world_size=1, rank=0)
         iterator = iter(stopped)
         for _ in range(len(lengths) // PER_RANK // 2):
@@ -208,26 +208,26 @@ class Lhotse:
         return resume
 
     def steps(self, lengths: Integers, ranks: int) -> list[list[Integers]]:
-        """What each of several ranks has, step after step."""
+        """Return the lengths of each rank, step after step."""
         whole = [self._sampler(lengths, world_size=ranks, rank=rank) for rank in range(ranks)]
         held = [[[int(cut.id.rpartition("-")[2]) for cut in batch] for batch in sampler] for sampler in whole]
         return [[lengths[share] for share in step] for step in zip(*held, strict=False)]
 
 
 def as_epoch(batches: list[list[int]]) -> Epoch:
-    """Batches as rows and bounds."""
+    """Return batches as rows and bounds."""
     return np.concatenate(batches).astype(np.int64), np.cumsum([0, *map(len, batches)])
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the processor, and the result: everything here runs on one thread."""
+    """Return the processor seconds of a single-threaded call, and its result."""
     begun = time.process_time()
     result = call()
     return time.process_time() - begun, result
 
 
 def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
-    """The table of fill, spread, shuffling and time, beside others."""
+    """Print the table of fill, spread, shuffling and time, with other libraries."""
     print(f"\n## Beside others\n\n{count:,} lengths drawn from a list, batches of {PER_RANK}. The spread is that of")
     print(
         f"{ranks} ranks: ours share out steps of as many batches, the others give each rank one of successive batches,"
@@ -282,7 +282,7 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
 
 
 def many(known: Integers, count: int) -> None:
-    """The table of time for many sequences."""
+    """Print the table of times for many sequences."""
     print(
         f"\n## {count:,} sequences\n\nLengths drawn from the last list, batches of 64 sequences, or of as many elements"
     )

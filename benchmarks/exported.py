@@ -2,9 +2,9 @@
 
     python benchmarks/exported.py runs/vowels runs/names runs/tags
 
-A run must know its test data; --passes 1 looks at accuracy alone. float16: weights and what does not loop; int8: ONNX
-Runtime's dynamic quantisation. Batches of 64, in the order of the data, padded; medians of whole passes over the test
-part, interleaved.
+Runs must record their test data; --passes 1 measures only accuracy. float16: weights and operators outside of the
+recurrent nodes; int8: ONNX Runtime's dynamic quantisation. Padded batches of 64 in the order of the data; medians of
+whole passes over the test data, interleaved.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Answers = Callable[[], list[Any]]
 
 
 def batches_of(run: Run) -> tuple[list[rl.Ragged], list[int]]:
-    """The test part as the file takes it, not scaled, and the right classes."""
+    """Return the test data in the form of the file's input, not scaled, and the classes."""
     records = run.test_part()
     dataset = run.preprocess.apply(records)
     raw = torch.from_numpy(np.ascontiguousarray(records.values)) if not run.preprocess.is_tokens else dataset.values
@@ -61,7 +61,7 @@ def here(run: Run, batches: list[rl.Ragged]) -> Answers:
 
 
 def classes(answers: list[Any], batches: list[rl.Ragged]) -> list[int]:
-    """The likeliest class of each sequence or element."""
+    """Return the most likely class of each sequence or element."""
     found: list[int] = []
     for answer, batch in zip(answers, batches, strict=True):
         rows = answer.values if isinstance(answer, rl.Ragged) else torch.as_tensor(answer)
@@ -72,7 +72,7 @@ def classes(answers: list[Any], batches: list[rl.Ragged]) -> list[int]:
 
 
 def once_each(model: Any) -> Any:
-    """The model without what ONNX Runtime's converter writes twice: casts of a tensor that several nodes read."""
+    """Return the model without duplicate casts, which ONNX Runtime's converter writes for a tensor of several nodes."""
     known: set[str] = set()
     kept = []
     for node in model.graph.node:
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=7, help="over the test part, of each way")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # the quantisation's, about what it leaves as it is
+    logging.disable(logging.WARNING)  # of the quantisation, about nodes that it does not convert
     for place in given.runs:
         run = rl.load(place)
         batches, right = batches_of(run)

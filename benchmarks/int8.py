@@ -1,12 +1,12 @@
-"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 ones, both packed beforehand.
+"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 weights, both packed beforehand.
 
     python benchmarks/int8.py > benchmarks/results/int8.md
     python benchmarks/int8.py runs/vowels runs/names runs/tags
 
-With runs, which must know their test data: how good each is in both ways, and how long that takes. Else the first table
-has batches of lognormal lengths, and the second ``layer.step`` for ``B`` streams. Both ways take turns; a figure is a
-median, and a ratio the median of the ratios of neighbouring turns. The error is that of the output: the root of its
-mean square, over that of the output in float32; weights are as a new layer's.
+With runs, which must record their test data: the score and time of each in both dtypes. Otherwise the first table has
+batches of lognormal lengths, and the second ``layer.step`` for ``B`` streams. Both dtypes take turns; a figure is a
+median, and a ratio the median of the ratios of neighbouring turns. The error is the root mean square of the error of
+the output, relative to that of the output in float32; weights are those of a new layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STREAMS = ((1, 256), (1, 512), (1, 1024), (8, 512))
 def turns(
     ways: tuple[Callable[[], Any], Callable[[], Any]], number: int, rounds: int = 15
 ) -> tuple[float, float, float]:
-    """Seconds of two ways, and the ratio of the first to the second."""
+    """Return the seconds of two calls, and the ratio of the first to the second."""
     taken: list[tuple[float, float]] = []
     for _ in range(rounds + 2):
         found = []
@@ -42,7 +42,7 @@ def turns(
                 way()
             found.append((time.perf_counter() - start) / number)
         taken.append((found[0], found[1]))
-    del taken[:2]  # the first ones find nothing in the caches
+    del taken[:2]  # the caches are cold at first
     first, second = (statistics.median(each) for each in zip(*taken, strict=True))
     return first, second, statistics.median(one / other for one, other in taken)
 

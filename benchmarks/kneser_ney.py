@@ -1,14 +1,14 @@
-"""An interpolated Kneser-Ney model of characters: what a language model of ``raglane train`` is compared with.
+"""An interpolated Kneser-Ney model of characters, the baseline of language models of ``raglane train``.
 
-PATH is what ``raglane train PATH --task language`` takes. The same part is held out, by the same seed, so the bits per
-character are those of the same texts. The ends of texts are told too, as there.
+PATH is that of ``raglane train PATH --task language``. The same texts are held out, by the same seed. The ends of texts
+are predicted too.
 
     python benchmarks/kneser_ney.py PATH --order 5
 
-The method is that of Kneser and Ney (1995) as Chen and Goodman (1999) write it down: what is discounted from each count
-is given to the order below, which counts contexts instead of occurrences. With one discount per order it is
-``n1 / (n1 + 2 n2)``, where ``n1`` n-grams occur once and ``n2`` twice; ``--modified`` takes three, for counts of 1, 2
-and more.
+The method is that of Kneser and Ney (1995), in the notation of Chen and Goodman (1999): the mass that is discounted
+from each count goes to the lower order, which counts contexts instead of occurrences. The discount of an order is
+``n1 / (n1 + 2 n2)``, where ``n1`` n-grams occur once and ``n2`` twice; ``--modified`` uses three discounts, for counts
+of 1, 2 and more.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Gram = tuple[str, ...]
 
 
 class KneserNey:
-    """The probability of a token after the ``order - 1`` tokens before it.
+    """A model of the probability of a token after the previous ``order - 1`` tokens.
 
     Args:
-        texts: to learn from, each a sequence of tokens.
-        order: of the n-grams, at least 1.
-        modified: whether counts of 1, 2 and more have discounts of their own.
+        texts: the training texts, each a sequence of tokens.
+        order: the length of n-grams, at least 1.
+        modified: True for separate discounts of counts of 1, 2 and more.
 
     Example:
         >>> model = KneserNey([["a", "b"], ["a"]], order=2)
@@ -49,7 +49,7 @@ class KneserNey:
             whole.update(padded[start : start + order] for start in range(len(padded) - order + 1))
         counts = [whole]
         for _ in range(order - 1):
-            # Of the order below: in how many contexts each occurs.
+            # For a lower order: the number of contexts of each.
             counts.insert(0, Counter(gram[1:] for gram in counts[0]))
         self.counts = counts
         self.tokens = sorted({gram[-1] for gram in whole})
@@ -66,8 +66,8 @@ class KneserNey:
             self.given.append(given)
 
     def probability(self, token: str, context: Gram) -> float:
-        """The probability of a token that is known, after the last tokens of a context."""
-        # Below all counts every token is as likely, and one more for what is unknown.
+        """Return the probability of a known token after the last tokens of a context."""
+        # The lowest order is uniform over all tokens and an unknown one.
         found = 1 / (len(self.tokens) + 1) if token not in self.tokens else 1 / len(self.tokens)
         context = context[len(context) - self.order + 1 :] if self.order > 1 else ()
         for place, grams in enumerate(self.counts):
@@ -80,7 +80,7 @@ class KneserNey:
         return found
 
     def bits(self, texts: Iterable[Sequence[str]]) -> tuple[float, int]:
-        """The bits of some texts and their ends, and how many tokens these are."""
+        """Return the bits of some texts with their ends, and the number of tokens."""
         bits, count = 0.0, 0
         for text in texts:
             padded = (*[BEGIN] * (self.order - 1), *text, END)
@@ -91,19 +91,19 @@ class KneserNey:
 
 
 def _discounts(grams: Counter[Gram], modified: bool) -> tuple[float, float, float]:
-    """What is taken from counts of 1, 2 and more, by how many n-grams have such counts."""
+    """Return the discounts of counts of 1, 2 and more, from the numbers of n-grams with such counts."""
     having = Counter(min(count, 5) for count in grams.values())
     one, two, three, four = (having[count] for count in (1, 2, 3, 4))
     share = one / (one + 2 * two) if one else 0.5
     if not (modified and one and two and three and four):
         return (share, share, share)
-    # Never more than the count itself, and never less than nothing.
+    # Between 0 and the count.
     found = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
     return tuple(min(max(discount, 0.0), most) for discount, most in zip(found, (1, 2, 3), strict=True))  # type: ignore[return-value]
 
 
 def texts_of(records: rl.data.Records) -> list[list[str]]:
-    """The tokens of each text."""
+    """Return the tokens of each text."""
     return [records.values[start:end].tolist() for start, end in pairwise(records.offsets)]
 
 

@@ -1,4 +1,4 @@
-"""The recurrent layers against PyTorch's and, where they are installed, other engines'.
+"""Time the recurrent layers against PyTorch's and those of other installed engines.
 
     python benchmarks/layers.py
     python benchmarks/layers.py --lengths my-lengths.txt --sizes 64x256x80 --cells lstm
@@ -32,7 +32,7 @@ from raglane.cli.console import complain, say
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.planner import machine
 
-# What a folder of results holds, and nothing else: only such a folder is replaced.
+# The files of a folder of results; only a folder with no other files is replaced.
 _FILES = ("results.csv", "results.md", "results.png")
 
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default="float32", help="float32,bfloat16 or one of them")
     parser.add_argument("--threads", help="numbers of threads with commas; PyTorch's choice if left out")
     parser.add_argument(
-        "--competitors", default="all", help=f"beside ours, {', '.join(RIVALS)}: {every} of those that are installed"
+        "--competitors", default="all", help=f"compared with ours: {', '.join(RIVALS)}; {every} of the installed ones"
     )
     parser.add_argument("--rounds", type=int, default=7, help="in which all are timed; slow cases have at least 3")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the results")
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench(given: argparse.Namespace) -> int:
-    # Before the first case, rather than after the last.
+    # Checked before the first case.
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, "bench")
     if not 1 <= given.rounds <= 10_000:
@@ -89,7 +89,7 @@ def _nothing(*_: str) -> None:
 
 
 def _run(cases: Sequence[Case], rivals: Sequence[str], rounds: int, out: Path, say: Callable[..., None]) -> int:
-    """Measure, write the files, and report what came of it."""
+    """Measure, write the files, and print a summary."""
     _, missing = installed(rivals)
     for line in missing:
         say(line)
@@ -118,7 +118,7 @@ def _files(report: Report) -> dict[str, bytes]:
 
 
 def _cases(given: argparse.Namespace) -> list[Case]:
-    """The cases that the options ask for."""
+    """Return the cases of the options."""
     wanted = pick("suites", given.suites, SUITES)
     takes_lengths = any(not SUITES[name].lengths for name in wanted)
     return select(
@@ -133,13 +133,13 @@ def _cases(given: argparse.Namespace) -> list[Case]:
 
 
 def _free() -> dict[str, Lengths]:
-    """The lengths that are not made for one suite."""
+    """Return the lengths that are not reserved for a suite."""
     own = {name for suite in SUITES.values() for name in suite.lengths} - {"lognormal"}
     return {name: rule for name, rule in LENGTHS.items() if name not in own}
 
 
 def _lengths(text: str, known: Mapping[str, Lengths]) -> list[Lengths]:
-    """Rules by their names; whatever looks like a path, or is one, is a file."""
+    """Return the rules of some names; a name that is a path, or looks like one, is a file."""
     if text == "all":
         return list(known.values())
     found = []
@@ -166,7 +166,7 @@ def _threads(text: str) -> list[int]:
 
 
 def _rivals(text: str) -> list[str]:
-    """Who takes part besides ours; who is asked for by name must be installed."""
+    """Return the competitors; those that are named must be installed."""
     names = pick("competitors", text, RIVALS)
     if text != "all":
         for module in (module for name in names for module in COMPETITORS[name].modules):
@@ -175,7 +175,7 @@ def _rivals(text: str) -> list[str]:
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that results must not be written to, before any work is done."""
+    """Raise if results must not be written to a folder."""
     if not out.exists() and not out.is_symlink():
         check_place("out", out)
         return
@@ -184,7 +184,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise ArgumentError(message("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
-        rule = "results are a folder beside others, which is replaced as a whole"
+        rule = "a folder with a parent, because it is replaced as a whole"
         raise ArgumentError(message("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
     check_place("out", out.absolute().parent)
     if names and not overwrite:

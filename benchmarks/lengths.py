@@ -1,12 +1,11 @@
-"""The quantiles of real lists of lengths, which ``harness.lengths`` keeps.
+"""Compute the quantiles of real lists of lengths that ``harness.lengths`` contains.
 
     python benchmarks/lengths.py DATA
 
 DATA is a folder with ``lengths/librispeech_train-clean-100_samples16k.txt`` and ``lengths/ljspeech_mel_frames.txt``
 (an integer a line), ``names/*.txt`` (a name a line), ``ewt/ewt_train_form_upos.tsv.gz`` (a token a line, an empty line
-between sentences) and ``trec/TREC.train`` (a question a line, its label first). Japanese vowels come with sktime. What
-is printed replaces ``QUANTILES`` there. The lists themselves stay where they are: 101 numbers of each are enough to
-draw lengths like them.
+between sentences) and ``trec/TREC.train`` (a question a line, its label first). Japanese vowels come with sktime. The
+output replaces ``QUANTILES`` there. The lists are not copied: 101 numbers of each suffice to draw similar lengths.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import numpy as np
 
 from raglane.data import japanese_vowels
 
-# Frames of 10 ms at 16 kHz, of which the convolutions in front of a speech recogniser leave every fourth.
+# Frames of 10 ms at 16 kHz; the convolutions of a speech recogniser keep every fourth.
 _SAMPLES_A_STEP = 4 * 160
-# Mel frames of 256 samples at 22.05 kHz, of which every fourth is left.
+# Mel frames of 256 samples at 22.05 kHz; every fourth is kept.
 _FRAMES_A_STEP = 4
 
 
 def lists(folder: Path) -> Iterator[tuple[str, list[int]]]:
-    """Every list by its name, in the order of ``QUANTILES``."""
+    """Return every list by its name, in the order of ``QUANTILES``."""
     spoken = folder / "lengths"
     samples = np.loadtxt(spoken / "librispeech_train-clean-100_samples16k.txt", dtype=np.int64)
     yield "librispeech", (samples // _SAMPLES_A_STEP).tolist()

@@ -1,9 +1,9 @@
-"""Measured pictures: time of an element against fill for each method, and the roofline of this machine.
+"""Measure the data of two pictures: time per element against fill for each method, and the roofline of this machine.
 
     python benchmarks/measured.py > benchmarks/results/measured.json
 
-``python docs/draw.py`` draws what is in that file. The first is a training step of an LSTM with 128 units on 64
-sequences, 1,920 elements in all; the second inference on lognormal lengths. All ways take turns; a figure is a median.
+``python docs/draw.py`` draws the pictures. The first is a training step of an LSTM with 128 units on 64 sequences,
+1,920 elements in all; the second is inference on lognormal lengths. All methods take turns; a figure is a median.
 The roofline counts each operation of a cell's products once, and each byte of values, weights and outputs; the
 bandwidth is that of a copy.
 """
@@ -36,14 +36,14 @@ _SIZES = (Size(64, 128, 128), Size(32, 512, 512))
 
 
 def train(layer: Any, batch: rl.Ragged) -> None:
-    """Forward and backward, to values and weights."""
+    """Run forward and backward, with the gradients of values and weights."""
     values = batch.values.detach().requires_grad_()
     output, _ = layer(batch.with_values(values))
     output.values.sum().backward()
 
 
 def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each call."""
+    """Return the seconds of each call."""
     for call in calls.values():
         call()
     return {
@@ -53,7 +53,7 @@ def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def by_fill() -> list[dict[str, Any]]:
-    """Seconds of an element of training by method and fill."""
+    """Return the seconds per element of training by method and fill."""
     rows = []
     for fill in _FILLS:
         lengths = filled(fill)(_COUNT)
@@ -72,7 +72,7 @@ def by_fill() -> list[dict[str, Any]]:
 
 
 def roofline() -> dict[str, Any]:
-    """The roof of this machine, and the kernels of inference under it."""
+    """Return the roofline of this machine, and the rates of kernels in inference."""
     copy = YARDSTICKS["copy"]
     measure = peak(torch.float32)
     if measure is None:
@@ -95,7 +95,7 @@ def roofline() -> dict[str, Any]:
 
 
 def rounded(found: Any) -> Any:
-    """Numbers with four digits."""
+    """Return numbers with four digits."""
     if isinstance(found, dict):
         return {name: rounded(part) for name, part in found.items()}
     if isinstance(found, list):

@@ -2,11 +2,11 @@
 
     python benchmarks/packing.py [--threads 1 2] [--rounds 15] [--only pack_sequence]
 
-Every case is checked for equal results before it is timed. In each round one function runs right after the other,
-long enough to be timed, and takes turns at going first; what is reported is the median over the rounds, and the
-median of the rounds' own ratios, which a busy machine disturbs least. Below 1 Raglane is faster.
+The results of every case are compared before it is timed. In each round both functions run, in alternating order. The
+table has the median over rounds, and the median of the ratios of rounds, which a busy machine disturbs least. Below 1
+Raglane is faster.
 
-"forward" is without gradients, "recording" is forward with them, "backward" is the backward pass alone.
+"forward" is without gradients, "recording" is forward with them, "backward" is only the backward pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSES = ("forward", "recording", "backward")
 
 @dataclass(frozen=True)
 class Task:
-    """One function on one batch, given the module that has it and whether the inputs want gradients."""
+    """A function on a batch, given the module that contains it, and True if inputs require gradients."""
 
     function: str
     batch_first: bool | None
@@ -44,7 +44,7 @@ class Task:
 
 
 def random_lengths(count: int, longest: int) -> Tensor:
-    """Lognormal lengths, the longest present, none empty (torch refuses those)."""
+    """Return lognormal lengths with the longest included, none 0, which torch does not accept."""
     drawn = np.random.default_rng(count).lognormal(np.log(longest * 0.4), 0.6, count)
     lengths = drawn.astype(np.int64).clip(1, longest)
     lengths[0] = longest
@@ -53,7 +53,7 @@ def random_lengths(count: int, longest: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the functions are given: random values of these lengths."""
+    """The inputs of the functions: random values of some lengths."""
 
     lengths: Tensor
     features: tuple[int, ...]
@@ -61,7 +61,7 @@ class Inputs:
 
     @property
     def orders(self) -> Iterator[tuple[str, bool, Tensor]]:
-        """The lengths from the longest, and as they are; by name, and whether they are sorted."""
+        """Return the lengths sorted, longest first, and unsorted; by name, with True if sorted."""
         yield "sorted", True, self.lengths.sort(descending=True, stable=True).values
         yield "unsorted", False, self.lengths
 
@@ -74,7 +74,7 @@ class Inputs:
 
 
 def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Iterator[Task]:
-    """Every function, on every kind of argument that changes what it does."""
+    """Return every function with every kind of argument that changes its work."""
     inputs = Inputs(lengths, features, dtype)
     for first in (False, True):
         yield from padded_tasks(inputs, first)
@@ -89,7 +89,7 @@ def tasks(lengths: Tensor, features: tuple[int, ...], dtype: torch.dtype) -> Ite
 
 
 def padded_tasks(inputs: Inputs, first: bool) -> Iterator[Task]:
-    """The functions that take or give a padded tensor, its batch first or second."""
+    """Return the functions with padded tensors, batch first or time first."""
     lengths, (count, steps) = inputs.lengths, (len(inputs.lengths), int(inputs.lengths.max()))
     shape = (count, steps) if first else (steps, count)
 
@@ -99,7 +99,7 @@ def padded_tasks(inputs: Inputs, first: bool) -> Iterator[Task]:
 
     def unpad(module: Any, grad: bool) -> Any:
         padded = inputs.make(*shape, grad=grad).clone()
-        # torch's turns a time-first argument around in place: give it a view each time.
+        # torch transposes a time-first argument in place, so each call gets a new view.
         return lambda: module.unpad_sequence(padded.view(padded.shape), lengths, first), [padded]
 
     def pack(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
@@ -120,7 +120,7 @@ def padded_tasks(inputs: Inputs, first: bool) -> Iterator[Task]:
 
 
 def list_tasks(inputs: Inputs) -> Iterator[Task]:
-    """The functions between lists of sequences and packs."""
+    """Return the functions between lists of sequences and packs."""
 
     def pack_list(given: Tensor, is_sorted: bool, module: Any, grad: bool) -> Any:
         sequences = inputs.sequences(given, grad)
@@ -146,14 +146,14 @@ def outputs_of(result: Any) -> list[Tensor]:
 
 
 def comparable(result: Any) -> list[Tensor]:
-    """What must be equal: packs only once unpacked, since torch breaks ties its own way."""
+    """Return the tensors to compare; packs are unpacked, because torch orders ties in another way."""
     if isinstance(result, rnn.PackedSequence):
         result = rnn.pad_packed_sequence(result)
     return [output.detach() for output in (result if isinstance(result, (list, tuple)) else [result])]
 
 
 def runners(task: Task, which: str) -> list[Callable[[], Any]]:
-    """Ours and torch's, ready to be timed; the same numbers go in, and have been checked to come out."""
+    """Return our call and torch's on the same numbers, after comparing their results."""
     found: list[Callable[[], Any]] = []
     results: list[list[Tensor]] = []
     for module in (packing, rnn):
@@ -165,7 +165,7 @@ def runners(task: Task, which: str) -> list[Callable[[], Any]]:
             results.append(comparable(result))
             continue
         outputs = outputs_of(result)
-        # The outputs are their own gradients, so that those of the inputs do not depend on how ties are broken.
+        # The outputs are their own gradients, so those of the inputs do not depend on the order of ties.
         grads = [output.detach().clone() for output in outputs]
         found.append(partial(torch.autograd.grad, outputs, inputs, grads, retain_graph=True))
         results.append(list(found[-1]()))
@@ -174,7 +174,7 @@ def runners(task: Task, which: str) -> list[Callable[[], Any]]:
 
 
 def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, float]:
-    """Median microseconds of ours and of torch's, and the median ratio of ours to torch's."""
+    """Return the median microseconds of ours and of torch's, and the median ratio of ours to torch's."""
 
     def clock(run: Callable[[], Any], repeats: int) -> float:
         start = time.perf_counter()
@@ -183,7 +183,7 @@ def measure(pair: list[Callable[[], Any]], rounds: int) -> tuple[float, float, f
         return (time.perf_counter() - start) / repeats * 1e6
 
     single = [clock(run, 1) for run in pair]
-    if max(single) > 1e6:  # over a second: nothing that more rounds would change
+    if max(single) > 1e6:  # over a second: more rounds would change nothing
         return single[0], single[1], single[0] / single[1]
     repeats = [max(1, min(200, int(2000 / max(time_of_one, 1)))) for time_of_one in single]
     longest = max(clock(run, count) * count for run, count in zip(pair, repeats, strict=True))

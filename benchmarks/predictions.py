@@ -1,20 +1,20 @@
-"""Whether the planner predicts what happens: predicted against measured time of an epoch, on lists of real lengths.
+"""Compare the planner's prediction of an epoch's time with measurements, on lists of real lengths.
 
     python benchmarks/predictions.py names=names.txt ewt=ewt.txt > benchmarks/results/predictions.md
 
 Each list is a file with one length per line. For each cell, hidden size and list, every setting (backend, schedule,
 batch size, order) is run on batches drawn from the list, taking turns, until each has run for ``--seconds``; a training
 step is the layer's forward and backward pass, as the planner counts it. The measured time of an epoch is seconds per
-element times the list's elements; tables have microseconds per element. The planner measures anew for each cell and
-hidden size, before that.
+element times the list's elements; tables have microseconds per element. Before that, the planner measures each cell and
+hidden size.
 
-The machine itself drifts, so that the planner's yardstick is looked at before and after every turn, and the time of a
-turn is scaled to what the yardstick said while the planner measured. The last lines have the misses without that, and
-how much two halves of one measurement differ. Settings of which the planner says that it extrapolates are marked ``~``
-and counted by themselves.
+The speed of the machine drifts. So the planner's yardstick is measured before and after every turn, and the time of a
+turn is scaled by its ratio to the yardstick during the planner's measurement. The last lines have the errors without
+that, and the difference between two halves of one measurement. Settings that the planner extrapolates are marked ``~``
+and counted separately.
 
-What the advice costs is measured once more, the recommended setting in turns with the fastest that was found: the
-smallest of many times is partly luck.
+The recommended setting is measured again in turns with the fastest one, because the smallest of many times is partly
+chance.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from safety import processor
 
 CELLS, HIDDEN = ("LSTM", "GRU", "MinGRU"), (64, 128, 256)
 SIZES = (32, 128)
-# Batches of a setting that are made before; numbers and elements that they have at most.
+# The number of batches that are prepared per setting, and their most numbers and elements.
 BATCHES, NUMBERS, ELEMENTS = 24, 50_000_000, 400_000
-# A step that would take longer is left out: too few of them fit into the time.
+# Longer steps are skipped, because too few fit into the time.
 LONGEST = 3.0
 
 
 @dataclass
 class Setting:
-    """A row of a plan, and what was measured of it."""
+    """A row of a plan with its measurements."""
 
     row: Row
     calls: list[Callable[[], object]]
@@ -61,7 +61,7 @@ class Setting:
     scaled: list[float] = field(default_factory=list)
 
     def turn(self, most: float, yardstick: Yardstick) -> None:
-        """Go through the batches again and again for so long, as epochs do, after as long to get warm."""
+        """Run the batches repeatedly for some seconds, after warming up for as long."""
         with at(self.row.way):
             self._run(most / 2)
             before = yardstick.look()
@@ -72,7 +72,7 @@ class Setting:
         self.scaled.append(spent / done / look)
 
     def _run(self, most: float) -> tuple[float, int]:
-        """Whole rounds of the batches for about so long, or a part of one: the seconds, and the elements done."""
+        """Run rounds of the batches, or a part of one, for about some seconds; return seconds and elements."""
         begun, spent, done = time.perf_counter(), 0.0, 0
         while spent < most:
             for call, count in zip(self.calls, self.counts, strict=True):
@@ -85,17 +85,17 @@ class Setting:
 
     @property
     def drift(self) -> list[float]:
-        """How far the second half of its turns is off the first, which no prediction can know; empty for one turn."""
+        """The relative difference between the halves of its turns, a limit for predictions; empty for one turn."""
         half = len(self.scaled) // 2
         return [abs(statistics.median(self.scaled[half:]) / statistics.median(self.scaled[:half]) - 1)] if half else []
 
     def epoch(self, elements: int, look: float) -> float:
-        """Seconds of an epoch where the yardstick takes so long: the median of the turns."""
+        """Return the median seconds of an epoch, scaled to a time of the yardstick."""
         return statistics.median(self.scaled) * look * elements
 
 
 def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
-    """The rows that are run: every fast backend with all threads, two batch sizes, both orders."""
+    """Return the rows to run: every fast backend with all threads, two batch sizes, both orders."""
     found = []
     most = max(row.threads for row in plan.rows)
     for row in plan.rows:
@@ -112,7 +112,7 @@ def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Settin
 
 
 def measure(found: list[Setting], seconds: float, yardstick: Yardstick) -> None:
-    """All settings in turns, until each has run for so long."""
+    """Run all settings in turns, until each has run for some seconds."""
     while found:
         for setting in found:
             setting.turn(max(0.2, seconds / 12), yardstick)
@@ -120,11 +120,11 @@ def measure(found: list[Setting], seconds: float, yardstick: Yardstick) -> None:
 
 
 calibrations: list[Calibration] = []
-"""What the planner measured, the last one last."""
+"""The calibrations of the planner, the latest last."""
 
 
 def remember(kept: Callable[..., Calibration]) -> Callable[..., Calibration]:
-    """Let a function that gives calibrations leave them in the list."""
+    """Wrap a function that returns calibrations so that they are appended to the list."""
 
     def wrapped(*args: Any, **options: Any) -> Any:
         found = kept(*args, **options)
@@ -137,13 +137,13 @@ def remember(kept: Callable[..., Calibration]) -> Callable[..., Calibration]:
 
 @dataclass
 class Checked:
-    """What was found of a layer on a list, by setting.
+    """The measurements of a layer on a list, by setting.
 
     Attributes:
         found: the settings.
-        ends: the recommended one and the fastest, measured anew; twice the same where it is the fastest.
-        total: elements of the list.
-        look: seconds of the yardstick while the planner measured.
+        ends: the recommended setting and the fastest, measured again; equal if it is the fastest.
+        total: the number of elements of the list.
+        look: the seconds of the yardstick during the planner's measurement.
     """
 
     found: list[Setting]
@@ -156,27 +156,27 @@ class Checked:
         return setting.epoch(self.total, self.look)
 
     def miss(self, setting: Setting) -> float:
-        """How far the prediction is off."""
+        """The relative error of the prediction."""
         return setting.row.train_seconds / self.epoch(setting) - 1
 
     def raw_miss(self, setting: Setting) -> float:
-        """The same without the yardstick."""
+        """The relative error without the yardstick."""
         return setting.row.train_seconds / (statistics.median(setting.turns) * self.total) - 1
 
     def cost(self) -> float:
-        """What an epoch as advised takes, in proportion to the fastest."""
+        """The time of an epoch with the recommended setting, relative to the fastest."""
         advised, fastest = map(self.epoch, self.ends)
         return advised / fastest
 
     def head(self) -> str:
-        """The cells of the table of lists."""
+        """Return the cells of the table of lists."""
         missed = list(map(self.miss, self.found))
         sizes = f"{statistics.median(map(abs, missed)):.1%} | {max(missed, key=abs):+.1%}"
         per = [1e6 * self.epoch(setting) / self.total for setting in self.ends]
         return f"{len(self.found)} | {sizes} | {per[0]:.3g} | {per[1]:.3g} | {self.cost():.2f}"
 
     def row(self, setting: Setting) -> str:
-        """The cells of the table of settings."""
+        """Return the cells of the table of settings."""
         one = setting.row
         words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
         predicted = f"{'~' * one.is_rough}{one.train_seconds:.4g}"
@@ -184,7 +184,7 @@ class Checked:
 
 
 def check(layer: Any, lengths: torch.Tensor, seconds: float, yardstick: Yardstick) -> Checked:
-    """Plan, then run the settings of the plan; the layer is measured anew where nothing is remembered of it."""
+    """Plan, then run the settings of the plan; the layer is measured if no calibration is cached."""
     plan = rl.plan(lengths, layer, batch_sizes=SIZES, threads=[torch.get_num_threads()], fresh=not calibrations)
     found = settings_of(plan, layer, lengths)
     measure(found, seconds, yardstick)
@@ -193,7 +193,7 @@ def check(layer: Any, lengths: torch.Tensor, seconds: float, yardstick: Yardstic
 
 
 def found_ends(found: list[Setting], best: Row, seconds: float, yardstick: Yardstick) -> tuple[Setting, Setting]:
-    """The recommended setting and the fastest, measured anew."""
+    """Measure the recommended setting and the fastest again."""
     advised = next(setting for setting in found if setting.row is best)
     fastest = min(found, key=lambda setting: setting.epoch(1, 1.0))
     if advised is fastest:
@@ -204,7 +204,7 @@ def found_ends(found: list[Setting], best: Row, seconds: float, yardstick: Yards
 
 
 def summary(every: list[Checked]) -> str:
-    """What follows from all layers and lists: what the advice costs, and the misses by kind."""
+    """Print the cost of the recommendations and the errors by kind, over all layers and lists."""
     costs = [one.cost() for one in every]
     lines = [f"The advice costs {max(costs):.2f} at most, {statistics.median(costs):.2f} in the median.", ""]
     lines += ["| settings | how many | median miss | above 15 % | worst |", "| --- | --- | --- | --- | --- |"]
@@ -237,7 +237,7 @@ def main() -> None:
     parser.add_argument("--hidden", nargs="+", type=int, default=HIDDEN)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # What an earlier run kept must not stand in for what this one measures.
+        # Calibrations of earlier runs must not be used.
         os.environ["RAGLANE_CACHE"] = folder
         compare(chosen)
 

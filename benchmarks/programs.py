@@ -1,15 +1,14 @@
-"""Cells in plain torch as programs of the kernels, against the loop of plain torch that ran them before.
+"""Cells as programs of the kernels, against a loop in plain torch.
 
     python benchmarks/programs.py > benchmarks/results/programs.md
     python benchmarks/programs.py --only layers --hidden 256
     python benchmarks/programs.py --only xlstm
 
-Each row has a layer as ``auto`` runs it against the same layer with ``backend="reference", schedule="packed"``, taking
-turns in one run: medians. The bars are what was asked for. sLSTM is also measured against the package
-``xlstm``, its backend of plain torch, where it is installed. The last tables have what the first call costs, in a
-process of its own, with nothing in the user's folder of caches and with what is kept there, and after how many batches
-of a training that is earned back. ``--only`` runs one part, each of a few minutes. ``--tiny`` runs all of it once, on
-small sizes, and measures nothing.
+Each row compares a layer with ``auto`` and the same layer with ``backend="reference", schedule="packed"``, in turns in
+one run: medians. The table also has the goals. sLSTM is also compared with the plain torch backend of the package
+``xlstm``, if it is installed. The last tables have the cost of the first call in a new process, with an empty cache
+folder and with a filled one, and the number of training batches after which it is amortised. ``--only`` runs one part,
+each of a few minutes. ``--tiny`` runs everything once, on small sizes, without measuring.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ TODAY = {"backend": "reference", "schedule": "packed"}
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """The sizes and repetitions of a run."""
 
     hidden: tuple[int, ...] = (128, 256)
     sequences: int = 64
@@ -51,7 +50,7 @@ class Sizes(NamedTuple):
     seconds: float = 1.5
     layers: int | None = None
     xlstm: tuple[int, int, int, int] = (64, 512, 8, 64)
-    """Sequences, steps, heads, and units of a head."""
+    """Numbers of sequences, steps, heads, and units per head."""
 
 
 TINY = Sizes((8,), 3, 1, 0.0, 1, (2, 3, 2, 4))
@@ -73,7 +72,7 @@ class Leaky(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """A state that goes through two linear layers and a layer norm."""
+    """A cell whose state passes through two linear layers and a layer norm."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -102,7 +101,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {
     "MLP with layer norm": (partial(rl.nn.Recurrent, Perceptron), (4, 0)),
     "SLSTM": (rl.nn.SLSTM, (4, 0)),
 }
-"""What makes a layer from its sizes, and the times as fast that were asked for: with 128 units and with 256."""
+"""Functions that make a layer from its sizes, with the speed-up to reach for 128 and for 256 units."""
 
 
 def _infer(layer: Any, batch: rl.Ragged) -> None:
@@ -115,7 +114,7 @@ def _train(layer: Any, batch: rl.Ragged, leaves: Sequence[Tensor], slope: Tensor
 
 
 def _call(layer: Any, batch: rl.Ragged, mode: str) -> Callable[[], None]:
-    """A call that does what an epoch does with a batch."""
+    """Return a function that runs a step of training or inference on a batch."""
     layer.train(mode == "training")
     if mode == "inference":
         return partial(_infer, layer, batch)
@@ -125,7 +124,7 @@ def _call(layer: Any, batch: rl.Ragged, mode: str) -> Callable[[], None]:
 
 
 def _medians(calls: Mapping[str, Callable[[], object]], sizes: Sizes) -> dict[str, float]:
-    """Milliseconds of each call."""
+    """Return the milliseconds of each call."""
     for call in calls.values():
         call()
     taken = interleave(calls, sizes.rounds, most_seconds=sizes.seconds)
@@ -133,7 +132,7 @@ def _medians(calls: Mapping[str, Callable[[], object]], sizes: Sizes) -> dict[st
 
 
 def _with(layer: Any, **options: str) -> Any:
-    """The same layer, told who is to run it."""
+    """Return the layer with another backend."""
     twin = copy.deepcopy(layer)
     for name, value in options.items():
         setattr(twin, name, value)
@@ -146,7 +145,7 @@ def _batch(rule: str, hidden: int, sizes: Sizes) -> rl.Ragged:
 
 
 def reach(sizes: Sizes) -> None:
-    """The table of all layers."""
+    """Print the table of all layers."""
     print("| layer | lengths | H | mode | run by | now, ms | plain torch, ms | times as fast | asked for |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, (make, bars) in list(LAYERS.items())[: sizes.layers]:
@@ -171,7 +170,7 @@ def reach(sizes: Sizes) -> None:
 
 
 def by_hand(sizes: Sizes) -> None:
-    """The LSTM as a program against the LSTM that was written by hand."""
+    """Print the LSTM as a program against the hand-written LSTM."""
     print("\n## The LSTM as a program and by hand\n")
     if "program" not in BACKENDS:
         print("There is no backend that runs programs.")
@@ -190,13 +189,13 @@ def by_hand(sizes: Sizes) -> None:
 
 
 def against_authors(sizes: Sizes) -> None:
-    """The sLSTM against the package of its authors, inference."""
+    """Print the inference of the sLSTM against the package of its authors."""
     count, steps, heads, units = sizes.xlstm
     print("\n## The sLSTM against its authors' package\n")
     print(f"{count} sequences of {steps}, {heads} heads of {units}, inference:\n")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is imported is not ours
+            warnings.simplefilter("ignore")  # warnings of another package
             package = importlib.import_module("xlstm.blocks.slstm.cell")
     except ImportError:
         print("The package xlstm is not installed.")
@@ -217,12 +216,12 @@ def against_authors(sizes: Sizes) -> None:
     compiled = copy.deepcopy(theirs)
     try:
         if sizes.layers is not None:
-            raise NotImplementedError  # compiling takes longer than all of the rest
-        # What can be compiled in reasonable time: one step. Their loop would be one graph of all of its steps.
+            raise NotImplementedError  # compilation takes longer than everything else
+        # Only one step is compiled: their loop would be one graph of all its steps.
         compiled.pointwise = torch.compile(compiled.pointwise)
         run(compiled)
         ways["torch.compile"] = partial(run, compiled)
-    except Exception as error:  # a compiler that is not there has many names
+    except Exception as error:  # a missing compiler raises many kinds of errors
         print(f"torch.compile does not run here: {type(error).__name__}.\n")
     found = _medians(ways, sizes._replace(seconds=4 * sizes.seconds))
     print("| | ms | theirs / ours | asked for |\n| --- | --- | --- | --- |")
@@ -232,9 +231,9 @@ def against_authors(sizes: Sizes) -> None:
 
 
 def first_call(names: Sequence[str], hidden: int, sequences: int) -> float:
-    """Seconds that the first training step of layers takes, one after the other, beyond what one takes later."""
+    """Return the seconds of the first training step of each layer, minus those of a later step."""
     batch = _batch("lognormal", hidden, Sizes(sequences=sequences))
-    _call(rl.nn.LSTM(hidden, hidden), batch, "training")()  # what the first call of anything costs
+    _call(rl.nn.LSTM(hidden, hidden), batch, "training")()  # the cost of the first call of any layer
     steps = [_call(LAYERS[name][0](hidden, hidden), batch, "training") for name in names]
     taken = []
     for _ in range(2):
@@ -246,7 +245,7 @@ def first_call(names: Sequence[str], hidden: int, sequences: int) -> float:
 
 
 def break_even(sizes: Sizes) -> None:
-    """What the first call costs, and after how many batches of 32 it is earned back."""
+    """Print the cost of the first call, and the number of batches of 32 after which it is amortised."""
     hidden, sequences = sizes.hidden[0], min(32, sizes.sequences)
     print(
         f"\n## The first call\n\nTraining, {sequences} sequences of lognormal lengths, {hidden} units. A process reads"
@@ -269,7 +268,7 @@ def break_even(sizes: Sizes) -> None:
         times = f"{spent[0]:.0f} | {spent[1]:.0f} | {found['now']:.2f} | {found['before']:.2f}"
         print(f"| {name} | {times} | {earned[0]} | {earned[1]} |", flush=True)
     if sizes.layers is not None:
-        return  # a process for each number takes longer than all of the rest
+        return  # a process per number takes longer than everything else
     print("\nTwelve layers:\n\n| layers | first call, s | from the disk, s | asked for |\n| --- | --- | --- | --- |")
     for what, names, bar in (("of one class", [next(iter(LAYERS))] * 12, 2), ("of twelve classes", list(LAYERS), 4)):
         cold, kept = _in_processes(names, hidden, sequences, sizes)
@@ -277,7 +276,7 @@ def break_even(sizes: Sizes) -> None:
 
 
 def _in_processes(names: Sequence[str], hidden: int, sequences: int, sizes: Sizes) -> list[float]:
-    """The first call in a process of its own, with nothing on the disk, and with what such a process has left there."""
+    """Return the cost of the first call in a new process, with an empty cache folder and with a filled one."""
     command = [sys.executable, __file__, "--first", "; ".join(names), str(hidden), str(sequences)]
     found: list[list[float]] = [[], []]
     for _ in range(3 if sizes.layers is None else 1):
@@ -295,14 +294,14 @@ PARTS: dict[str, Callable[[Sizes], None]] = {
     "xlstm": against_authors,
     "first": break_even,
 }
-"""What is measured, by the name that ``--only`` takes."""
+"""The parts, by the name that ``--only`` takes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure everything, and print it."""
+    """Measure everything, and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiny", action="store_true", help="small sizes, once")
-    parser.add_argument("--first", nargs=3, metavar=("LAYERS", "H", "B"), help="the first call alone")
+    parser.add_argument("--first", nargs=3, metavar=("LAYERS", "H", "B"), help="only the first call")
     parser.add_argument("--threads", type=int, default=2, help="of the processor")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument(

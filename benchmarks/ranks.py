@@ -1,10 +1,10 @@
-"""What two processes that train together cost: bytes of gradients, sums over both, and the schedule of a step.
+"""The cost of training in two processes: bytes of gradients, sums over both, and the schedule of a step.
 
-    python benchmarks/ranks.py > benchmarks/results/ranks.md     # some two minutes; wants two idle processors
+    python benchmarks/ranks.py > benchmarks/results/ranks.md     # about two minutes; requires two idle processors
 
-Both processes are of this machine and meet by gloo. Each step is that of a layer with a head, a batch of 32 sequences
-per process, one thread each. *Alone* is the step without sums; *beside* the step with them, and *after* the same with
-all of them after the backward pass; *hidden* is the share of their time that the backward pass hides.
+Both processes run on this machine and use gloo. A step is that of a layer with a head, on a batch of 32 sequences per
+process, with one thread each. *without* is the step without sums, *during* the step with sums during the backward pass,
+and *after* the step with all sums after it; *hidden* is the share of their time that overlaps the backward pass.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Network(nn.Module):
         self.head = nn.Linear(hidden, 10)
 
     def forward(self, batch: rl.Ragged) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         out: Any = self.layer(batch)[0]
         loss: Tensor = self.head(out.last()).square().sum()
         return loss
 
 
 def _median(action: Callable[[], Any], seconds: float = _SECONDS) -> float:
-    """Seconds of an action: the median of rounds, as many as there is time for; both processes do as many."""
+    """Return the median seconds of an action over the rounds that fit into the time, equal in both processes."""
     times: list[float] = []
     end = torch.zeros(1)
     start = time.perf_counter()
@@ -61,7 +61,7 @@ def _median(action: Callable[[], Any], seconds: float = _SECONDS) -> float:
 
 
 def _measure(rank: int, port: int, pipe: Connection) -> None:
-    """What each process does; the first one tells."""
+    """Run one process; the first one prints."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     store = distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def _measure(rank: int, port: int, pipe: Connection) -> None:
 
 
 def _step(hidden: int) -> tuple[Any, ...]:
-    """A step of one size: its gradients, and the seconds of its parts."""
+    """Measure a step of one size: its gradients, and the seconds of its parts."""
     lengths = torch.randint(20, 200, (32,))
     batch = rl.Ragged.from_flat(torch.randn(int(lengths.sum()), 64), lengths=lengths)
     plain = Network(hidden)
@@ -88,24 +88,24 @@ def _step(hidden: int) -> tuple[Any, ...]:
     gradients = [torch.zeros_like(weight) for weight in plain.parameters()]
     bytes_of = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
 
-    def alone() -> None:
+    def without() -> None:
         plain.zero_grad()
         plain(batch).backward()
 
     def after() -> None:
-        alone()
+        without()
         for weight in plain.parameters():
             distributed.all_reduce(weight.grad)
 
     shared = DistributedDataParallel(Network(hidden), find_unused_parameters=True, broadcast_buffers=False)
 
-    def beside() -> None:
+    def during() -> None:
         shared.zero_grad()
         shared(batch).backward()
 
     forward = _median(lambda: plain(batch), 2.0)
-    times = [_median(action) for action in (alone, beside, after)]
-    alone()
+    times = [_median(action) for action in (without, during, after)]
+    without()
     return hidden, bytes_of, int(lengths.sum()), forward, *times, _median(optimizer.step, 1.0)
 
 
@@ -136,18 +136,18 @@ def main() -> None:
         "forward",
         "backward",
         "optimizer",
-        "alone",
-        "beside",
+        "without",
+        "during",
         "after",
         "hidden",
     ]
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for hidden, size, elements, forward, alone, beside, after, optimizer in found["steps"]:
-        # On a busy machine the sums may seem to take no time.
-        hides = "-" if after <= alone else f"{min(max(1 - (beside - alone) / (after - alone), 0), 1):.0%}"
-        times = [forward, alone - forward, optimizer, alone, beside, after]
+    for hidden, size, elements, forward, without, during, after, optimizer in found["steps"]:
+        # On a busy machine the measured time of the sums may be 0.
+        hides = "-" if after <= without else f"{min(max(1 - (during - without) / (after - without), 0), 1):.0%}"
+        times = [forward, without - forward, optimizer, without, during, after]
         numbers = " | ".join(f"{1e3 * number:.1f}" for number in times)
-        print(f"| {hidden} | {size / 1e6:.2f} | {elements / (alone + optimizer):,.0f} | {numbers} | {hides} |")
+        print(f"| {hidden} | {size / 1e6:.2f} | {elements / (without + optimizer):,.0f} | {numbers} | {hides} |")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What safety costs: looking at every tensor before its address goes to C, and denormal numbers in the backward pass.
+"""The cost of safety: validating every tensor before its address goes to C, and denormals in the backward pass.
 
     python benchmarks/safety.py > benchmarks/results/safety.md
 
-The first table times :meth:`Layer.checked` alone, while nothing is wrong, beside the whole call that it is part of. The
-second walks 1,000 steps back from a gradient at the last step only, where gradients decay until they are denormal, and
-compares that with gradients at every step, and with denormal numbers taken for 0 (``torch.set_flush_denormal``).
+The first table times :meth:`Layer.checked` on valid tensors, and the whole call that contains it. The second times the
+backward pass over 1,000 steps from a gradient at the last step only, where gradients decay until they are denormal, and
+compares it with gradients at every step, and with ``torch.set_flush_denormal``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def checks() -> None:
 
 
 def slow_to_forget(layer: Any, hidden_size: int) -> None:
-    """Small weights, and gates that keep nine tenths of the state per step."""
+    """Set small weights, and gates that keep nine tenths of the state per step."""
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(0.3)
@@ -106,7 +106,7 @@ def main() -> None:
         f"`python benchmarks/safety.py`: {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
     )
     checks()
-    print(f"\n{SEQUENCES} sequences of {STEPS} steps, float32, backward alone:\n")
+    print(f"\n{SEQUENCES} sequences of {STEPS} steps, float32, only the backward pass:\n")
     denormals()
 
 

@@ -1,4 +1,4 @@
-"""How well an order shuffles, in three numbers."""
+"""Three measures of how well an epoch order shuffles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Integers = npt.NDArray[np.int64]
 
 
 class Shuffling(NamedTuple):
-    """How well two epochs are shuffled. A random order has about (1, 0, 1), the order of the data (0, ..., 0)."""
+    """Measures of two epochs: about (1, 0, 1) for a random order, (0, ..., 0) for the order of the data."""
 
     company: float
     trend: float
@@ -36,5 +36,5 @@ def shuffling(lengths: _Integers, first: tuple[_Integers, _Integers], second: tu
 
 
 def _pairs(sizes: _Integers) -> float:
-    """How many pairs there are within groups of some sizes."""
+    """Return the number of pairs within groups of some sizes."""
     return float((sizes * (sizes - 1) // 2).sum())

@@ -1,11 +1,11 @@
-"""What a call costs where there is little to compute: small batches, and one step of a stream.
+"""The time of small calls: small batches, and one step of a stream.
 
     python benchmarks/small_calls.py > benchmarks/results/small-calls.md
 
-The first table has 8 sequences of 10 elements, 32 features and 32 units: ours on a Ragged against the fastest of
-torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell,
-which does the same, and against torch's layer on one step. Frozen ones (``rl.freeze``) have packed their
-weights before. All ways take turns, and each figure is a median.
+The first table has 8 sequences of 10 elements, 32 features and 32 units: our layer on a Ragged against the fastest of
+torch's layer on a padded tensor and on a pack. The second has ``layer.step`` for ``B`` streams against torch's cell and
+against torch's layer on one step. The weights of frozen layers (``rl.freeze``) are packed beforehand. All calls take
+turns, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEQUENCES, STEPS, SIZE = 8, 10, 32
 
 
 def medians(ways: dict[str, Callable[[], Any]], number: int, rounds: int = 40) -> dict[str, float]:
-    """Microseconds of each way."""
+    """Return the microseconds of each call."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         for _ in range(100):
@@ -47,7 +47,7 @@ def infer(layer: Any, given: Any) -> Any:
 
 
 def train(layer: Any, given: Any, weights: list[Tensor], gradient: Tensor) -> Any:
-    """Outputs, and the gradients of the weights for a gradient of theirs."""
+    """Compute outputs, and the gradients of the weights."""
     out = layer(given)[0]
     values = out if isinstance(out, Tensor) else out.values if isinstance(out, rl.Ragged) else out.data
     return torch.autograd.grad(values.reshape(gradient.shape), weights, gradient)

@@ -1,12 +1,12 @@
-"""How fat is the meat? A number from a near-infrared spectrum of 100 wavelengths.
+"""Predict the fat of meat, a number, from a near-infrared spectrum of 100 wavelengths.
 
-The spectra (Tecator) come with sktime (pip install 'raglane[demo]'), the split is the official one: 172 to train on, 43
-to test. A spectrum is read as a sequence along its wavelengths, with three channels: itself, brought to mean 0 and
-deviation 1, and its first and second differences. The network is rl.fit's, a GRU in both directions.
+The spectra (Tecator) come with sktime (pip install 'raglane[demo]'). The split is the official one: 172 for training,
+43 for the test. A spectrum is a sequence along its wavelengths with three channels: itself, standardised, and its first
+and second differences. rl.fit trains a bidirectional GRU.
 
     python examples/fat_of_meat.py
 
-Test R2: 0.993, mean absolute error 0.78 of a percent; always telling the mean: 10.7.
+Test R2: 0.993, mean absolute error 0.78 of a percent; predicting the mean: 10.7.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import raglane as rl
 
 
 def read(path: Path) -> tuple[Any, list[float]]:
-    """The spectra of one file, ``(B, L, 3)``, and the share of fat of each."""
+    """Read a file: the spectra, ``(B, L, 3)``, and the share of fat of each."""
     records = rl.data.read(path, rl.data.Columns(task="regress"))
     spectra = records.values.reshape(len(records), -1)
     spectra = (spectra - spectra.mean(1, keepdims=True)) / spectra.std(1, keepdims=True)
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> float:
         spectra,
         fat,
         task="regress",
-        hidden=48,
+        hidden_size=48,
         bidirectional=True,
         pooling="mean",
         epochs=options.epochs,
         lr=0.005,
-        schedule="cosine",
+        lr_schedule="cosine",
         batch_size=16,
     )
     result = run.evaluate(*test)

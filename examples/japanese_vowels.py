@@ -1,7 +1,7 @@
-"""Who is speaking? Nine speakers told apart by two vowels, recordings of 7 to 29 steps of 12 channels.
+"""Recognise nine speakers by two vowels, in recordings of 7 to 29 steps of 12 channels.
 
-The data comes with sktime (pip install 'raglane[demo]'), the split is the official one: 270 recordings to train on,
-370 to test. A GRU with 64 units reads each recording; its last state goes through one linear layer.
+The data comes with sktime (pip install 'raglane[demo]'). The split is the official one: 270 recordings for training,
+370 for the test. A GRU with 64 units reads each recording; a linear layer reads its last state.
 
     python examples/japanese_vowels.py --seeds 5
 
@@ -24,7 +24,7 @@ import raglane as rl
 
 
 class SpeakerClassifier(torch.nn.Module):
-    """A GRU, and a linear layer on what it knows at the end of each recording."""
+    """A GRU, and a linear layer on its state at the end of each recording."""
 
     def __init__(self, channels: int, speakers: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SpeakerClassifier(torch.nn.Module):
         self.head = torch.nn.Linear(64, speakers)
 
     def forward(self, recordings: rl.Ragged) -> Tensor:
-        """From a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the batch."""
+        """Map a ragged batch of ``(N, channels)`` to logits ``(B, speakers)``, in the order of the batch."""
         out, state = self.gru(recordings)
         return cast(Tensor, self.head(self.gru.summary(out, state)))
 
@@ -50,7 +50,7 @@ def train(data: rl.data.SequenceDataset, model: SpeakerClassifier, epochs: int) 
 
 
 def accuracy(data: rl.data.SequenceDataset, model: SpeakerClassifier) -> float:
-    """The share of recordings whose speaker is found, all in one ragged batch."""
+    """Return the accuracy, with all recordings in one ragged batch."""
     batch = rl.collate([data[row] for row in range(len(data))])
     with torch.no_grad():
         guesses = model(batch["inputs"]).argmax(-1)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         train_records, test_records = rl.data.japanese_vowels()
     except rl.errors.MissingExtraError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    # Mean and deviation of each channel are learned on the training part alone.
+    # Mean and deviation of each channel are those of the training data.
     preprocessor = rl.data.Preprocessor.fit(train_records, task="classify")
     train_data, test_data = preprocessor.apply(train_records), preprocessor.apply(test_records)
 

@@ -1,7 +1,7 @@
-"""From which language does a name come? Eighteen languages, names of 2 to 20 characters.
+"""Predict the language of a name: eighteen languages, names of 2 to 20 characters.
 
-PATH is a folder with one text file a language, one name a line. A name that stands twice under one language counts
-once; then 80 % of the pairs, drawn at random, are for training and the others for the test. A bidirectional GRU with
+PATH is a folder with one text file a language, one name a line. Duplicates within a language count once; a random
+80 % of the pairs are for training, the others for the test. A bidirectional GRU with
 64 units reads the characters.
 
     python examples/names.py PATH
@@ -25,7 +25,7 @@ import raglane as rl
 
 
 class NameClassifier(torch.nn.Module):
-    """Characters to vectors, a GRU in both directions, a linear layer on what each direction knows at its end."""
+    """An embedding, a bidirectional GRU, and a linear layer on the final state of each direction."""
 
     def __init__(self, characters: int, languages: int) -> None:
         super().__init__()
@@ -35,15 +35,15 @@ class NameClassifier(torch.nn.Module):
         self.head = torch.nn.Linear(128, languages)
 
     def forward(self, names: rl.Ragged) -> Tensor:
-        """From a ragged batch of character numbers ``(N,)`` to logits ``(B, languages)``."""
+        """Map a ragged batch of characters ``(N,)`` to logits ``(B, languages)``."""
         out, state = self.gru(self.embed(names))
-        # Not out.last(): at the last character the backward direction has read that one only.
+        # Not out.last(): there the backward direction has read only the last character.
         summary = self.gru.summary(out, state)
         return cast(Tensor, self.head(self.dropout(summary)))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """All (name, language) pairs of a folder, each once, in alphabetical order."""
+    """Return the unique (name, language) pairs of a folder, in alphabetical order."""
     records = rl.data.read(path, format="folder")
     names = ["".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)]
     return sorted(set(zip(names, records.labels or (), strict=True)))
@@ -52,7 +52,7 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
 def make_dataset(
     pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]
 ) -> rl.data.SequenceDataset:
-    """The pairs as numbers; a character that training has not seen is number 0."""
+    """Return the pairs as numbers; a character that is not in the training data is 0."""
     names = rl.Ragged([[characters.get(character, 0) for character in name] for name, _ in pairs])
     targets = torch.tensor([languages[language] for _, language in pairs])
     return rl.data.SequenceDataset(names.values, names.offsets, targets)
@@ -77,7 +77,7 @@ def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, see
 
 
 def evaluate(data: rl.data.SequenceDataset, model: NameClassifier) -> tuple[float, float]:
-    """Accuracy, and macro accuracy over the languages that occur."""
+    """Return accuracy, and macro accuracy over the languages that occur."""
     batch = rl.collate([data[row] for row in range(len(data))])
     model.eval()
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""A cell that no library has: two memories, a fast and a slow one, that share a layer norm.
+"""A custom cell: a fast and a slow memory that share a layer norm.
 
-Its equations are all there is to write. The command trains it like any other cell, on Japanese vowels:
+Only its equations are written here. The command trains it like any other cell, on Japanese vowels:
 
     raglane train --cell examples/own_cell.py:TwoSpeeds
 
@@ -32,12 +32,12 @@ class TwoSpeeds(nn.Module):
         self.norm = nn.LayerNorm(2 * hidden_size)
 
     def initial_state(self, batch_size: int) -> States:
-        """Both memories are empty at first: two times ``(batch_size, hidden_size)``."""
+        """Return the initial memories, zeros: two times ``(batch_size, hidden_size)``."""
         zeros = self.norm.weight.new_zeros(batch_size, self.hidden_size)
         return zeros, zeros
 
     def step(self, x_t: Tensor, state: States) -> tuple[Tensor, States]:
-        """From ``(R, input_size)`` and two ``(R, hidden_size)`` to the output and the new memories."""
+        """Map ``(R, input_size)`` and two ``(R, hidden_size)`` to the output and the new memories."""
         fast, slow = state
         read = self.norm(torch.cat([fast, slow], 1))
         q, a, b = (self.from_input(x_t) + self.from_state(read)).chunk(3, 1)

@@ -1,7 +1,7 @@
-"""How much power does Italy need in the next hour? Days of 24 hours, and the official split.
+"""Forecast the power demand of Italy in the next hour, on days of 24 hours, with the official split.
 
-The days (ItalyPowerDemand, brought to mean 0 and deviation 1) come with sktime (pip install 'raglane[demo]'): 67 to
-train on, 1,029 to test. Beside the figure stands that of persistence, which tells each hour's demand for the next.
+The days (ItalyPowerDemand, standardised) come with sktime (pip install 'raglane[demo]'): 67 for training, 1,029 for the
+test. The error is compared with persistence, which predicts that the demand stays the same.
 
     python examples/power_demand.py
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     folder = Path(options.path or own)
     files = [folder / f"ItalyPowerDemand_{part}.ts" for part in ("TRAIN", "TEST")]
     try:
-        run = rl.fit(files[0], task="forecast", hidden=48, epochs=options.epochs, lr=0.01, batch_size=16)
+        run = rl.fit(files[0], task="forecast", hidden_size=48, epochs=options.epochs, lr=0.01, batch_size=16)
         result = run.evaluate(files[1])
     except rl.errors.DataError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

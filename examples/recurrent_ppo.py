@@ -1,11 +1,11 @@
-"""Does the agent remember what it saw? Proximal policy optimisation (PPO) with a recurrent network, and resets.
+"""Proximal policy optimisation (PPO) with a recurrent network and resets, on a task that requires memory.
 
-At the first step of an episode one of four cues is shown. Then nothing is, for 2 to 16 steps, and at the last step the
-agent is asked: the reward is 1 if its action is the cue, else 0. Without memory the mean return is 0.25.
+At the first step of an episode one of four cues is shown. After 2 to 16 steps without a cue, the reward of the last
+step is 1 if the action is the cue, else 0. Without memory the mean return is 0.25.
 
-32 environments run side by side, and a rollout is 64 steps of each, whatever ends and begins within. For the update,
-the rollout is a ragged batch, one sequence an environment, with resets where an episode starts: a single call of the
-GRU, from the states in which the rollout began, computes what acting computed step by step.
+32 environments run in parallel. A rollout is 64 steps of each, in which episodes end and start. For the update, the
+rollout is a ragged batch, one sequence per environment, with resets where an episode starts: a single call of the GRU,
+from the states at the start of the rollout, computes the same as acting step by step.
 
     python examples/recurrent_ppo.py
 
@@ -26,13 +26,13 @@ import raglane as rl
 
 CUES, ENVIRONMENTS, STEPS = 4, 32, 64
 
-Rollout = dict[str, rl.Ragged]  # what each of E environments gave in T steps: (N,) or (N, features), N = E * T
+Rollout = dict[str, rl.Ragged]  # T steps of E environments: (N,) or (N, features), N = E * T
 
 
 class Recall:
-    """Environments side by side; where an episode ends, another starts at the next step.
+    """Parallel environments; when an episode ends, another starts at the next step.
 
-    ``starts``, one bool an environment, says where an episode is at its first step.
+    ``starts``, one bool per environment, marks the first step of episodes.
     """
 
     def __init__(self, count: int) -> None:
@@ -41,17 +41,17 @@ class Recall:
         self.go_on()
 
     def go_on(self) -> None:
-        """The next step: a new cue and a new number of steps where an episode starts."""
+        """Start the next step: a new cue and a new number of steps if an episode starts."""
         self.cue = torch.where(self.starts, torch.randint(CUES, self.cue.shape), self.cue)
         self.left = torch.where(self.starts, torch.randint(3, 18, self.cue.shape), self.left - 1)
 
     def observe(self) -> Tensor:
-        """What the agent sees, ``(E, CUES + 1)``: the cue at the first step, and at the last that it is asked."""
+        """Return the observation, ``(E, CUES + 1)``: the cue at the first step, and a flag at the last."""
         shown = torch.nn.functional.one_hot(self.cue, CUES) * self.starts.unsqueeze(1)
         return torch.cat([shown, (self.left == 0).unsqueeze(1)], 1).float()
 
     def step(self, action: Tensor) -> Tensor:
-        """Act, ``(E,)``, and get the rewards, ``(E,)``."""
+        """Apply actions, ``(E,)``, and return the rewards, ``(E,)``."""
         self.starts = self.left == 0
         reward: Tensor = (self.starts & (action == self.cue)).float()
         self.go_on()
@@ -59,7 +59,7 @@ class Recall:
 
 
 class Agent(torch.nn.Module):
-    """A GRU that remembers; what to do, and what to expect, is read off its output."""
+    """A GRU with heads for the policy and the value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,19 +67,19 @@ class Agent(torch.nn.Module):
         self.policy, self.value = torch.nn.Linear(32, CUES), torch.nn.Linear(32, 1)
 
     def forward(self, observations: rl.Ragged, state: Tensor, starts: rl.Ragged) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, CUES)`` and values ``(N,)`` of whole rollouts, from the states in which they began."""
+        """Return logits ``(N, CUES)`` and values ``(N,)`` of whole rollouts, from their initial states."""
         out, _ = self.gru(observations, state, resets=starts)
         return self.policy(out.values), self.value(out.values).squeeze(-1)
 
     def act(self, observation: Tensor, state: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits and values of one step, and the new state; where an episode starts, the old one is forgotten."""
+        """Return logits and values of one step, and the new state; starts of episodes reset the old state."""
         out, after = self.gru.step(observation, state.masked_fill(starts.unsqueeze(1), 0))
         return self.policy(out), self.value(out).squeeze(-1), cast(Tensor, after)
 
 
 @torch.no_grad()
 def collect(agent: Agent, world: Recall, state: Tensor) -> tuple[Rollout, Tensor, float]:
-    """Act for some steps: the rollout, the state after it, and the mean return of the episodes that ended."""
+    """Act for some steps; return the rollout, the state after it, and the mean return of finished episodes."""
     rows = []
     for _ in range(STEPS):
         observation, starts = world.observe(), world.starts
@@ -105,7 +105,7 @@ def collect(agent: Agent, world: Recall, state: Tensor) -> tuple[Rollout, Tensor
 
 
 def estimate_advantages(rewards: Tensor, values: Tensor, goes_on: Tensor) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016): ``(E, T)`` from values ``(E, T + 1)``."""
+    """Return generalised advantages (Schulman et al. 2016): ``(E, T)`` from values ``(E, T + 1)``."""
     discount, decay = 0.99, 0.95
     surprises = rewards + discount * goes_on * values[:, 1:] - values[:, :-1]
     advantages = torch.zeros_like(values)
@@ -115,7 +115,7 @@ def estimate_advantages(rewards: Tensor, values: Tensor, goes_on: Tensor) -> Ten
 
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, state: Tensor) -> None:
-    """Improve the agent (Schulman et al. 2017): four passes over the rollout, in four batches of environments each."""
+    """Update the agent (Schulman et al. 2017): four passes over the rollout, in four batches of environments each."""
     for rows in (rows for _ in range(4) for rows in torch.randperm(ENVIRONMENTS).chunk(4)):
         batch = {name: part[rows] for name, part in rollout.items()}
         logits, values = agent(batch["observations"], state[:, rows], batch["starts"])
@@ -132,7 +132,7 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, sta
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Train, print the mean return of the episodes as it grows, and return that of new ones at the end."""
+    """Train, print the mean return of episodes, and return that of new episodes at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=60, help="how many, each with an update (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="of environments and agent (default: 0)")

@@ -1,12 +1,12 @@
-"""Are two names of one language? A pair of sequences, compared: a siamese encoder with a contrastive loss.
+"""Predict whether two names have the same language: a siamese encoder with a contrastive loss.
 
-PATH is a folder with one text file a language, one name a line. One encoder reads both names of a pair, and their
-vectors are to be near where the languages are the same, far where they differ (Hadsell and others, 2006). In training
-and in the test half of the pairs are of one language. Both batches of a pair are ragged, with lengths of their own.
+PATH is a folder with one text file a language, one name a line. One encoder reads both names of a pair. The loss
+moves vectors of the same language together and others apart (Hadsell and others, 2006). In training and in the test,
+half of the pairs have the same language. The two ragged batches of a pair have different lengths.
 
     python examples/same_language.py PATH
 
-Test accuracy: 0.732; half of the pairs are of one language.
+Test accuracy: 0.732; half of the pairs have the same language.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Named = dict[str, list[Tensor]]  # the names of each language, as numbers
 
 
 class Encoder(torch.nn.Module):
-    """From a ragged batch of characters ``(N,)`` to a vector per name."""
+    """An encoder from a ragged batch of characters ``(N,)`` to a vector per name."""
 
     def __init__(self, characters: int) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class Encoder(torch.nn.Module):
         self.out = torch.nn.Linear(128, 32)
 
     def forward(self, names: rl.Ragged) -> Tensor:
-        """``(B, 32)``."""
+        """Return vectors ``(B, 32)``."""
         return cast(Tensor, self.out(self.encoder(names)))
 
 
 def read(path: str) -> tuple[Named, Named, int]:
-    """The names to train on and those to test, by language, and the number of characters."""
+    """Return the names of training and test by language, and the number of characters."""
     records = rl.data.read(path, format="folder")
     names = ["".join(records.values[start:end]).strip() for start, end in pairwise(records.offsets)]
     table = {character: place for place, character in enumerate(sorted(set("".join(names))))}
@@ -51,7 +51,7 @@ def read(path: str) -> tuple[Named, Named, int]:
 
 
 def pairs(named: Named, count: int) -> tuple[rl.Ragged, rl.Ragged, Tensor]:
-    """Pairs of names drawn at random, and for each 1.0 where both are of one language."""
+    """Draw pairs of names, with 1.0 if both have the same language."""
     languages, (left, right) = list(named), ([], [])
     same = (torch.rand(count) < 0.5).float()
     for is_same in same.tolist():
@@ -64,7 +64,7 @@ def pairs(named: Named, count: int) -> tuple[rl.Ragged, rl.Ragged, Tensor]:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Train, test, and return the share of pairs that are told right."""
+    """Train, test, and return the accuracy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", metavar="PATH", help="a folder with one .txt file a language")
     parser.add_argument("--steps", type=int, default=600, help="batches of 64 pairs (default: 600)")

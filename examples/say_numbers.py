@@ -1,8 +1,8 @@
-"""What number do these words say? From words to digits: sequence to sequence, on numbers that the script makes.
+"""Translate words to digits: sequence to sequence with attention, on generated numbers.
 
-"three hundred and five" is to become "305". An encoder reads the words; a decoder writes the digits, and attends to
-the encoder's outputs, which stay ragged. Training gives the decoder the digits that should have come before; the test
-lets it write by itself, the likeliest digit at each step. The numbers of the test are not in the training part.
+"three hundred and five" becomes "305". An encoder reads the words; a decoder writes the digits, and attends to the
+encoder's outputs, which stay ragged. Training uses teacher forcing; in the test the decoder takes the most likely digit
+at each step. The numbers of the test are not in the training data.
 
     python examples/say_numbers.py
 
@@ -28,7 +28,7 @@ WORDS = {word: place for place, word in enumerate([*ONES, *TENS[2:], "hundred", 
 
 
 def words_of(number: int) -> list[str]:
-    """A number below a million in words."""
+    """Return a number below a million in words."""
     if number < 20:
         return [ONES[number]]
     if number < 100:
@@ -47,8 +47,8 @@ class Writer(nn.Module):
         self.encoder, self.decoder = rl.nn.GRU(size, size), rl.nn.GRU(size, size)
         self.key, self.out = nn.Linear(size, size, bias=False), nn.Linear(2 * size, 12)
 
-    def told(self, memory: rl.Ragged, hidden: Tensor, owner: Tensor) -> Tensor:
-        """Logits ``(M, 12)`` of states ``(M, size)``, row m of sequence ``owner[m]``."""
+    def logits(self, memory: rl.Ragged, hidden: Tensor, owner: Tensor) -> Tensor:
+        """Return logits ``(M, 12)`` of states ``(M, size)``; row m belongs to sequence ``owner[m]``."""
         pairs = memory[owner]
         scores = (self.key(pairs.values) * hidden[pairs.segment_ids]).sum(1, keepdim=True)
         shares = pairs.with_values(scores).softmax()
@@ -56,27 +56,27 @@ class Writer(nn.Module):
         return torch.as_tensor(self.out(torch.cat([hidden, read], 1)))
 
     def forward(self, words: rl.Ragged, written: rl.Ragged) -> Tensor:
-        """Logits of each digit, given those that should have come before."""
+        """Return the logits of each digit after the correct previous ones."""
         memory, state = self.encoder(words.map(self.source))
         hidden, _ = self.decoder(written.map(self.target), state)
-        return self.told(memory, hidden.values, hidden.segment_ids)
+        return self.logits(memory, hidden.values, hidden.segment_ids)
 
     @torch.no_grad()
     def write(self, words: rl.Ragged, most: int = 8) -> list[str]:
-        """The likeliest digit at each step, for all sequences at once."""
+        """Return the most likely digit at each step, for all sequences at once."""
         memory, state = self.encoder(words.map(self.source))
         rows, token = torch.arange(len(words)), torch.full((len(words),), BEGIN)
         steps = []
         for _ in range(most):
             hidden, state = self.decoder.step(self.target(token), state)
-            token = self.told(memory, hidden, rows).argmax(1)
+            token = self.logits(memory, hidden, rows).argmax(1)
             steps.append(token)
         texts = torch.stack(steps, 1).tolist()
         return ["".join(str(digit) for digit in text[: [*text, END].index(END)]) for text in texts]
 
 
 def batch_of(numbers: Sequence[int]) -> tuple[rl.Ragged, list[Tensor]]:
-    """Words, and digits between begin and end."""
+    """Return words, and digits between begin and end."""
     words = rl.Ragged([[WORDS[word] for word in words_of(number)] for number in numbers])
     return words, [torch.tensor([BEGIN, *map(int, str(number)), END]) for number in numbers]
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     model = Writer(64)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for step in range(options.steps):
-        # Numbers of one to six digits, each as likely; one in ten is kept for the test.
+        # Numbers of one to six digits, each equally likely; one in ten is for the test.
         drawn = [int(10 ** (6 * torch.rand(()))) for _ in range(64)]
         words, digits = batch_of([number for number in drawn if number % 10 != 7])
         logits = model(words, rl.Ragged([row[:-1] for row in digits]))

@@ -1,8 +1,8 @@
-"""Which part of speech is each word? English sentences of the web, 17 tags, an LSTM in both directions.
+"""Tag the part of speech of each word: English sentences of the web, 17 tags, a bidirectional LSTM.
 
 PATH is a folder with ewt_train_form_upos.tsv.gz, and the same for dev and test: a word, a tab and its tag a line, a
-blank line between sentences. The network sees of a word its lower-case form, its last three letters and how it is
-capitalised. A form that training has less than twice is the unknown word, number 0, and so is every new one.
+blank line between sentences. The features of a word are its lower-case form, its last three letters and its
+capitalisation. A form that occurs less than twice in training is the unknown word, number 0, and so is every new one.
 
     python examples/tag_words.py PATH
 
@@ -29,7 +29,7 @@ Part = dict[str, rl.Ragged]  # words, suffixes, capitals, tags: four ragged batc
 
 
 class Tagger(torch.nn.Module):
-    """Three embeddings of a word side by side, an LSTM in both directions, a linear layer: Ragged in, Ragged out."""
+    """Three concatenated embeddings of a word, a bidirectional LSTM, a linear layer: Ragged in, Ragged out."""
 
     def __init__(self, words: int, suffixes: int, tags: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Tagger(torch.nn.Module):
         self.head = torch.nn.Linear(128, tags)
 
     def forward(self, part: Part) -> rl.Ragged:
-        """From ragged batches of numbers ``(N,)`` to logits ``(N, tags)``, ragged too."""
+        """Map ragged batches of numbers ``(N,)`` to a Ragged of logits ``(N, tags)``."""
         words, suffixes = self.embed_word(part["words"]), self.embed_suffix(part["suffixes"])
         embedded = torch.cat([words, suffixes, self.embed_capitals(part["capitals"])], dim=-1)
         out, _ = self.lstm(self.dropout(embedded))
@@ -49,20 +49,20 @@ class Tagger(torch.nn.Module):
 
 
 def read(path: Path) -> list[Sentence]:
-    """The sentences of one file."""
+    """Return the sentences of a file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         blocks = file.read().strip("\n").split("\n\n")
     return [[(word, tag) for word, tag in (line.split("\t") for line in block.split("\n"))] for block in blocks]
 
 
 def number(values: list[str]) -> Numbers:
-    """A number from 1 for each value that occurs at least twice; 0 is left for all others."""
+    """Return a number from 1 for each value that occurs at least twice; 0 is for all others."""
     kept = sorted(value for value, count in Counter(values).items() if count > 1)
     return {value: place for place, value in enumerate(kept, start=1)}
 
 
 def encode(sentences: list[Sentence], words: Numbers, suffixes: Numbers, tags: Numbers) -> Part:
-    """The sentences as numbers; capitals are 1 for a capital at the start, 2 for capitals throughout, else 0."""
+    """Return the sentences as numbers; capitals: 1 for a capital at the start, 2 for all capitals, else 0."""
     return {
         "words": rl.Ragged([[words.get(word.lower(), 0) for word, _ in sentence] for sentence in sentences]),
         "suffixes": rl.Ragged([[suffixes.get(word.lower()[-3:], 0) for word, _ in sentence] for sentence in sentences]),
@@ -72,7 +72,7 @@ def encode(sentences: list[Sentence], words: Numbers, suffixes: Numbers, tags: N
 
 
 def accuracy(part: Part, model: Tagger) -> float:
-    """The share of words whose tag is found."""
+    """Return the accuracy per word."""
     model.eval()
     with torch.no_grad():
         guesses = model(part).values.argmax(-1)
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     torch.manual_seed(0)
     model = Tagger(len(words) + 1, len(suffixes) + 1, len(tags))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
-    # A batch takes as many steps as its longest sentence has words, so sentences of similar lengths go together.
+    # Batches have sentences of similar lengths, because the longest one determines the number of steps.
     batches = rl.data.BatchSampler(
         train["words"].lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped()
     )
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         for rows in batches:
             batch = {name: ragged[rows] for name, ragged in train.items()}
             optimizer.zero_grad()
-            # Over the values each word counts once, and there is no padding to leave out.
+            # The mean over the values counts each word once; there is no padding to mask.
             loss = cross_entropy(model(batch).values, batch["tags"].values)
             loss.backward()
             optimizer.step()

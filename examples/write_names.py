@@ -1,7 +1,7 @@
-"""What does a name look like? A language model of characters, which then writes names of its own.
+"""Train a language model of characters on names, and write new names.
 
-PATH is a folder with text files, one name a line. Each name counts once; a tenth is held out, and chooses the epoch.
-The defaults are quick; with the settings that stand in docs/tasks.md it is 2.775.
+PATH is a folder with text files, one name a line. Each name counts once; the epoch is selected on a
+held-out tenth. The defaults are quick; with the settings of docs/tasks.md the result is 2.775.
 
     python examples/write_names.py PATH
 
@@ -34,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> float:
         names,
         task="language",
         split="characters",
-        layer="lstm",
-        hidden=options.hidden,
+        cell="lstm",
+        hidden_size=options.hidden,
         dropout=0.2,
         weight_dropout=0.2,
         optimizer="adamw",
         weight_decay=0.02,
         lr=0.004,
-        schedule="cosine",
+        lr_schedule="cosine",
         epochs=options.epochs,
         batch_size=64,
     )

@@ -1,6 +1,6 @@
-"""The benchmark of the recurrent layers: Raglane's against PyTorch's, and against other engines where installed.
+"""The benchmark of the recurrent layers: Raglane's against PyTorch's, and against other installed engines.
 
-A :class:`~harness.cases.Case` says what runs; ``SUITES`` lists the cases, ``COMPETITORS`` who runs them. Each
+A :class:`~harness.cases.Case` is one layer on one batch; ``SUITES`` lists the cases, ``COMPETITORS`` the engines. Each
 competitor is timed only after its answer is compared with ``reference`` in float64; all take turns in one process.
-:func:`harness.run.measure` does it, and ``benchmarks/layers.py`` is its command line. Nothing is imported here.
+:func:`harness.run.measure` runs cases, and ``benchmarks/layers.py`` is the command line.
 """

@@ -1,4 +1,4 @@
-"""The numbers of a case: weights, a batch, and the gradient that comes back to it."""
+"""The numbers of a case: weights, a batch, and the gradient of its outputs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A layer's weights and what it is given, in the flat layout.
+    """The weights, input and output gradient of a layer, in the flat layout.
 
     Attributes:
         cell: a key of ``CELLS``.
-        weights: by their layer's names: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)`` and so on.
+        weights: by their names in the layer: ``weight_ih_l0 (G * H, D)``, ``weight_hh_l0 (G * H, H)`` and so on.
         values: ``(N, D)``, sequence after sequence.
         lengths: ``(B,)`` int64.
-        gradient: ``(N, H)``, of a loss with respect to the outputs.
+        gradient: ``(N, H)``, the gradient of a loss with respect to the outputs.
     """
 
     cell: str
@@ -36,7 +36,7 @@ class Batch:
 
     @classmethod
     def of(cls, case: Case) -> Batch:
-        """Fresh numbers for a case: the same ones in every run, whatever the mode, dtype and threads.
+        """Draw the numbers of a case, which are the same in every run and for any mode, dtype and threads.
 
         Example:
             >>> from harness.cases import Size
@@ -58,7 +58,7 @@ class Batch:
         return batch.to(_DTYPES[case.dtype])
 
     def with_cell(self, cell: str) -> Batch:
-        """The same input for another cell of the same sizes, with weights of its own."""
+        """Return the same input with the weights of another cell of the same sizes."""
         size = Size(len(self.lengths), self.hidden, self.values.shape[1])
         weights = _weights(cell, size, torch.Generator("cpu").manual_seed(zlib.crc32(cell.encode())))
         return replace(self, cell=cell, weights=weights).to(self.dtype)
@@ -89,7 +89,7 @@ class Batch:
         return self.elements / (len(self.lengths) * self.longest)
 
     def to(self, dtype: torch.dtype) -> Batch:
-        """The same numbers, rounded where the dtype is the coarser."""
+        """Return the same numbers in another dtype."""
         return replace(
             self,
             weights={name: weight.to(dtype) for name, weight in self.weights.items()},
@@ -98,7 +98,7 @@ class Batch:
         )
 
     def with_lengths(self, lengths: list[int]) -> Batch:
-        """The first elements, cut into sequences of other lengths."""
+        """Return the first elements as sequences of other lengths."""
         total = sum(lengths)
         return replace(
             self,
@@ -109,7 +109,7 @@ class Batch:
 
 
 def _weights(cell: str, size: Size, generator: torch.Generator) -> dict[str, Tensor]:
-    """A layer's weights, drawn as torch initialises its layers."""
+    """Draw weights like torch's initialisation."""
     bound = size.hidden**-0.5
     shapes = cells.CELLS[cell].shapes(size.input, size.hidden)
     return {

@@ -1,7 +1,7 @@
-"""What the benchmark runs: one registry of cases, in suites.
+"""The registry of benchmark cases, in suites.
 
-A suite says which sizes, lengths and modes its cases have, and who runs them. The suite ``grid`` is the whole product
-of cells, sizes, lengths, modes and dtypes; each of the others asks one question.
+A suite defines the sizes, lengths and modes of its cases, and their competitors. The suite ``grid`` is the product of
+all cells, sizes, lengths, modes and dtypes; each of the others answers one question.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 TORCH_CELLS = ("lstm", "gru", "rnn_tanh")
-"""The cells that torch and other engines have too."""
+"""The cells that torch and other engines support."""
 
 ELEMENTWISE = ("indrnn_tanh", "mingru", "minlstm", "sru", "qrnn")
-"""Cells without a matrix in the time loop. With tanh, since at the kink of relu float32 and float64 go apart."""
+"""Cells without a matrix in the time loop. With tanh, because at the kink of relu float32 and float64 diverge."""
 
 CELLS = (*TORCH_CELLS, *ELEMENTWISE)
 """All of them, keys of :data:`raglane.cells.CELLS`."""
@@ -49,7 +49,7 @@ SIZES = (Size(8, 64, 64), Size(32, 128, 128), Size(64, 256, 256), Size(32, 512, 
 
 @dataclass(frozen=True)
 class Case:
-    """One layer on one batch, by all that decides how long it takes.
+    """One layer on one batch, with all parameters that affect its time.
 
     Attributes:
         suite: a key of ``SUITES``.
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case in one line, without what a table's heading says.
+        """The case in one line, without the facts of a table's heading.
 
         Example:
             >>> Case("grid", "gru", SIZES[0], LENGTHS["ewt"], "train", "float32", 2).name
@@ -95,8 +95,8 @@ def operations(cell: str, size: Size, mode: str) -> int:
 def streamed(cell: str, size: Size) -> int:
     """Floats per element that the backward time loop of an element-wise cell must read or write.
 
-    What forward saved, the state, the output's gradient, the gradients of the input products; and where the output
-    takes up the input, that and its gradient.
+    These are the saved tensors, the state, and the gradients of the output and of the input products; if the output
+    depends on the input directly, also the input and its gradient.
 
     Example:
         >>> streamed("indrnn_tanh", Size(8, 64, 32)) == 3 * 64
@@ -113,14 +113,14 @@ class Suite:
     """A question, and the cases that answer it.
 
     Attributes:
-        question: what its table shows.
-        cells: those that the question is about.
-        lengths: their names; empty where the user chooses.
-        sizes: of the cases, unless the user says otherwise.
-        competitors: who runs beside :data:`~harness.competitors.RIVALS` and ``ours``: variants of ours.
-        modes: those that make sense.
-        measures_memory: whether it measures memory in place of time.
-        yardstick: what the rates of calls are compared with, a key of ``YARDSTICKS``.
+        question: the title of its table.
+        cells: the cells of its cases.
+        lengths: the names of lengths; empty if the user chooses them.
+        sizes: the default sizes.
+        competitors: variants of ours that run in addition to :data:`~harness.competitors.RIVALS` and ``ours``.
+        modes: the supported modes.
+        measures_memory: True to measure memory instead of time.
+        yardstick: a key of ``YARDSTICKS``, with which the rates of calls are compared.
     """
 
     question: str
@@ -168,7 +168,7 @@ SUITES: dict[str, Suite] = {
         "the backward pass, a call of its own",
         cells=ELEMENTWISE,
         lengths=("lognormal",),
-        # So many elements that no cache holds them, and so few that the allocator keeps their memory between calls.
+        # More elements than fit into caches, but few enough that the allocator keeps their memory between calls.
         sizes=(Size(128, 256, 64),),
         competitors=("ours-loop",),
         modes=("train",),
@@ -192,7 +192,7 @@ SUITES: dict[str, Suite] = {
     "memory": Suite(
         "how much memory does a training step hold at its peak, beyond inputs and parameters, in floats of N * H",
         lengths=("lognormal",),
-        # Large, so that what the process allocates besides is almost nothing.
+        # Large, so that other allocations of the process are negligible.
         sizes=(Size(512, 256, 256),),
         modes=("train",),
         measures_memory=True,
@@ -210,7 +210,7 @@ def select(
     dtypes: Sequence[str],
     threads: Sequence[int],
 ) -> list[Case]:
-    """The cases of some suites: the product of all that is asked for.
+    """Return the cases of some suites: the product of all arguments.
 
     Example:
         >>> one = {"cells": ["gru"], "dtypes": ["float32"], "threads": [1]}

@@ -43,7 +43,7 @@ def ratios_png(results: Sequence[CaseResult], title: str) -> bytes:
 
 
 def _lines(results: Sequence[CaseResult]) -> list[list[tuple[str, list[CaseResult]]]]:
-    """Panels with their titles: a line for each suite, dtype and number of threads, its modes beside each other."""
+    """Return panels with their titles: a row per suite, dtype and number of threads, a column per mode."""
     panels: dict[tuple[str, str, int], dict[str, list[CaseResult]]] = {}
     for result in results:
         case = result.case
@@ -59,7 +59,7 @@ def _lines(results: Sequence[CaseResult]) -> list[list[tuple[str, list[CaseResul
 
 
 def _draw(axes: Any, name: str, results: Sequence[CaseResult], limits: tuple[float, float]) -> None:
-    """One panel: the first case on top, a bar from 1 to the ratio of ours."""
+    """Draw a panel: the first case on top, a bar from 1 to the ratio of ours."""
     axes.set_xscale("log")
     axes.set_xlim(*limits)
     axes.axvline(1, color=LIGHT.ink, linewidth=1)
@@ -84,7 +84,7 @@ def _draw(axes: Any, name: str, results: Sequence[CaseResult], limits: tuple[flo
 
 
 def _points(axes: Any, engine: str, results: Sequence[CaseResult]) -> Any:
-    """The markers of an engine, and what the legend needs of them; None where it was not timed."""
+    """Draw the markers of an engine; return its entry of the legend, or None if it was not timed."""
     points = [(ratio, place) for place, result in enumerate(results) if (ratio := _ratio(result, engine)) is not None]
     if not points:
         return None

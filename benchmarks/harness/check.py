@@ -1,4 +1,4 @@
-"""Whether a competitor computes what the layer is: every answer against ``reference`` in float64."""
+"""Compare the answers of competitors with ``reference`` in float64."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["TOLERANCES", "find_fault"]
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float64: 1e-9}
 """The largest difference that a dtype may make, as a share of the largest number of the tensor in float64.
 
-float32 leaves room for the gradients of weights, sums over all elements in whatever order; bfloat16 has 8 bits, and
-the state passes through it at every step.
+The tolerance of float32 allows any order of the sums over elements in gradients of weights. bfloat16 has 8 bits, and
+the state is rounded to it at every step.
 """
 
 
 def find_fault(answer: Answer, truth: Answer, dtype: torch.dtype) -> str | None:
-    """What is wrong with an answer, in a clause; None where all of it is right.
+    """Return the first error of an answer, in words, or None.
 
     Example:
         >>> truth = Answer(torch.tensor([[1.0], [2.0]]), None)
@@ -34,14 +34,14 @@ def find_fault(answer: Answer, truth: Answer, dtype: torch.dtype) -> str | None:
         if found.shape != wanted.shape:
             return f"wrong {name}: shape {tuple(found.shape)}, and {tuple(wanted.shape)} is right"
         error = _error(found, wanted)
-        # Written so that NaN, which is neither below nor above, is a fault.
+        # Negated, so that NaN is an error too.
         if not error <= tolerance:
             return f"wrong {name}: off by {error:.1e} of its largest number, and {tolerance:.0e} is allowed"
     return None
 
 
 def _pairs(answer: Answer, truth: Answer) -> list[tuple[str, Tensor, Tensor | None]]:
-    """What must agree: name, right value, value found."""
+    """Yield the name, the reference value and the actual value of each part."""
     pairs: list[tuple[str, Tensor, Tensor | None]] = [("output", truth.output, answer.output)]
     if answer.state is not None and truth.state is not None:
         found = [*answer.state, *[None] * (len(truth.state) - len(answer.state))]

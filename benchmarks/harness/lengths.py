@@ -1,18 +1,18 @@
-"""How long the sequences of a benchmark's batch are: made up, like real data, or from a user's file.
+"""Lengths of the sequences of a benchmark: synthetic, like real data, or from a user's file.
 
-Of real data there are 101 quantiles each, computed by ``benchmarks/lengths.py``; lengths are drawn from the quantile
-function, with the same seed in every run. Where they come from:
+Real data are represented by 101 quantiles each, computed by ``benchmarks/lengths.py``; lengths are drawn from the
+quantile function, with the same seed in every run. The sources:
 
 - ``librispeech``: the 28,539 utterances of LibriSpeech train-clean-100 (CC BY 4.0), in the list of lengths of
-  github.com/sungnyun/ARMHuBERT; frames of 10 ms of which every fourth is left, so that a step is 40 ms.
-- ``ljspeech``: the 13,100 utterances of LJSpeech, in the alignments of github.com/xcmyz/FastSpeech; mel frames of 256
-  samples of which every fourth is left, so that a step is 46 ms.
+  github.com/sungnyun/ARMHuBERT; every fourth frame of 10 ms, so that a step is 40 ms.
+- ``ljspeech``: the 13,100 utterances of LJSpeech, in the alignments of github.com/xcmyz/FastSpeech; every
+  fourth mel frame of 256 samples, so that a step is 46 ms.
 - ``names``: the characters of 20,050 family names, github.com/spro/practical-pytorch.
 - ``ewt``: the words of the 12,544 sentences of UD English-EWT's training part (CC BY-SA 4.0).
 - ``trec``: the words of the 5,452 questions of TREC's training part, in github.com/harvardnlp/sent-conv-torch.
-- ``vowels``: the steps of the 640 recordings of Japanese vowels, which sktime brings.
+- ``vowels``: the steps of the 640 recordings of Japanese vowels, included in sktime.
 
-No length is cut: with every fourth frame, the longest has 613 steps, and a batch of 256 some 80,000 elements, so that
+No length is shortened: with every fourth frame, the longest has 613 steps, and a batch of 256 about 80,000 elements, so
 every call takes seconds at most.
 """
 
@@ -41,10 +41,10 @@ class Lengths:
     """A rule that gives the lengths of a batch.
 
     Attributes:
-        name: as it stands in tables, and as ``--lengths`` takes it.
-        description: in words.
-        draw: from the number of sequences to as many lengths of at least 1; the same in every run.
-        fewest: sequences that a batch of it needs.
+        name: its name in tables and for ``--lengths``.
+        description: one phrase.
+        draw: from a number of sequences to that many lengths of at least 1; the same in every run.
+        fewest: the least number of sequences of a batch.
     """
 
     name: str
@@ -69,9 +69,9 @@ def draw_like(quantiles: tuple[int, ...], count: int, seed: int = 1) -> list[int
 
 
 def of_file(path: Path) -> Lengths:
-    """Lengths from a text file; a batch with another number of sequences than the file has lines draws from them."""
+    """Return the lengths of a text file; a batch with another number of sequences draws from them."""
     listed = lengths_of_file(path)
-    # The name stands in tables and pictures.
+    # The name is shown in tables and pictures.
     name, file = (shorten(printable(part), 40) for part in (path.stem, path.name))
     return Lengths(name, f"{len(listed):,} lengths of {file}", partial(draw, listed))
 
@@ -99,12 +99,12 @@ def _lognormal(count: int) -> list[int]:
 
 
 def _one_long(count: int) -> list[int]:
-    """The long one is the last: whoever takes them as they come begins it at the end."""
+    """Return lengths of which only the last is long: without sorting, it starts last."""
     return [50] * (count - 1) + [10_000]
 
 
 def filled(fill: float) -> Callable[[int], list[int]]:
-    """As many elements as sequences of 30 each, of which a padded batch is filled to this share.
+    """Return a rule for batches with a given fill, and 30 elements per sequence on average.
 
     Example:
         >>> lengths = filled(0.25)(16)
@@ -114,7 +114,7 @@ def filled(fill: float) -> Callable[[int], list[int]]:
 
     def draw(count: int) -> list[int]:
         total, longest = _MEAN * count, round(_MEAN / fill)
-        # Shares u ** k of the longest have the mean 1 / (k + 1); what rounding leaves over goes one by one.
+        # Shares u ** k of the longest have the mean 1 / (k + 1); the remainder of rounding is added one by one.
         power = 1 / fill - 1
         lengths = [max(1, round(longest * (place / (count - 1)) ** power)) for place in range(count)]
         step = 1 if sum(lengths) < total else -1

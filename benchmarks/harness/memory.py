@@ -1,7 +1,7 @@
-"""How much memory a training step holds at its peak, measured in a fresh process for each competitor.
+"""Peak memory of a training step, measured in a new process for each competitor.
 
-``python -m harness.memory`` with a case's numbers as arguments is that process. Its input and parameters are
-there, and everything has run once on a tiny batch, when the peak is set back; Linux then keeps it to the page.
+That process is ``python -m harness.memory`` with the parameters of a case. It creates input and parameters, runs
+everything once on a tiny batch, and resets the peak, which Linux counts in pages.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _STATUS, _PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def is_measurable() -> bool:
-    """Whether this system tells the peak of a process and lets it be set back."""
+    """Return True if the system counts the peak memory of a process and can reset it."""
     return os.access(_STATUS, os.R_OK) and os.access(_PEAK_RESET, os.W_OK)
 
 
 def peak_floats(case: Case, competitor: str) -> float:
-    """What a training step holds at its peak beyond inputs and parameters, in floats of ``N * H``."""
+    """Return the peak memory of a training step without inputs and parameters, in floats of ``N * H``."""
     numbers = {
         "cell": case.cell,
         "size": [case.size.batch, case.size.hidden, case.size.input],
@@ -37,7 +37,7 @@ def peak_floats(case: Case, competitor: str) -> float:
         "competitor": competitor,
     }
     command = [sys.executable, "-m", __name__, json.dumps(numbers)]
-    # Python finds what is run with -m in the current folder.
+    # Python finds modules that are run with -m in the current folder.
     home = Path(__file__).parents[1]
     process = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
     if process.returncode != 0:
@@ -48,7 +48,7 @@ def peak_floats(case: Case, competitor: str) -> float:
 
 
 def _measure(arguments: str) -> float:
-    """The work of the process."""
+    """Run the process."""
     import torch
 
     from harness.batch import Batch
@@ -72,7 +72,7 @@ def _measure(arguments: str) -> float:
 
 
 def _status(name: str) -> int:
-    """Bytes, from the system's word on this process."""
+    """Return bytes of the system's statistics of this process."""
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name + ":"))
     return 1024 * int(line.split()[1])
 

@@ -1,4 +1,4 @@
-"""What was measured of a case, and what follows from it: ratios, shares of the machine's rate, means."""
+"""Measurements of cases, and figures derived from them: ratios, shares of the machine's rate, means."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Row:
 
     Attributes:
         competitor: a key of ``COMPETITORS``.
-        milliseconds: of a call; the median over the rounds. None where it was not timed.
+        milliseconds: the median time of a call over the rounds; None if it was not timed.
         ratio: the time of the fastest torch variant over this one's: above 1 this one is faster.
         of_ours: the time of ``ours`` over this one's.
-        share: of the rate of the suite's yardstick, counting the elements that exist.
-        memory: floats of N * H held at the peak, where that is what was measured.
-        fault: why it was not timed; empty where it was.
-        is_once: whether it was so slow that it was timed once, and not in every round.
+        share: the share of the rate of the suite's yardstick, counting real elements.
+        memory: the peak memory in floats of N * H, if memory is measured.
+        fault: the reason why it was not timed, or an empty string.
+        is_once: True if it was so slow that it was timed only once.
     """
 
     competitor: str
@@ -43,18 +43,18 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """All rows of a case, and what it was.
+    """All rows of a case.
 
     Attributes:
         case: the case.
-        elements, longest, fill: of its batch.
-        rows: one for each competitor that was asked to run it.
-        rate: of the suite's yardstick in the same rounds, per second; None where no time was measured.
-        rounds: how many were timed.
-        load: the machine's average over the last minute, after the case; NaN where the system does not tell.
-        is_busy: whether that was above the number of processors: the times then say more about what else ran.
-        peak: operations per second of fused multiply-adds that read no memory, in the same rounds: what no product can
-            exceed. None where the yardstick is no product, or the kernels are not built.
+        elements, longest, fill: properties of its batch.
+        rows: one per competitor.
+        rate: the rate of the suite's yardstick in the same rounds, per second; None if no time was measured.
+        rounds: the number of rounds.
+        load: the load average of the machine after the case; NaN on systems without one.
+        is_busy: True if the load was above the number of processors, so that the times are unreliable.
+        peak: operations per second of fused multiply-adds that read no memory, in the same rounds: an upper bound for
+            products. None if the yardstick is not a product, or the kernels are not built.
     """
 
     case: Case
@@ -70,28 +70,28 @@ class CaseResult:
 
     @property
     def yardstick(self) -> Yardstick:
-        """What rates are compared with."""
+        """The yardstick of the suite."""
         return YARDSTICKS[SUITES[self.case.suite].yardstick]
 
     def row(self, competitor: str) -> Row | None:
-        """The row of a competitor, if it was asked."""
+        """Return the row of a competitor, or None."""
         return next((row for row in self.rows if row.competitor == competitor), None)
 
     def of_peak(self, row: Row) -> float | None:
-        """The share of :attr:`peak` that a row reaches, counting the elements that exist."""
+        """Return the share of :attr:`peak` that a row reaches, counting real elements."""
         if row.share is None or self.rate is None or self.peak is None:
             return None
         return row.share * self.rate / self.peak
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster ``ours`` is than the fastest torch variant; of memory, how many times less it holds."""
+        """The speed, or inverse memory, of ``ours`` relative to the best torch variant."""
         ours = self.row(OURS)
         return None if ours is None else ours.ratio
 
     @property
     def ahead(self) -> str | None:
-        """The competitor that is ahead of ``ours``, the first of them; None where nobody is, or ours was not timed."""
+        """The first competitor that is ahead of ``ours``; None if there is none, or ours was not timed."""
         rivals = [
             (row.of_ours, row.competitor)
             for row in self.rows
@@ -102,7 +102,7 @@ class CaseResult:
 
 
 def rows_of(samples: Mapping[str, Sequence[float]], work: Mapping[str, int], rate: float) -> list[Row]:
-    """The rows of the competitors that were timed.
+    """Return the rows of the timed competitors.
 
     A ratio is taken in each round, which a busy machine disturbs least, and the median of the rounds is reported.
 
@@ -137,14 +137,14 @@ class Summary:
     """The ratios of ``ours`` over some cases.
 
     Attributes:
-        suite, mode, dtype, threads: that the cases share.
-        group: which of them: a cell, ``all``, or ``all, H <= 128``.
-        count: how many have a ratio.
-        mean: the geometric mean.
-        worst: the smallest.
-        worst_case: the name of that case.
-        behind: how many cases somebody is ahead in.
-        missing: how many cases have no ratio.
+        suite, mode, dtype, threads: common to the cases.
+        group: a cell, ``all``, or ``all, H <= 128``.
+        count: the number of cases with a ratio.
+        mean: the geometric mean of the ratios.
+        worst: the smallest ratio.
+        worst_case: the name of its case.
+        behind: the number of cases in which a competitor is ahead.
+        missing: the number of cases without a ratio.
     """
 
     suite: str
@@ -161,7 +161,7 @@ class Summary:
 
 
 def summarize(results: Iterable[CaseResult]) -> list[Summary]:
-    """Geometric means and worst cases of ``ours``, by suite, mode, dtype and threads: of each cell, and of all."""
+    """Return geometric means and worst cases of ``ours`` by suite, mode, dtype and threads: per cell, and of all."""
     groups: dict[tuple[str, str, str, int], list[CaseResult]] = {}
     for result in results:
         case = result.case
@@ -190,7 +190,7 @@ def _summary(key: tuple[str, str, str, int], group: str, results: Sequence[CaseR
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How ``ours`` scales on one case.
+    """Times of ``ours`` on one case by the number of threads.
 
     Attributes:
         case: with the fewest threads.
@@ -202,7 +202,7 @@ class Efficiency:
 
     @property
     def shares(self) -> dict[int, float]:
-        """The parallel efficiency by the number of threads: speed-up over threads, both to the fewest.
+        """The parallel efficiency by the number of threads, relative to the fewest threads.
 
         Example:
             >>> from harness.cases import SIZES
@@ -217,7 +217,7 @@ class Efficiency:
 
 
 def efficiencies(results: Iterable[CaseResult]) -> list[Efficiency]:
-    """How ``ours`` scales: the cases that were measured with several numbers of threads."""
+    """Return the scaling of ``ours`` on cases that were measured with several numbers of threads."""
     found: dict[tuple[object, ...], Efficiency] = {}
     for result in results:
         case, ours = result.case, result.row(OURS)

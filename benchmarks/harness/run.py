@@ -1,4 +1,4 @@
-"""Run cases: check every competitor, time those that are right, and gather what a table needs."""
+"""Run cases: check every competitor, time the correct ones, and collect results."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 
 _YARDSTICK = "yardstick"
 _PEAK = "peak"
-# What a fault is cut to, so that a row stays a row.
+# The most characters of an error in a table.
 _LONGEST_FAULT = 160
 # A competitor that takes longer is timed once, warm, rather than in every round.
 _SLOW_SECONDS = 10.0
-# What a round may take before a case has fewer of them: samples so long need fewer.
+# The seconds of a round above which a case has fewer rounds.
 _ROUND_SECONDS = 1.2
 
 _Result = TypeVar("_Result")
@@ -40,9 +40,9 @@ class Report:
     """A run of the benchmark.
 
     Attributes:
-        facts: of the machine, by name.
-        competitors: who took part besides ours.
-        notes: what a reader must know: who is not installed, what ran ours, what was not measured.
+        facts: facts of the machine by name.
+        competitors: the competitors of ours.
+        notes: missing competitors, the backend of ours, and cases that were not measured.
         results: one per case.
     """
 
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """The checks that Raglane itself has failed, one line each."""
+        """The failed checks of Raglane, one line each."""
         return [
             f"{result.case.name}, {result.case.mode}, {result.case.dtype}: {row.competitor}: {row.fault}"
             for result in self.results
@@ -63,7 +63,7 @@ class Report:
 
 
 def installed(names: Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Those competitors that can run here, and a line on each that cannot.
+    """Return the competitors that are installed, and a line on each that is not.
 
     Example:
         >>> installed(["torch-packed"])
@@ -113,7 +113,7 @@ def measure(
 
 
 def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Truths | None = None) -> CaseResult:
-    """Run one case on as many threads as torch is set to."""
+    """Run one case with torch's number of threads."""
     batch = Batch.of(case)
     timed: dict[str, Any] = {}
     if SUITES[case.suite].measures_memory:
@@ -136,18 +136,18 @@ def measure_case(case: Case, competitors: Sequence[str], rounds: int, truths: Tr
 
 
 class Truths:
-    """The reference kernel's answers for one case after the other: what training has found serves inference too."""
+    """The reference kernel's answers, cached so that those of training serve inference too."""
 
     def __init__(self) -> None:
         self._name = ""
         self._answers: dict[tuple[object, ...], Answer] = {}
 
     def of(self, case: Case, batch: Batch) -> Answer:
-        """The answer for a batch of a case."""
+        """Return the answer for a batch of a case."""
         if case.name != self._name:
             self._answers.clear()
             self._name = case.name
-        # By its bits: bfloat16 rounds the numbers of a batch, and its float32 copy has the same.
+        # Keyed by bits: a batch rounded to bfloat16 and its float32 copy are equal.
         key = (batch.cell, batch.dtype, *batch.lengths.tolist())
         known = self._answers.get((*key, "train"))
         if case.mode == "infer" and known is not None:
@@ -160,7 +160,7 @@ class Truths:
 def _timed_rows(
     case: Case, batch: Batch, competitors: Sequence[Competitor], rounds: int, truths: Truths
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Everybody's row, and what else a :class:`CaseResult` says of the rounds."""
+    """Time all competitors; return their rows and the other attributes of :class:`CaseResult`."""
     yardstick = YARDSTICKS[SUITES[case.suite].yardstick]
     rows: dict[str, Row] = {}
     ready: dict[str, Runner] = {}
@@ -174,7 +174,7 @@ def _timed_rows(
             fault = find_fault(answer, truths.of(case, view), view.dtype)
             if fault is None and seconds > _SLOW_SECONDS:
                 once[name], _ = _clock(runner.call)
-        # Whatever it raises ends its row, and not the run.
+        # Any error ends only this row.
         except Exception as error:
             fault = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_FAULT]
         rows[name] = Row(name, fault=fault or "")
@@ -184,7 +184,7 @@ def _timed_rows(
             if name not in once:
                 ready[name] = runner
     calls = {name: runner.call for name, runner in ready.items()}
-    # Right after ours, so that both meet the same machine: some engines' threads are slow to come to rest.
+    # Right after ours, because the threads of some engines stay active after their turn.
     first = next(iter(calls), None)
     turns = {name: call for name, call in calls.items() if name == first}
     turns |= {_YARDSTICK: yardstick.prepare(batch.dtype)}
@@ -203,21 +203,21 @@ def _timed_rows(
 
 
 def _work(case: Case, view: Batch, name: str) -> int | None:
-    """What a competitor's call does, in the unit of the suite's yardstick; None where that says nothing of it."""
+    """Return the work of a call in the unit of the suite's yardstick, or None if it does not apply."""
     if SUITES[case.suite].yardstick == "gemm":
         return operations(view.cell, case.size, case.mode) * view.elements
     return streamed(view.cell, case.size) * view.dtype.itemsize * view.elements if name == "ours-loop" else None
 
 
 def _clock(call: Callable[[], _Result]) -> tuple[float, _Result]:
-    """How many seconds a call takes, and what it gives."""
+    """Return the seconds of a call, and its result."""
     begun = time.perf_counter()
     result = call()
     return time.perf_counter() - begun, result
 
 
 def _memory_rows(case: Case, competitors: Sequence[str]) -> list[Row]:
-    """What each holds in a process of its own."""
+    """Measure the memory of each competitor in a separate process."""
     names = [OURS, *(name for name in competitors if COMPETITORS[name].family == "torch")]
     held: dict[str, float] = {}
     faults: dict[str, str] = {}

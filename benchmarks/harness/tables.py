@@ -34,7 +34,7 @@ _WIDTHS = (38, 6, 9, 9)
 
 
 def csv_text(report: Report) -> str:
-    """All rows of all cases as CSV, the names of ``COLUMNS`` first; what was not measured is empty."""
+    """Return all rows of all cases as CSV with the header ``COLUMNS``; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -69,7 +69,7 @@ def heading_line() -> str:
 
 
 def case_line(result: CaseResult) -> str:
-    """A case in a line: ours, its ratio to the fastest torch variant, its share, and everybody else against it.
+    """Return a case in one line: ours, its ratio to the fastest torch variant, its share, and all others.
 
     Example:
         >>> from harness.cases import SIZES, Case
@@ -95,7 +95,7 @@ def case_line(result: CaseResult) -> str:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """The means in lines."""
+    """Return the means in lines."""
     lines = []
     for entry in summarize(report.results):
         head = f"{entry.suite}, {entry.mode}, {entry.dtype}, {_threads(entry.threads)}, {entry.group}"
@@ -105,7 +105,7 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The whole report as Markdown: the machine, the means, every case, and how everything was measured."""
+    """Return the report as Markdown: the machine, the means, every case, and the method."""
     parts = ["# Recurrent layers: benchmark", ""]
     parts += _table(["the machine", ""], report.facts.items())
     parts += [*(f"- {note}" for note in report.notes), ""]
@@ -152,7 +152,7 @@ def _summary_part(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _rate_part(results: Sequence[CaseResult]) -> list[str]:
-    """The machine's rate while these cases ran."""
+    """Return the machine's rate during some cases."""
     rates = [result.rate / 1e9 for result in results if result.rate is not None]
     if not rates:
         return []
@@ -170,7 +170,7 @@ def _rate_part(results: Sequence[CaseResult]) -> list[str]:
 
 
 def _cases_part(results: Sequence[CaseResult]) -> list[str]:
-    """One line for each competitor of each case, and none left out."""
+    """Return a line for each competitor of each case."""
     is_memory = SUITES[results[0].case.suite].measures_memory
     rows = []
     for result in results:
@@ -218,7 +218,7 @@ def _efficiency_part(found: Sequence[Efficiency]) -> list[str]:
 
 
 def _method(report: Report) -> list[str]:
-    """What the columns mean, and how it was done."""
+    """Return the meaning of columns, and the method."""
     asked = [COMPETITORS[name] for name in dict.fromkeys(row.competitor for r in report.results for row in r.rows)]
     dtypes = {result.case.dtype for result in report.results}
     tolerances = [f"{name} {bound:.0e}" for name, bound in _tolerances().items() if name in dtypes]
@@ -236,7 +236,7 @@ def _method(report: Report) -> list[str]:
         "- share: operations of the elements that exist in matrix products (for an LSTM 2 N 4 H (D + H) forward, "
         "three times that for training) per second, over the rate of torch.mm on 1024 x 256 x 1024 of the same dtype "
         "in the same rounds. In the suite loop: bytes read and written, over the rate of a copy of 64 MiB.",
-        "- of peak: the same operations per second, over those of fused multiply-adds in registers alone, on as many "
+        "- of peak: the same operations per second, over those of fused multiply-adds in registers, on as many "
         "threads and in the same rounds, which no product can exceed.",
         "- Before it was timed, every competitor's output, final states and gradients were compared with the kernel "
         "`reference` in float64, on the real elements; allowed, as a share of the largest number: "

@@ -1,4 +1,4 @@
-"""Time several calls in one run: warm, taking turns, and long enough each time to be timed."""
+"""Time several calls in turns, warm, and long enough per sample."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ __all__ = ["YARDSTICKS", "Yardstick", "interleave", "peak"]
 
 # A sample lasts at least this long: shorter calls are repeated.
 _SAMPLE_SECONDS = 0.01
-# A pause before a sample lets the threads of the one before go to sleep; they wait a while for more work.
+# A pause before a sample, in which the waiting threads of the previous call go to sleep.
 _PAUSE_SECONDS = 0.02
-# A shorter call runs this long before its sample: caches get warm, and threads that were woken find processors of
-# their own.
+# A shorter call runs this long before its sample, until caches are warm and threads run on separate processors.
 _WARM_SECONDS = 0.015
 _LONG_SECONDS = 1.0
 _FEWEST_ROUNDS = 3
@@ -35,7 +34,7 @@ def interleave(
     most_seconds: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time calls round by round; in each round all take a turn, and another one goes first.
+    """Time calls round by round; the first call of a round rotates.
 
     Example:
         >>> samples = interleave({"sum": lambda: sum(range(100)), "nothing": lambda: None}, 3)
@@ -64,11 +63,11 @@ def interleave(
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Something that torch does at the machine's rate; run in every round, it says what share of that a call reaches.
+    """An operation that torch runs at the machine's rate, with which the rates of calls are compared.
 
     Attributes:
-        name: what it is.
-        work: what a call does, in the unit.
+        name: its name.
+        work: the work of a call, in the unit.
         unit: floating-point operations or bytes.
         prepare: from a dtype to the call.
     """
@@ -79,7 +78,7 @@ class Yardstick:
     prepare: Callable[[torch.dtype], Callable[[], object]]
 
     def rate(self, seconds: float) -> float:
-        """Work per second, where a call takes so many seconds.
+        """Return the work per second from the seconds of a call.
 
         Example:
             >>> YARDSTICKS["gemm"].rate(0.001) == 2 * 1024 * 256 * 1024 * 1000
@@ -111,11 +110,11 @@ YARDSTICKS = {
     # Read once and written once.
     "copy": Yardstick("a copy of 64 MiB", 2 * _COPY_BYTES, "B", _copy),
 }
-"""What the rates of calls are compared with, by name."""
+"""All yardsticks by name."""
 
 
 def peak(dtype: torch.dtype) -> Callable[[], int] | None:
-    """The most operations per second that products can reach: fused multiply-adds that read no memory.
+    """Return a function that measures the peak rate of products: fused multiply-adds that read no memory.
 
     Example:
         >>> call = peak(torch.float32)
@@ -129,7 +128,7 @@ def peak(dtype: torch.dtype) -> Callable[[], int] | None:
 
 
 def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Run a call until it is warm, and estimate its time; a long one is warm after one run."""
+    """Run a call until it is warm, and return its estimated time; a long one is warm after one run."""
     first = _time(call, 1, clock)
     if first > _LONG_SECONDS:
         return first
@@ -138,7 +137,7 @@ def _warm_up(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def _sample(call: Callable[[], object], estimate: float, clock: Callable[[], float]) -> float:
-    """Seconds per call, over as many calls as a sample needs."""
+    """Return the seconds per call of a sample."""
     time.sleep(_PAUSE_SECONDS)
     if estimate < _WARM_SECONDS:
         until = clock() + _WARM_SECONDS

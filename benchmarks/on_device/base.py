@@ -1,4 +1,4 @@
-"""What a part is, and the file that keeps what it has found, whatever ends the run."""
+"""The interface of parts, and the file of their results, which survives any end of the run."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ import torch
 __all__ = ["BrokenError", "Context", "Item", "NotHereError", "Part", "Record", "Row", "play"]
 
 Row = dict[str, Any]
-"""What an item has found, as JSON has it."""
+"""The result of an item, as JSON values."""
 
-# Bytes: of a file, whose rest is left out, and of a trace.
+# The most bytes of a file and of a trace; the rest is omitted.
 _MOST, _TRACE = 15 << 20, 4000
 
 
 class NotHereError(Exception):
-    """An item, or a part, needs something that this machine does not have; the message says what."""
+    """A requirement of an item or a part is missing on this machine; the message names it."""
 
 
 class BrokenError(Exception):
-    """After a fault on the device this process can use it no more; another one can."""
+    """An error after which this process cannot use the device; another process can."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where and how long to run.
+    """The device and the time limit of a run.
 
     Attributes:
-        device: that is asked about.
-        is_rehearsal: on tiny sizes, to see that everything runs; its times say nothing.
-        until: when to begin nothing more, on the clock of ``time.monotonic``.
-        call: its name; what had a fault in an earlier call is asked again.
-        kernels: a folder whose ``lib`` holds the cpu kernels, where they were built for this run.
+        device: the measured device.
+        is_rehearsal: True for tiny sizes, which test that everything runs.
+        until: no item begins after this time of ``time.monotonic``.
+        call: the name of the call; items that failed in an earlier call run again.
+        kernels: a folder whose ``lib`` contains the cpu kernels, if they were built for this run.
     """
 
     device: torch.device
@@ -49,17 +49,17 @@ class Context:
     kernels: Path | None = None
 
     def left(self) -> float:
-        """Seconds until nothing more begins."""
+        """The seconds in which further items may begin."""
         return self.until - time.monotonic()
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to find out, which takes some seconds.
+    """One measurement or test of some seconds.
 
     Attributes:
-        key: its name within its part; a row of that name that holds no fault is not asked for again.
-        run: gives what there is to say; a ``fault`` in it is one.
+        key: its name within its part; an item with a row of that name and no fault does not run again.
+        run: returns the result; an entry ``fault`` is an error.
     """
 
     key: str
@@ -68,13 +68,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Part:
-    """Several items that answer one question.
+    """Items that answer one question.
 
     Attributes:
-        name: as ``--parts`` takes it.
-        question: in words.
-        items: what to run, the most telling first; raises NotHereError where nothing of it can.
-        table: what the report says of the rows, as lines of Markdown.
+        name: its name for ``--parts``.
+        question: one phrase.
+        items: returns the items, the most informative first; raises NotHereError if none can run.
+        table: formats the rows as lines of Markdown.
     """
 
     name: str
@@ -85,10 +85,10 @@ class Part:
 
 @dataclass
 class Record:
-    """The rows of a part, a line of JSON each, in a file that is whole up to its last line whenever the run ends.
+    """The rows of a part, a line of JSON each, in a file that is valid after any interruption.
 
     Args:
-        path: of the file; what is there is read.
+        path: the file, which is read if it exists.
     """
 
     path: Path
@@ -104,11 +104,11 @@ class Record:
                 self.rows[row["key"]] = row
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{self.path}: a line that this program did not write: {line[:80]!r}") from error
-        if half:  # the line at which an earlier call ended
+        if half:  # the incomplete line of an interrupted call
             self.path.write_bytes(whole + b"\n" if whole else b"")
 
     def add(self, row: Row) -> None:
-        """Keep a row, in place of an earlier one of its key."""
+        """Store a row, and replace an earlier one of its key."""
         line = json.dumps(row, allow_nan=True) + "\n"
         if self.path.exists() and self.path.stat().st_size + len(line) > _MOST:
             return
@@ -119,18 +119,18 @@ class Record:
             os.fsync(file.fileno())
 
     def is_done(self, key: str, call: str) -> bool:
-        """Whether there is an answer already, or a fault that was found in this very call."""
+        """Return True if an item has a result, or failed in this call."""
         return key in self.rows and ("fault" not in self.rows[key] or self.rows[key].get("call") == call)
 
 
 def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
-    """Run what is still to be run of a part, as long as there is time, and keep each row.
+    """Run the remaining items of a part within the time limit, and store each row.
 
     Yields:
-        each row as it comes. Its ``state`` is ``done``, ``fault`` or ``not run``.
+        Each row. Its ``state`` is ``done``, ``fault`` or ``not run``.
 
     Raises:
-        BrokenError: the last row's fault leaves the device unusable for this process.
+        BrokenError: after the error of the last row, this process cannot use the device.
     """
     try:
         items = [item for item in part.items(context) if not record.is_done(item.key, context.call)]
@@ -147,7 +147,7 @@ def play(part: Part, context: Context, record: Record) -> Iterator[Row]:
         except NotHereError as reason:
             yield {"key": item.key, "state": "not run", "why": str(reason)}
             continue
-        # Whatever it raises is what was to be found out.
+        # Any error is a result.
         except Exception as error:
             trace = traceback.format_exc()[-_TRACE:]
             row = {"fault": f"{type(error).__name__}: {error}"[:400], "trace": trace}

@@ -1,4 +1,4 @@
-"""What the machine is: names, sizes, and the rates that everything else is a share of."""
+"""Facts of the machine: names, sizes, and peak rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raglane.planner import machine
 __all__ = ["PART"]
 
 _SOURCE = Path(__file__).parent / "fma_peak.cpp"
-# Seconds after which a rate is known well enough.
+# Seconds after which a rate is precise enough.
 _PATIENCE = 1.0
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -49,7 +49,7 @@ def _gpu(context: Context) -> Row:
 
 
 def _fma(context: Context) -> Row:
-    """The rate of one thread, and of all at once."""
+    """Return the rate of one thread, and of all threads."""
     compiler = shutil.which("g++")
     if compiler is None:
         raise NotHereError("g++")
@@ -69,7 +69,7 @@ def _fma(context: Context) -> Row:
 
 
 def _rate(context: Context, device: torch.device, work: float, call: Callable[[], object]) -> float:
-    """What a call does a second, in units of a billion: the median of some."""
+    """Return the median rate of a call, in billions per second."""
     clock = clock_of(device)
     call()
     seconds: list[float] = []

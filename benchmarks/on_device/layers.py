@@ -1,4 +1,4 @@
-"""The layers that the parts run, by name: those that torch has, and those that run as loops of torch's operations."""
+"""The layers of the parts by name: those of torch, and those that run as loops of torch's operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LAYERS", "LOOPS", "OwnGRU", "build", "state_of"]
 
 
 class OwnGRU(nn.Module):
-    """A GRU as somebody might write it for :class:`rl.nn.Recurrent`."""
+    """A user-defined GRU for :class:`rl.nn.Recurrent`."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "LSTM, zoneout": partial(rl.nn.LSTM, zoneout=0.1),
     "own GRU": partial(rl.nn.Recurrent, OwnGRU),
 }
-"""Those for which torch has no kernel on a GPU: a loop of its operations runs them."""
+"""Layers without a kernel of torch on a GPU: they run as loops of its operations."""
 
 LAYERS: dict[str, Callable[..., Any]] = {
     "LSTM": rl.nn.LSTM,
@@ -55,14 +55,14 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "LSTM, projection": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=h // 2, **options),
     **LOOPS,
 }
-"""All of them: from the sizes of input and state, and options, to a layer."""
+"""All layers: functions from the sizes of input and state, and options, to a layer."""
 
 
 def build(name: str, sizes: tuple[int, int], device: torch.device, dtype: torch.dtype, **options: Any) -> Any:
-    """A layer of ``LAYERS`` on a device."""
+    """Return a layer of ``LAYERS`` on a device."""
     return LAYERS[name](*sizes, **options).to(device=device, dtype=dtype)
 
 
 def state_of(state: Any) -> list[Tensor]:
-    """The parts of a layer's state."""
+    """Return the parts of a layer's state."""
     return list(state) if isinstance(state, tuple) else [state]

@@ -1,8 +1,8 @@
-"""Cells that run as loops of torch's operations: what a fused kernel would have to beat.
+"""Cells that run as loops of torch's operations, the baseline for a fused kernel.
 
-A layer as it is, on a ragged batch; and the equations of its cell, as often as the longest sequence has steps and on
-all sequences at once, with the input products made before: by torch's operations, compiled, and by a CUDA graph of one
-step that is replayed.
+The unchanged layer on a ragged batch is compared with the equations of its cell on all sequences at once, for each step
+of the longest one, with input products computed before: as torch's operations, compiled, and as a replayed CUDA graph
+of one step.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 def _walk(step: Step, prepared: Tensor, state: State) -> State:
-    """Steps over ``(T, B, G * H)``."""
+    """Run steps over ``(T, B, G * H)``."""
     for row in prepared:
         _, state = step(row, state)
     return state
 
 
 def _train(step: Step, prepared: Tensor, state: State) -> object:
-    """The same, and back to what was prepared."""
+    """Run steps, and backward to the input products."""
     leaf = prepared.detach().requires_grad_()
     last = _walk(step, leaf, state)[0]
     return torch.autograd.grad(last, [leaf], torch.ones_like(last))
 
 
 def _graph_of(step: Step, prepared: Tensor, state: State) -> Callable[[], object]:
-    """The same by a graph of one step, which reads its input and its state where they were left for it."""
+    """Run steps as a graph of one step, whose input and state are in fixed memory."""
     row, kept = prepared[0].clone(), tuple(part.clone() for part in state)
     device = prepared.device
     side = torch.cuda.Stream(device)
@@ -109,7 +109,7 @@ def _run(context: Context, name: str, count: int, hidden: int) -> Row:
             call = make()
             call()
             calls[way] = call
-        # Whatever it raises ends this way, and not the others.
+        # Any error ends only this variant.
         except Exception as error:
             faults[way] = f"{type(error).__name__}: {error}"[:200]
     times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
@@ -131,7 +131,7 @@ def _table(rows: list[Row]) -> list[str]:
         rows,
         {"layer": lambda row: row["key"], "elements; steps": lambda row: f"{row['elements']:,}; {row['steps']}"},
     )
-    return [*lines, "", "Milliseconds. A layer walks over its sequences alone; the steps walk over a padded batch."]
+    return [*lines, "", "Milliseconds. A layer computes only existing elements; the steps compute a padded batch."]
 
 
 PART = Part("loops", "what would a fused kernel have to beat?", _items, _table)

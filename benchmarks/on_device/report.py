@@ -1,4 +1,4 @@
-"""What was found, as Markdown and as a picture; written again whenever there is more."""
+"""The report as Markdown and as a picture, which is rewritten after each result."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from on_device.speed import ratio
 __all__ = ["write_report"]
 
 _INK, _GRID, _FASTER, _SLOWER = "#333333", "#DDDDDD", "#0072B2", "#D55E00"
-# Cases that a picture has room for.
+# The most cases of a picture.
 _ROOM = 60
 
 
 def write_report(
     folder: Path, parts: Sequence[Part], rows: Mapping[str, list[Row]], not_run: Sequence[Row], *, is_rehearsal: bool
 ) -> None:
-    """Write ``report.md``, and ``report.png`` where there is something to draw and matplotlib is here."""
+    """Write ``report.md``, and ``report.png`` if there are timed cases and matplotlib is installed."""
     lines = ["# What this machine shows", "", "`python benchmarks/device.py`, one part after the other.", ""]
     if is_rehearsal:
         lines += ["**A rehearsal on tiny sizes: its times say nothing.**", ""]

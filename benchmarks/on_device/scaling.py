@@ -52,7 +52,7 @@ def _items(context: Context) -> Iterator[Item]:
     for batch, hidden in sizes:
         for cell in ("lstm",) if context.is_rehearsal else ("lstm", "gru"):
             for mode in ("train", "infer"):
-                # The ends first, which say the most.
+                # The extremes first, because they are the most informative.
                 for threads in sorted(counts, key=lambda count: (1 < count < max(counts), count)):
                     case = Case(
                         "grid", cell, Size(batch, hidden, hidden), LENGTHS["lognormal"], mode, "float32", threads
@@ -61,7 +61,7 @@ def _items(context: Context) -> Iterator[Item]:
 
 
 def efficiencies(rows: list[Row]) -> dict[str, dict[int, tuple[float, float, float | None]]]:
-    """Of each case by its threads: milliseconds of ours, parallel efficiency, and torch's fastest over ours."""
+    """Return for each case by threads: milliseconds of ours, parallel efficiency, and torch's fastest over ours."""
     found: dict[str, dict[int, tuple[float, float, float | None]]] = {}
     for name in dict.fromkeys(row["case"] for row in rows if "case" in row):
         times = {row["threads"]: row["milliseconds"] for row in rows if row.get("case") == name}

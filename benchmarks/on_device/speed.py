@@ -1,8 +1,8 @@
 """Speed on the device, end to end: from values and offsets there to last states and gradients there.
 
-Everybody begins with flat values and offsets on the device, and lengths that the host knows as well, as a DataLoader
-gives them, and ends with the last state of each sequence and the gradients of values and weights. What torch needs on
-its way (padding, packing, gathering the last step) is timed with it.
+All variants begin with flat values and offsets on the device and lengths on the host, like those of a DataLoader, and
+end with the last state of each sequence and the gradients of values and weights. Padding, packing and gathering of the
+last step are included in torch's times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PART", "Case", "cases"]
 
 _CELLS, _LENGTHS, _DTYPES = ("LSTM", "GRU", "RNN"), ("lognormal", "ewt"), ("float32", "bfloat16")
 _HIDDEN, _BATCHES = (256, 128, 512, 64, 1024, 192), (64, 256, 16, 128, 512)
-# Of the largest number, against torch packed in float64.
+# The tolerance relative to the largest number, against torch packed in float64.
 _ALLOWED = {"float32": 1e-3, "bfloat16": 0.1}
 _ROUNDS, _SECONDS = 7, 4.0
 OURS, PACKED = "ours", "torch packed"
@@ -53,7 +53,7 @@ class Case:
 
 
 def cases(is_rehearsal: bool) -> list[Case]:
-    """All of them, the most telling first: those that differ least from an LSTM of middle size."""
+    """Return all cases, sorted by their distance from an LSTM of medium size."""
     hidden, batches = ((8,), (4,)) if is_rehearsal else (_HIDDEN, _BATCHES)
     axes: list[tuple[Any, ...]] = [_CELLS, hidden, batches, _LENGTHS, _DTYPES, ("train", "infer")]
     places = itertools.product(*(range(len(axis)) for axis in axes))
@@ -61,7 +61,7 @@ def cases(is_rehearsal: bool) -> list[Case]:
 
 
 def _padded(values: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """A padded tensor ``(B, T, D)`` and its mask, as one writes it by hand."""
+    """Return a padded tensor ``(B, T, D)`` and its mask, in plain torch."""
     steps = torch.arange(int(lengths.max()), device=values.device)
     mask = steps < offsets.diff()[:, None]
     rows = (offsets[:-1, None] + steps).clamp(max=values.shape[0] - 1)
@@ -69,7 +69,7 @@ def _padded(values: Tensor, offsets: Tensor, lengths: Tensor) -> tuple[Tensor, T
 
 
 def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tensor) -> dict[str, Step]:
-    """What everybody does, by name, up to the last states."""
+    """Return the forward function of each variant, up to the last states, by name."""
 
     def ours() -> list[Tensor]:
         batch = rl.Ragged.from_flat(values, lengths=lengths)
@@ -98,7 +98,7 @@ def _steps(layer: Any, own: Any, values: Tensor, offsets: Tensor, lengths: Tenso
 
 
 def _finish(step: Step, parts: list[Tensor], gradient: Tensor, case: Case, device: torch.device) -> Callable[[], Any]:
-    """What is timed: the last states, and when training the gradients of a loss on ``h``."""
+    """Return the timed functions: the last states, and in training the gradients of a loss on ``h``."""
     half = torch.autocast(device.type, dtype=torch.bfloat16) if case.dtype == "bfloat16" else nullcontext()
 
     def train() -> list[Tensor]:
@@ -142,7 +142,7 @@ def _run(context: Context, case: Case) -> Row:
     for name, call in list(calls.items()):
         try:
             wrong = _largest_error(call(), truth)
-        # Whatever it raises ends its row, and not the others'.
+        # Any error ends only this row.
         except Exception as error:
             faults[name] = f"{type(error).__name__}: {error}"[:200]
             del calls[name]
@@ -170,14 +170,14 @@ def _largest_error(found: list[Tensor], truth: list[Tensor]) -> float:
 def _items(context: Context) -> Iterator[Item]:
     if context.device.type != "cuda" and not context.is_rehearsal:
         raise NotHereError("a GPU; benchmarks/layers.py measures CPUs")
-    # As the tests have it: float32 means float32.
+    # No TF32, like in the tests.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     for case in cases(context.is_rehearsal):
         yield Item(str(case), partial(_run, context, case))
 
 
 def ratio(times: Mapping[str, float]) -> float | None:
-    """The time of the fastest of torch's ways over ours."""
+    """Return the time of torch's fastest variant over ours."""
     others = [time for name, time in times.items() if name.startswith("torch")]
     return min(others) / times[OURS] if others and OURS in times else None
 

@@ -18,7 +18,7 @@ __all__ = ["PART"]
 
 _TESTS = Path(__file__).parent.parent.parent / "tests"
 _REHEARSED = ("test_layouts.py", "schedules/test_schedules.py")
-# Files that take more than seven seconds on two cores, longest last: what is quick tells first.
+# Files that take more than seven seconds on two cores, longest last; quick files run first.
 _LONG = (
     "training/test_folder.py", "nn/test_crf.py", "nn/test_compile.py", "nn/test_losses.py", "nn/test_cell_layers.py",
     "kernels/test_cpu_elementwise.py", "kernels/test_reference_rules.py", "nn/test_torch_layers.py",
@@ -27,17 +27,17 @@ _LONG = (
     "safety/test_kill_points.py", "nn/test_transformations.py", "cli/test_process.py",
 )  # fmt: skip
 _COUNTS = ("tests", "failures", "errors", "skipped")
-# Quick files that share a process, which takes seconds to begin.
+# The number of quick files per process, which takes seconds to start.
 _TOGETHER = 12
 _NEEDS = ("pytest", "hypothesis")
-# Seconds that a file may take, and the failures of one that are kept with their traces.
+# The most seconds of a file, and the most failures of a file that are stored with their traces.
 _PATIENCE, _KEPT, _TRACE = 300.0, 20, 3000
-# Failures whose traces stand in the report; the others are in the file of the part.
+# The most failures with traces in the report; the others are in the file of the part.
 _SHOWN = 30
 
 
 def _run(context: Context, names: Sequence[str]) -> Row:
-    """Files in one process; one by one where a fault in one of them left the device unusable for the next."""
+    """Run files in one process; one by one after an error that left the device unusable."""
     row = _run_together(context, names)
     if len(names) == 1 or not any("CUDA error" in each["trace"] for each in row.get("failures listed", [])):
         return row
@@ -69,17 +69,17 @@ def _run_together(context: Context, names: Sequence[str]) -> Row:
             if patience < _PATIENCE:
                 raise NotHereError(f"more than the {patience:.0f} s that were left") from None
             return {"fault": f"no end within {patience:.0f} s"}
-        # 5: there was no test in it; with anything above 1 but that, the file was not run.
+        # 5: the file has no tests. After any other code above 1, the file was not run.
         if not report.is_file() or done.returncode not in (0, 1, 5):
             return {"fault": f"pytest ended with {done.returncode}", "trace": (done.stdout + done.stderr)[-_TRACE:]}
         return read_report(report)
 
 
 def read_report(path: Path) -> Row:
-    """Counts and failures of pytest's report."""
+    """Return the counts and failures of pytest's report."""
     counts = dict.fromkeys(_COUNTS, 0)
     failures = []
-    # Written by the pytest that ran just now.
+    # Trusted: pytest has just written it.
     for suite in ElementTree.parse(path).getroot().iter("testsuite"):
         counts = {name: number + int(suite.get(name, 0)) for name, number in counts.items()}
         for case in suite.iter("testcase"):
@@ -115,7 +115,7 @@ def _table(rows: list[Row]) -> list[str]:
         lines += ["| files | fault |", "| --- | --- |"]
         lines += [f"| {row['key']} | {' '.join(row['fault'].split()).replace('|', '/')} |" for row in faulty]
     for failure in [each for row in faulty for each in row.get("failures listed", [])][:_SHOWN]:
-        # Indented lines are code, whatever stands in them.
+        # Indented lines are code in Markdown.
         trace = [f"    {line}" for line in failure["trace"].strip().splitlines()]
         lines += ["", f"### {failure['test']}", "", *trace]
     return lines

@@ -1,4 +1,4 @@
-"""How calls on a device are timed: taking turns, warm, and each time until the device has finished."""
+"""Timing of calls on a device: in turns, warm, and until the device has finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["clock_of", "milliseconds", "times_table"]
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """A clock that waits for all that was asked of the device before it tells the time."""
+    """Return a clock that synchronises with the device."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -29,17 +29,17 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 def milliseconds(
     calls: Mapping[str, Callable[[], object]], device: torch.device, rounds: int, most_seconds: float
 ) -> dict[str, float]:
-    """The medians of calls, each of which has run before, and which take turns."""
+    """Return the median times of warm calls, which take turns."""
     samples = interleave(calls, rounds, most_seconds=most_seconds, clock=clock_of(device))
     return {name: 1e3 * statistics.median(times) for name, times in samples.items()}
 
 
 def times_table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
-    """Milliseconds of everybody, or why there are none, a line for each row.
+    """Return a table of milliseconds, or errors, with a line per row.
 
     Args:
-        rows: with ``milliseconds`` and ``faults`` by name.
-        columns: what else is said of a row, by its heading, before the times.
+        rows: rows with ``milliseconds`` and ``faults`` by name.
+        columns: functions for further columns, by heading, before the times.
     """
     timed = [row for row in rows if "milliseconds" in row]
     names = list(dict.fromkeys(name for row in timed for name in (*row["milliseconds"], *row.get("faults", {}))))

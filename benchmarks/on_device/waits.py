@@ -1,4 +1,4 @@
-"""That nothing between a Ragged on the device and its result waits for it; graphs, streams, and other dtypes."""
+"""Tests that no operation on a Ragged waits for the device; CUDA graphs, streams, and other dtypes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from raglane.nn.pooling import POOLINGS
 __all__ = ["PART"]
 
 _LENGTHS, _D, _H = [5, 0, 9, 1, 7, 7], 12, 16
-# Of the largest number, against float64.
+# The tolerance relative to the largest number, against float64.
 _ALLOWED = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 Call = Callable[[], Any]
-"""Gives a tensor, a Ragged, or several of them; what has to be built was built before."""
+"""A function that returns a tensor, a Ragged, or several of them."""
 
 
 class Given:
-    """A batch on the device whose lengths the host knows, as a DataLoader gives it, and what goes with it."""
+    """A batch on the device with lengths on the host, like that of a DataLoader, and its labels."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, total = device, sum(_LENGTHS)
@@ -35,7 +35,7 @@ class Given:
         self.batch = self.like(self.values)
         self.other = self.like(torch.rand(total, _D, device=device))
         self.labels = self.like(torch.arange(total, device=device) % _D)
-        # One label each, none of them the blank.
+        # One label per sequence, never the blank.
         ones = torch.ones(len(_LENGTHS), dtype=torch.int64, device=device)
         self.targets = rl.Ragged.from_flat(ones, lengths=[1] * len(_LENGTHS))
         self.per_sequence = torch.randn(len(_LENGTHS), _D, device=device)
@@ -43,7 +43,7 @@ class Given:
         self.padded, self.lengths = torch.randn(len(_LENGTHS), 9, _D, device=device), torch.tensor(_LENGTHS)
 
     def like(self, values: Tensor) -> rl.Ragged:
-        """Flat values with the lengths of the batch."""
+        """Return flat values with the lengths of the batch."""
         return rl.Ragged.from_flat(values, lengths=_LENGTHS)
 
 
@@ -117,7 +117,7 @@ CRF: dict[str, Callable[[Any, Given], Any]] = {
 
 
 def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
-    """What is asked, by name, and what builds it before anybody listens."""
+    """Return the tested operations by name, each as a function that prepares it."""
     for name in LAYERS:
         yield f"layer {name}", partial(_layer, given, name)
         yield f"layer {name}, two in both directions", partial(_deep_layer, given, name)
@@ -134,7 +134,7 @@ def _questions(given: Given) -> Iterator[tuple[str, Callable[[], Call]]]:
 
 @contextmanager
 def _listening(device: torch.device) -> Iterator[None]:
-    """Make an error of whatever waits for the device."""
+    """Raise an error if an operation waits for the device."""
     if device.type != "cuda":
         yield
         return
@@ -146,7 +146,7 @@ def _listening(device: torch.device) -> Iterator[None]:
 
 
 def _tensors(found: Any) -> list[Tensor]:
-    """The tensors of an answer."""
+    """Return the tensors of a result."""
     if isinstance(found, rl.Ragged):
         return [found.values]
     if isinstance(found, Tensor):
@@ -162,14 +162,14 @@ def _ask(context: Context, make: Callable[[], Call], values: Tensor) -> Row:
         if parts:
             torch.autograd.grad(parts, [values], [torch.ones_like(part) for part in parts], allow_unused=True)
 
-    both()  # what a library makes the first time may wait
+    both()  # the initialisation of libraries may wait
     with _listening(context.device):
         both()
     return {"waits": "no"}
 
 
 def _captured(context: Context, name: str) -> Row:
-    """A layer as a CUDA graph, with other values in the same memory when it is replayed."""
+    """Capture a layer as a CUDA graph, and replay it with other values in the same memory."""
     if context.device.type != "cuda":
         raise NotHereError("a GPU")
     layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
@@ -193,7 +193,7 @@ def _captured(context: Context, name: str) -> Row:
 
 
 def _on_a_stream(context: Context, name: str) -> Row:
-    """A layer on a stream of its own, forward and backward, against the same on the default one."""
+    """Compare a layer on a separate stream, forward and backward, with the default stream."""
     if context.device.type != "cuda":
         raise NotHereError("a GPU")
     layer, given = build(name, (_D, _H), context.device, torch.float32).eval(), Given(context.device)
@@ -214,7 +214,7 @@ def _on_a_stream(context: Context, name: str) -> Row:
 
 
 def _second_dtype(context: Context, name: str, dtype: torch.dtype) -> Row:
-    """A layer in a dtype against the same in float64 on the CPU."""
+    """Compare a layer in a dtype with float64 on the CPU."""
     layer = build(name, (_D, _H), torch.device("cpu"), torch.float64).eval()
     values = torch.randn(sum(_LENGTHS), _D, dtype=torch.float64)
     wanted = _tensors(layer(rl.Ragged.from_flat(values, lengths=_LENGTHS)))

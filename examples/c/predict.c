@@ -96,14 +96,14 @@ static model read_config(const char* path) {
   const char* config = json_find(whole, "model", path);
   if (!config) fail("has no model", path);
   check_plain(config);
-  model made = {.hidden = read_size(config, "hidden"), .layers = read_size(config, "layers")};
+  model made = {.hidden = read_size(config, "hidden_size"), .layers = read_size(config, "num_layers")};
   int task = CHOOSE(config, "task", tasks, "this program does not have that task");
   made.is_forecast = !strcmp(tasks[task], "forecast"), made.has_thresholds = !strcmp(tasks[task], "multilabel");
   if (made.is_forecast) made.is_change = CHOOSE(config, "loss", losses, "this program does not have that loss") > 0;
   made.directions = 1 + CHOOSE(config, "bidirectional", flags, "is neither true nor false");
   made.per_element = CHOOSE(config, "per_element", flags, "is neither true nor false");
   if (made.per_element ? task == 0 : task > 2) fail("does not go with the task", "per_element");
-  const char* layer = layers[CHOOSE(config, "layer", layers, "no kernel runs this layer")];
+  const char* layer = layers[CHOOSE(config, "cell", layers, "no kernel runs this layer")];
   layer = !strcmp(layer, "rnn") ? "rnn_tanh" : !strcmp(layer, "indrnn") ? "indrnn_relu" : layer;
   made.cell = find_cell(layer, &made.facts);
   strcpy(made.pooling, poolings[CHOOSE(config, "pooling", poolings, "this program does not have that pooling")]);
@@ -133,7 +133,7 @@ static void read_weights(const char* path, model* to) {
   tensors all = read_tensors(path);
   raglane_cell_facts facts = to->facts;
   int64_t width = to->width, size = to->hidden, gates = facts.gates * size;
-  if (to->layers > all.count) fail("are more than the file has weights of", "layers");
+  if (to->layers > all.count) fail("are more than the file has weights of", "num_layers");
   if (to->embedding.rows) {
     to->embedding.weight = take_tensor(&all, "encoder.embedding.weight", to->embedding.rows, to->embedding.columns);
   }

@@ -1,4 +1,4 @@
-"""Prints what examples/c/predict prints: the numbers that the head of a stored model gives.
+"""Print the outputs of the head of a stored model, like examples/c/predict.
 
 python predict.py MODEL < sequences.txt
 """
@@ -18,7 +18,7 @@ else:
     sequences = [torch.tensor(line).reshape(-1, run.model.config.input_size) for line in lines]
 with answering(run.model):
     answers = run.model(rl.Ragged(sequences))
-if run.task == "forecast":  # of the elements that follow those that are known, the one after the last
+if run.task == "forecast":  # the forecast after the last element
     answers = answers.last(empty=float("nan"))
 for row in answers if isinstance(answers, torch.Tensor) else answers.values:
     print(" ".join(f"{number:.9g}" for number in row.tolist()))

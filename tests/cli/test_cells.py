@@ -13,7 +13,7 @@ from commands import undrawn_pictures  # noqa: F401
 from raglane.cli import main
 from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 
-_FAST = ["--epochs", "1", "--hidden", "4", "--threads", "1", "--quiet"]
+_FAST = ["--epochs", "1", "--hidden-size", "4", "--threads", "1", "--quiet"]
 _REGULARISATION = ["--input-dropout", "0.1", "--state-dropout", "0.2", "--weight-dropout", "0.2", "--zoneout", "0.1"]
 
 
@@ -39,8 +39,8 @@ def _train(data: Path, out: Path, *options: str) -> int:
     "options",
     [
         *(["--cell", cell, "--bidirectional"] for cell in LAYERS if cell != "grud"),
-        ["--missing", "elapsed", "--cell", "grud", "--bidirectional", "--layers", "2"],
-        *(["--pooling", pooling, "--layers", "2"] for pooling in POOLINGS),
+        ["--missing", "elapsed", "--cell", "grud", "--bidirectional", "--num-layers", "2"],
+        *(["--pooling", pooling, "--num-layers", "2"] for pooling in POOLINGS),
         *(["--initial-state", state, "--cell", "lstm"] for state in INITIAL_STATES),
         ["--layer-norm"],
         ["--layer-norm", "--cell", "lstm", *_REGULARISATION],
@@ -53,7 +53,7 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
     settings = json.loads((run / "run.json").read_text())["settings"]
     for name, value in zip(options, [*options[1:], ""], strict=True):
         if name.startswith("--"):
-            kept = settings["layer" if name == "--cell" else name[2:].replace("-", "_")]
+            kept = settings["cell" if name == "--cell" else name[2:].replace("-", "_")]
             assert str(kept) == value or kept is True
     assert main(["predict", str(run), str(data), "-o", str(tmp_path / "found.csv"), "--id-column", "id"]) == 0
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 25

@@ -214,8 +214,13 @@ def test_resume_goes_on_and_refuses_other_settings(tmp_path: Path, capsys: pytes
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--quiet"]) == 0
+<<<<<<< HEAD
     assert main(["train", "--resume", *out, "--hidden", "8"]) == 2
     assert ", got 8" in capsys.readouterr().err
+=======
+    assert main(["train", "--resume", *out, "--hidden-size", "8"]) == 2
+    assert "--hidden-size: got 8" in capsys.readouterr().err
+>>>>>>> trunk
     assert main(["train", "--resume", *out, "--epochs", "1"]) == 2
     assert "2 are done" in capsys.readouterr().err
     assert main(["train", "--resume", *out]) == 0
@@ -261,7 +266,7 @@ def test_no_sequence_is_in_both_parts(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 _BAD_OPTIONS = [
-    ["--hidden", "0"],
+    ["--hidden-size", "0"],
     ["--epochs", "-1"],
     ["--lr", "nan"],
     ["--lr", "-0.1"],
@@ -269,7 +274,7 @@ _BAD_OPTIONS = [
     ["--dropout", "2"],
     ["--seed", "-1"],
     ["--patience", "0"],
-    ["--clip", "-1"],
+    ["--grad-clip", "-1"],
     ["--threads", "0"],
     ["--workers", "-1"],
     ["--embedding", "0"],
@@ -280,7 +285,7 @@ _BAD_OPTIONS = [
     ["--missing", "maybe"],
     ["--device", "abacus"],
     ["--format", "xls"],
-    ["--hidden", "many"],
+    ["--hidden-size", "many"],
     ["--no-such-option"],
     ["--task", "forecast", "--bidirectional"],
     ["--label-column", "nobody"],

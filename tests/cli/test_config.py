@@ -40,22 +40,25 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
 ) -> None:
     file = tmp_path / "my.toml"
     file.write_text(
-        'data = "a.csv"\ncell = "lstm"\nhidden = 12\nbidirectional = true\nlr = 1\nfeature_column = ["a"]\n'
+        'data = "a.csv"\ncell = "lstm"\nhidden-size = 12\nbidirectional = true\nlr = 1\nfeature_column = ["a"]\n'
     )
     config = ["--config", str(file)]
-    values, origins = _shown(capsys, *config, "--hidden", "8")
-    expected = {"data": "a.csv", "cell": "lstm", "hidden": 8, "layers": 1, "bidirectional": True, "lr": 1}
+    values, origins = _shown(capsys, *config, "--hidden-size", "8")
+    expected = {"data": "a.csv", "cell": "lstm", "hidden-size": 8, "num-layers": 1, "bidirectional": True, "lr": 1}
     assert {name: values[name] for name in expected} == expected
     assert values["feature-column"] == ["a"]
-    found = {name: origins[name] for name in ("data", "cell", "hidden", "layers", "steps", "feature-column", "task")}
+    found = {
+        name: origins[name]
+        for name in ("data", "cell", "hidden-size", "num-layers", "bptt-steps", "feature-column", "task")
+    }
     assert found == {
         **dict.fromkeys(("data", "cell", "feature-column"), "file"),
-        "hidden": "option",
-        **dict.fromkeys(("layers", "steps", "task"), "default"),
+        "hidden-size": "option",
+        **dict.fromkeys(("num-layers", "bptt-steps", "task"), "default"),
     }
     for arguments in ([*config, "--ignore", "bidirectional"], ["--ignore", "bidirectional", *config]):
         values, origins = _shown(capsys, *arguments)
-        assert (values["bidirectional"], origins["bidirectional"], values["hidden"]) == (False, "default", 12)
+        assert (values["bidirectional"], origins["bidirectional"], values["hidden-size"]) == (False, "default", 12)
     file.write_text('batch-size = "auto"')
     assert _shown(capsys, *config)[0]["batch-size"] == "auto"
     # What is printed says the same again.
@@ -68,13 +71,13 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
 def test_what_a_search_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, again = tmp_path / "my.toml", tmp_path / "again.toml"
     data = str(write_steps(tmp_path / "steps.csv"))
-    file.write_text('hidden = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
-    command = ["tune", data, "--config", str(file), "--layers", "1", "--label-column", "a", "--show-config"]
+    file.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
+    command = ["tune", data, "--config", str(file), "--num-layers", "1", "--label-column", "a", "--show-config"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     found = tomllib.loads(printed)
     # The task is that of the labels, numbers here, so that no pooling is searched; what is searched is not fixed.
-    assert (found["task"], found["hidden"], found["layers"]) == ("regress", 4, 1)
+    assert (found["task"], found["hidden-size"], found["num-layers"]) == ("regress", 4, 1)
     assert found["search"]["lr"] == {"low": 0.001, "high": 0.1, "log": True}
     assert set(found["search"]) == {"cell", "lr", "bidirectional", "dropout", "batch-size"}
     assert not set(found["search"]) & set(found)
@@ -115,7 +118,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    rl.fit([[0.1, 0.9], [0.8, 0.2]], ["a", "b"], epochs=1, hidden=2, validation_fraction=0, out=out)
+    rl.fit([[0.1, 0.9], [0.8, 0.2]], ["a", "b"], epochs=1, hidden_size=2, validation_fraction=0, out=out)
     again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
     fails(again, capsys, "an empty path; name a file")
     assert not (tmp_path / "again").exists()
@@ -128,21 +131,32 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
 def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "my.toml", tmp_path / "run"
     for text, *pieces in (
-        ("hiden = 3", "the unknown option 'hiden'", "write hidden, perhaps"),
-        ('layer = "gru"', "write cell, perhaps"),
+        ("hiden-size = 3", "the unknown option 'hiden-size'", "write hidden-size, perhaps"),
+        ('cel = "gru"', "write cell, perhaps"),
         ("xyzzy = 1", "--help lists them"),
         ('config = "a.toml"', "unknown option 'config'"),
+<<<<<<< HEAD
         ("[hidden]\na = 1", "hidden in", "a whole number"),
         ("hidden = '8'", "hidden in", "my.toml must be ... got '8'", "a whole number"),
         ("hidden = true", "hidden in", "a whole number"),
         ("hidden = 0", "hidden in", "got 0", "at least 1"),
+=======
+        ("[hidden-size]\na = 1", "hidden-size in", "a whole number"),
+        ("hidden-size = '8'", "hidden-size in", "my.toml: got '8'", "a whole number"),
+        ("hidden-size = true", "hidden-size in", "a whole number"),
+        ("hidden-size = 0", "hidden-size in", "got 0", "at least 1"),
+>>>>>>> trunk
         ("batch-size = 'fast'", "batch-size in", "a whole number"),
         ("bidirectional = 1", "bidirectional in", "true or false"),
         ("feature-column = 'a'", "feature-column in", "a list"),
         ("lr = nan", "lr in", "a number that 64 bits can hold"),
         ("cell = 'foo'", "cell in", "one of lstm"),
         ("test = ''", "an empty path"),
+<<<<<<< HEAD
         ("hidden = ", "my.toml must be ... got Invalid value (at "),
+=======
+        ("hidden-size = ", "my.toml: got Invalid value (at "),
+>>>>>>> trunk
         ("a = 1\na = 2", "Cannot overwrite a value"),
     ):
         file.write_text(text)
@@ -152,8 +166,13 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     file.write_text("#" * 1_000_001)
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
+<<<<<<< HEAD
         fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
     fails(["train", "--ignore", "hiden"], capsys, "--ignore must be ", "write hidden")
+=======
+        fails(["train", "--config", str(place)], capsys, f"--config: got {place}")
+    fails(["train", "--ignore", "hiden-size"], capsys, "--ignore: got", "write hidden-size")
+>>>>>>> trunk
     fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "leave one out")
     assert not out.exists()
 

@@ -195,7 +195,7 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
     assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
     assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
     assert "bce" not in capsys.readouterr().out
-    chunked = ["--task", "forecast", "--steps", "2", "--validation-fraction", "0"]
+    chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
@@ -209,7 +209,7 @@ def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_dat
     options = ["--class-weights", "balanced", "--validation-fraction", "0"]
     wanted = _run("rare.jsonl", "wanted", *options)
     assert _run("rare", "found", *options)["weights.safetensors"] == wanted["weights.safetensors"]
-    assert _run("rare", "known", *options, "--unknown-rate", "0") != _run("rare", "again", *options)
+    assert _run("rare", "known", *options, "--unk-dropout", "0") != _run("rare", "again", *options)
 
 
 def test_batches_of_elements_of_converted_data(capsys: pytest.CaptureFixture[str]) -> None:

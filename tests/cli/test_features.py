@@ -47,7 +47,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.Cap
         "static": ["town", "age"],
         "categorical": ["zone"],
     }
-    own = rl.fit(data, out=tmp_path / "own", epochs=2, hidden=4, threads=1, label="kind", **columns)
+    own = rl.fit(data, out=tmp_path / "own", epochs=2, hidden_size=4, threads=1, label="kind", **columns)
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
     assert own.preprocess.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0

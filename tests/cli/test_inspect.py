@@ -28,7 +28,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden", "8", "--ranks", "3"]) == 0
+    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--ranks", "3"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     for piece in (
@@ -40,13 +40,15 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.Ca
         "best: cpu, lanes",
     ):
         assert piece in out, piece
-    assert out.splitlines()[-1] == ("raglane train ok.csv --cell lstm --hidden 8 --batch-size 8 --bucket --threads 2")
+    assert out.splitlines()[-1] == (
+        "raglane train ok.csv --cell lstm --hidden-size 8 --batch-size 8 --bucket --threads 2"
+    )
     assert tree(Path()).keys() == {"ok.csv"}
 
 
 def test_the_command_trains(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("my data.csv").write_bytes(data.read_bytes())
-    options = ["--hidden", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
+    options = ["--hidden-size", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
     assert main(["inspect", "my data.csv", *options]) == 0
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[:3] == ["raglane", "train", "my data.csv"]
@@ -126,11 +128,19 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytes
         (["empty.txt"], ["an empty file"]),
         (["two.jsonl"], ["2 candidates for the sequence column", "--sequence-column"]),
         (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
+<<<<<<< HEAD
         (["ok.csv", "--ranks", "0"], ["--ranks must be ... got 0"]),
         (["ok.csv", "--ranks", "-2"], ["--ranks must be ... got -2"]),
         (["ok.csv", "--hidden", "0"], ["--hidden must be ... got 0"]),
         (["ok.csv", "--hidden", "1000000"], ["memory must be ... got a model of"]),
         (["ok.csv", "--cell", "nope"], ["--cell must be ... got 'nope'"]),
+=======
+        (["ok.csv", "--ranks", "0"], ["--ranks: got 0"]),
+        (["ok.csv", "--ranks", "-2"], ["--ranks: got -2"]),
+        (["ok.csv", "--hidden-size", "0"], ["--hidden-size: got 0"]),
+        (["ok.csv", "--hidden-size", "1000000"], ["memory: got a model of"]),
+        (["ok.csv", "--cell", "nope"], ["--cell: got 'nope'"]),
+>>>>>>> trunk
         (["ok.csv", "--cell", "rnn", "--layer-norm"], ["--layer-norm"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
         (["--task", "tag"], ["--task must be ... got 'tag'", "the default data, Japanese vowels, is to classify"]),

@@ -65,7 +65,11 @@ def test_a_device_that_is_not_there(
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize(
     "options",
-    [["--hidden", "1000000"], ["--layers", "1000000"], ["--hidden", "2147483647", "--layers", "2147483647"]],
+    [
+        ["--hidden-size", "1000000"],
+        ["--num-layers", "1000000"],
+        ["--hidden-size", "2147483647", "--num-layers", "2147483647"],
+    ],
     ids=lambda options: options[0],
 )
 def test_a_model_for_which_there_is_no_memory(
@@ -76,8 +80,13 @@ def test_a_model_for_which_there_is_no_memory(
     pieces = [
         "memory must be ... got a model of",
         "weights to train, which needs",
+<<<<<<< HEAD
         "at most the 1,000,000,000 bytes",
         "--hidden",
+=======
+        "bytes; the rule: at most the 1,000,000,000 bytes",
+        "--hidden-size",
+>>>>>>> trunk
     ]
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
     assert tree(work) == before
@@ -101,8 +110,8 @@ def test_an_embedding_for_which_there_is_no_memory(
 def test_the_batch_of_a_deep_model_counts_too(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["train", str(work / "ok.csv"), "--hidden", "4", "--layers", "9", "--epochs", "1", "--quiet"]
-    weights, tensors = ModelConfig("classify", "gru", hidden=4, layers=9, input_size=2, output_size=2).count()
+    command = ["train", str(work / "ok.csv"), "--hidden-size", "4", "--num-layers", "9", "--epochs", "1", "--quiet"]
+    weights, tensors = ModelConfig("classify", "gru", hidden_size=4, num_layers=9, input_size=2, output_size=2).count()
     model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
     # 12 sequences of 1 to 4 steps, of which 1 is held out: at most 29 elements, and at least 25.
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
@@ -112,7 +121,10 @@ def test_the_batch_of_a_deep_model_counts_too(
     assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
 
 
-@looped(("name", "value"), [("hidden", 2 * 10**9), ("layers", 2 * 10**9), ("layers", 10**6), ("hidden", 70)])
+@looped(
+    ("name", "value"),
+    [("hidden_size", 2 * 10**9), ("num_layers", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)],
+)
 def test_a_configuration_that_asks_for_a_model_that_is_not_there(
     work: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
 ) -> None:
@@ -146,8 +158,8 @@ def test_weights_are_counted_without_a_model() -> None:
             layer,
             input_size=6,
             output_size=4,
-            hidden=6,
-            layers=layers,
+            hidden_size=6,
+            num_layers=layers,
             bidirectional=bidirectional,
             layer_norm=norm,
             initial_state=initial,
@@ -167,9 +179,9 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**6, 10**9))
-    assert check_machine(Settings(device="cuda", hidden=4)) == torch.device("cuda")
+    assert check_machine(Settings(device="cuda", hidden_size=4)) == torch.device("cuda")
     with pytest.raises(ArgumentError, match=r"at most the 1,000,000 bytes that are available"):
-        check_machine(Settings(device="cuda", hidden=300))
+        check_machine(Settings(device="cuda", hidden_size=300))
 
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,11 +196,11 @@ def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.Capt
     [
         ("lr", ["nan", "inf", "-inf", "-1", "0", "1e39", "1e308", "1e999"]),
         ("weight-decay", ["nan", "inf", "-1", "1e308", "1e39"]),
-        ("clip", ["nan", "inf", "-1", "1e39"]),
+        ("grad_clip", ["nan", "inf", "-1", "1e39"]),
         ("epochs", ["0", "-1", str(10**30)]),
         ("batch-size", ["0", str(10**30)]),
-        ("hidden", ["0", str(10**30)]),
-        ("layers", ["-1", str(10**30)]),
+        ("hidden_size", ["0", str(10**30)]),
+        ("num_layers", ["-1", str(10**30)]),
         ("embedding", ["0", str(10**30)]),
         ("patience", ["0", str(10**30)]),
         ("threads", ["0", "5000", str(10**30)]),

@@ -256,8 +256,8 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
 @looped(
     ("file", "change"),
     [
-        ("run.json", _change("settings", "hidden", to=None)),
-        ("run.json", _change("settings", "hidden", to=0)),
+        ("run.json", _change("settings", "hidden_size", to=None)),
+        ("run.json", _change("settings", "hidden_size", to=0)),
         ("run.json", _change("settings", "lr", to="x")),
         ("run.json", _change("settings", "bucket", to=1)),
         ("run.json", _change("settings", "later", to=1)),
@@ -282,7 +282,7 @@ def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
         ("last/training.json", _change("optimizer", "numbers", to={"0": {"momentum": "x"}})),
         ("last/training.json", _change("optimizer", "numbers", to={"99": {"exp_avg": 1}})),
         ("last/training.json", _change("optimizer", to=KeyError)),
-        ("best/config.json", _change("model", "hidden", to=None)),
+        ("best/config.json", _change("model", "hidden_size", to=None)),
         ("best/config.json", _change("model", "dropout", to=7)),
         ("best/config.json", _change("model", "task", to="tag")),
         ("best/config.json", _change("model", "embedding", to=3)),

@@ -24,7 +24,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "COLUMNS": "100",
 }
-_LONG = ["--epochs", "4000", "--hidden", "4", "--threads", "1", "--out", "run"]
+_LONG = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
 
 
 def _write_data(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     (folder := tmp_path / "here").mkdir()
     _write_data(folder)
     # A kilobyte for a file: run.json still fits, weights do not.
-    code, _, errors = run(folder, "train", "steps.csv", "--hidden", "32", "--out", "run", largest_file=1500)
+    code, _, errors = run(folder, "train", "steps.csv", "--hidden-size", "32", "--out", "run", largest_file=1500)
     assert code == 2
     assert len(errors.splitlines()) == 1
     assert errors.startswith("raglane: error: ")

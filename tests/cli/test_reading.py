@@ -19,7 +19,7 @@ from raglane.training.predictions import write_predictions
 from raglane.training.run import load_description, train
 from raglane.training.settings import Settings
 
-_FAST = ["--epochs", "1", "--hidden", "3", "--threads", "1"]
+_FAST = ["--epochs", "1", "--hidden-size", "3", "--threads", "1"]
 _NOTE = "its class follows from the initial state alone"
 _NOTES = "their class follows from the initial state alone"
 
@@ -69,8 +69,8 @@ def test_a_model_is_found_by_a_str_as_by_a_path(tmp_path: Path) -> None:
     for path in (tmp_path / "run", str(tmp_path / "run"), str(tmp_path / "run" / "best")):
         assert load_model(path).task == "classify"
     records, out = read(str(data)), str(tmp_path / "again")
-    train(Settings(epochs=1, hidden=3, threads=1), records, None, out)
-    assert load_description(out).settings.hidden == 3
+    train(Settings(epochs=1, hidden_size=3, threads=1), records, None, out)
+    assert load_description(out).settings.hidden_size == 3
     write_predictions(str(tmp_path / "p.csv"), predict(load_model(out), records))
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 9
     for use in (load_model, load_description, lambda path: write_predictions(path, Predictions({"id": []}))):

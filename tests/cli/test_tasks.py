@@ -186,7 +186,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     command = ["train", str(text), "--task", "language", *FAST]
     for split in ("characters", "words", "bytes"):
         run = str(tmp_path / split)
-        more = ["--split", split, "--steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
+        more = ["--split", split, "--bptt-steps", "5", "--tie-weights", "--embedding-dropout", "0.1"]
         assert main([*command, "--out", run, *more, "--cell", "lstm"]) == 0
         printed = capsys.readouterr().out
         for piece in (f"a line is a sequence, split into {split}", "bits per token ", f"next: raglane sample {run}"):

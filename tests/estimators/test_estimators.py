@@ -22,8 +22,8 @@ from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.sklearn import RecurrentClassifier, RecurrentRegressor
 
-_TINY: dict[str, Any] = {"hidden": 2, "epochs": 1, "lr": 0.05, "batch_size": 64, "threads": 1, "device": "cpu"}
-_QUICK: dict[str, Any] = {"hidden": 6, "epochs": 15, "lr": 0.05, "threads": 1, "device": "cpu"}
+_TINY: dict[str, Any] = {"hidden_size": 2, "epochs": 1, "lr": 0.05, "batch_size": 64, "threads": 1, "device": "cpu"}
+_QUICK: dict[str, Any] = {"hidden_size": 6, "epochs": 15, "lr": 0.05, "threads": 1, "device": "cpu"}
 
 
 def _sequences(count: int = 20, channels: int = 2) -> tuple[list[np.ndarray[Any, Any]], list[str]]:
@@ -58,7 +58,7 @@ def test_scikit_learns_own_checks(kind: Any) -> None:
 
 def test_estimators_learn_what_scikit_learn_wants_learned() -> None:
     classifier = RecurrentClassifier(**(_QUICK | {"epochs": 8, "batch_size": 128}))
-    regressor = RecurrentRegressor(hidden=16, epochs=40, lr=0.05, batch_size=64, threads=1, device="cpu")
+    regressor = RecurrentRegressor(hidden_size=16, epochs=40, lr=0.05, batch_size=64, threads=1, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_classifiers_train("RecurrentClassifier", classifier)
@@ -164,9 +164,9 @@ def test_several_numbers_per_sequence() -> None:
 def test_pipelines_searches_copies_and_pickles() -> None:
     sequences, labels = _sequences()
     model = RecurrentClassifier(channels="last", **_QUICK)
-    grid = GridSearchCV(model, {"hidden": np.array([2, 4]), "layer": ["rnn", "gru"]}, cv=2).fit(sequences, labels)
-    assert grid.best_params_["layer"] in ("rnn", "gru")
-    assert grid.best_estimator_.run_.model.config.hidden in (2, 4)
+    grid = GridSearchCV(model, {"hidden_size": np.array([2, 4]), "cell": ["rnn", "gru"]}, cv=2).fit(sequences, labels)
+    assert grid.best_params_["cell"] in ("rnn", "gru")
+    assert grid.best_estimator_.run_.model.config.hidden_size in (2, 4)
     assert cross_val_predict(model, sequences, labels, cv=2).shape == (20,)
     array = np.random.default_rng(0).normal(size=(20, 5))
     array[::2] += 3
@@ -184,14 +184,14 @@ def test_pipelines_searches_copies_and_pickles() -> None:
 
 
 def test_parameters_are_the_settings() -> None:
-    model = RecurrentClassifier(hidden=3)
-    assert repr(model) == "RecurrentClassifier(hidden=3)"
+    model = RecurrentClassifier(hidden_size=3)
+    assert repr(model) == "RecurrentClassifier(hidden_size=3)"
     names = set(model.get_params())
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
     assert names == settings | {"random_state", "channels"}
     assert model.set_params(lr=0.5).lr == 0.5
-    with pytest.raises(TypeError, match="cell"):
-        RecurrentClassifier(cell="gru")
+    with pytest.raises(TypeError, match="layer"):
+        RecurrentClassifier(layer="gru")
     seeds = [RecurrentClassifier(random_state=seed, **_TINY) for seed in (0, 0, 1, np.random.RandomState(3), None)]
     sequences, labels = _sequences(channels=1)
     found = [each.fit(sequences, labels).predict_proba(sequences).tolist() for each in seeds]
@@ -202,6 +202,7 @@ def test_parameters_are_the_settings() -> None:
 @looped(
     ("parameters", "X", "y", "error", "words"),
     [
+<<<<<<< HEAD
         ({"hidden": 0}, None, None, ArgumentError, "hidden must be .*got 0"),
         ({"hidden": "many"}, None, None, ArgumentTypeError, "hidden must be .*got 'many'"),
         ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
@@ -212,6 +213,12 @@ def test_parameters_are_the_settings() -> None:
             DataError,
             r"X\[1\] must be .*channels='last'.*, got 2 channels",
         ),
+=======
+        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size: got 0"),
+        ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size: got 'many'"),
+        ({"channels": "middle"}, None, None, ArgumentError, "channels: got 'middle'.*first, last"),
+        ({}, [np.ones((3, 4)), np.ones((2, 4))], ["a", "b"], DataError, r"X\[1\]: got 2 channels.*channels='last'"),
+>>>>>>> trunk
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),

@@ -67,7 +67,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("example"), STRICT)
 
 
-def a_run(task: str, layer: str, *, tokens: bool = False, **options: Any) -> Run:
+def a_run(task: str, cell: str, *, tokens: bool = False, **options: Any) -> Run:
     """A model that no training has seen."""
     torch.manual_seed(0)
     learned: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def a_run(task: str, layer: str, *, tokens: bool = False, **options: Any) -> Run
         "embedding": 5 if tokens else None,
         "output_size": answers,
     }
-    config = ModelConfig(task, layer, hidden=9, per_element=preprocessor.per_element, **sizes, **options)
+    config = ModelConfig(task, cell, hidden_size=9, per_element=preprocessor.per_element, **sizes, **options)
     return Run(SavedModel(SequenceModel(config).eval(), preprocessor, {}))
 
 
@@ -152,19 +152,25 @@ def per_sequence(run: Run, columns: dict[str, Any]) -> dict[str, Any]:
 
 TASKS: dict[str, list[dict[str, Any]]] = {
     "classify": [
-        {"layer": layer, "tokens": bool(place % 2), "layers": 1 + place % 3, "pooling": pooling, "bidirectional": both}
+        {
+            "cell": layer,
+            "tokens": bool(place % 2),
+            "num_layers": 1 + place % 3,
+            "pooling": pooling,
+            "bidirectional": both,
+        }
         for place, layer in enumerate(CELLS)
         for pooling, both in zip(POOLINGS, (True, False, True, False, True), strict=True)
     ],
-    "tag": [{"layer": "lstm", "tokens": True, "bidirectional": True}, {"layer": "gru"}],
-    "multilabel": [{"layer": "gru", "pooling": "max"}, {"layer": "sru", "per_element": True}],
-    "regress": [{"layer": "lstm", "pooling": "mean"}, {"layer": "qrnn", "per_element": True}],
-    "forecast": [{"layer": layer, "layers": 2} for layer in CELLS]
-    + [{"layer": "gru", "loss": "bce"}, {"layer": "lstm", "loss": "huber"}],
-    "language": [{"layer": layer, "tokens": True} for layer in CELLS]
+    "tag": [{"cell": "lstm", "tokens": True, "bidirectional": True}, {"cell": "gru"}],
+    "multilabel": [{"cell": "gru", "pooling": "max"}, {"cell": "sru", "per_element": True}],
+    "regress": [{"cell": "lstm", "pooling": "mean"}, {"cell": "qrnn", "per_element": True}],
+    "forecast": [{"cell": layer, "num_layers": 2} for layer in CELLS]
+    + [{"cell": "gru", "loss": "bce"}, {"cell": "lstm", "loss": "huber"}],
+    "language": [{"cell": layer, "tokens": True} for layer in CELLS]
     + [
         {
-            "layer": "lstm",
+            "cell": "lstm",
             "tokens": True,
             "dropout": 0.2,
             "input_dropout": 0.2,
@@ -210,14 +216,14 @@ def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_pa
     options: dict[str, dict[str, Any]] = {
         "attention: this program does not have that pooling": {"pooling": "attention"},
         "logsumexp: this program does not have that pooling": {"pooling": "logsumexp"},
-        "slstm: no kernel runs this layer": {"layer": "slstm"},
+        "slstm: no kernel runs this layer": {"cell": "slstm"},
         "initial_state: ": {"initial_state": "learned"},
         "layer_norm: ": {"layer_norm": True},
         "zoneout: ": {"zoneout": 0.1},
         "tie_weights: ": {"task": "language", "tokens": True, "tie_weights": True},
     }
     for number, (words, changed) in enumerate(options.items()):
-        a_run(**{"task": "classify", "layer": "gru", **changed}).save(tmp_path / str(number))
+        a_run(**{"task": "classify", "cell": "gru", **changed}).save(tmp_path / str(number))
         assert f"error: {words}" in refused(program, tmp_path / str(number))
     a_run("classify", "gru", tokens=True).save(tmp_path / "tokens")
     for text, words in {
@@ -263,11 +269,11 @@ def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
     found["not finite"] = "weights.safetensors", weights[:-4] + b"\0\0\x80\x7f"
     found["a header beyond the file"] = "weights.safetensors", b"\xff" * 8 + weights[8:]
     for name, (old, new) in {
-        "layers beyond all memory": (b'"layers": 2', b'"layers": 2000000000'),
-        "fewer layers": (b'"layers": 2', b'"layers": 1'),
+        "layers beyond all memory": (b'"num_layers": 2', b'"num_layers": 2000000000'),
+        "fewer layers": (b'"num_layers": 2', b'"num_layers": 1'),
         "one direction": (b'"bidirectional": true', b'"bidirectional": false'),
-        "units beyond 32 bits": (b'"hidden": 9', b'"hidden": 99999999999999999999'),
-        "another number of units": (b'"hidden": 9', b'"hidden": 18'),
+        "units beyond 32 bits": (b'"hidden_size": 9', b'"hidden_size": 99999999999999999999'),
+        "another number of units": (b'"hidden_size": 9', b'"hidden_size": 18'),
         "another version": (b'"format_version": 2', b'"format_version": 3'),
         "brackets": (b'"categories": []', b'"categories": ' + 100_000 * b"["),
     }.items():
@@ -284,7 +290,7 @@ def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> Non
         pytest.skip("the C compiler has no sanitizers")
     program = built(tmp_path, SANITIZED)
     folder = tmp_path / "model"
-    run = a_run("classify", "lstm", layers=2, bidirectional=True)
+    run = a_run("classify", "lstm", num_layers=2, bidirectional=True)
     run.save(folder)
     text = as_text(run, data_for(run))
     whole = {name: (folder / name).read_bytes() for name in ("config.json", "weights.safetensors")}

@@ -38,7 +38,7 @@ def a_run() -> Run:
     torch.manual_seed(0)
     scales = {"mean": (100.0, 0.5), "std": (0.5, 2.0), "missing": "elapsed"}
     preprocessor = Preprocessor("classify", ("a", "time_gap"), labels=("no", "yes"), **scales)  # type: ignore[arg-type]
-    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2, hidden=8)).eval()
+    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2, hidden_size=8)).eval()
     with torch.no_grad():
         model.head.weight.mul_(9)
     return Run(SavedModel(model, preprocessor, {}))

@@ -83,7 +83,7 @@ def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
 
 def test_the_layer_is_what_training_builds() -> None:
     tokens = Contents("", None, np.array([3, 2]), "tokens", vocabulary=9)
-    layer = layer_of(Settings(layer="lstm", hidden=8, layers=2, bidirectional=True), tokens, 16)
+    layer = layer_of(Settings(cell="lstm", hidden_size=8, num_layers=2, bidirectional=True), tokens, 16)
     assert (layer.input_size, layer.hidden_size, layer.num_layers, layer.bidirectional) == (16, 8, 2, True)
     assert type(layer).__name__ == "LSTM"
     assert type(layer_of(Settings(layer_norm=True), tokens, 16)).__name__ == "LayerNormGRU"
@@ -120,15 +120,15 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
 def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane._utils.memory.available_memory", lambda: 1e9)
     with pytest.raises(ArgumentError, match="a model of"):
-        layer_of(Settings(hidden=20_000), _contents(), 16)
+        layer_of(Settings(hidden_size=20_000), _contents(), 16)
     long = replace(_contents(), lengths=np.array([10_000_000]))
     with pytest.raises(ArgumentError, match="a sequence of 10,000,000 elements"):
         layer_of(Settings(), long, 16)
 
 
 def test_the_command_has_what_differs_from_the_defaults() -> None:
-    settings = Settings(layer="lstm", hidden=256, bidirectional=True, layers=2, task="tag")
-    words = ["--task", "tag", "--cell", "lstm", "--hidden", "256", "--layers", "2", "--bidirectional"]
+    settings = Settings(cell="lstm", hidden_size=256, bidirectional=True, num_layers=2, task="tag")
+    words = ["--task", "tag", "--cell", "lstm", "--hidden-size", "256", "--num-layers", "2", "--bidirectional"]
     assert words_of(settings) == words
     names = ColumnNames(label="my label", features=["a", "b"])
     line = train_line(Path("-odd name.csv"), "features", "csv", names, Settings())
@@ -143,11 +143,11 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
 
 
 def test_the_command_follows_the_recommendation() -> None:
-    found = _inspect(_contents(), hidden=32)
+    found = _inspect(_contents(), hidden_size=32)
     best = found.plan.best
     assert (found.settings.batch_size, found.settings.bucket) == (best.batch_size, best.grouped) == (256, True)
     assert found.command == (
-        "raglane train 'my data.csv' --hidden 32 --batch-size 256 --bucket --missing zero --threads 2"
+        "raglane train 'my data.csv' --hidden-size 32 --batch-size 256 --bucket --missing zero --threads 2"
     )
     plain = recommended(Settings(bucket=True), replace(best, grouped=False), replace(_contents(), features=()))
     assert (plain.bucket, plain.missing) == (False, "error")

@@ -41,7 +41,7 @@ def _inspect(contents: Contents = CONTENTS) -> Inspection:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         more: dict[str, Any] = {"columns": ColumnNames(), "format": None, "fresh": False, "progress": Progress()}
-        return inspect(contents, Settings(hidden=8), ranks=4, **more)
+        return inspect(contents, Settings(hidden_size=8), ranks=4, **more)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name, contents in kinds.items():
             details = {"columns": ColumnNames(), "format": None, "ranks": 4, "fresh": False, "progress": Progress()}
             path = folder / f"{name}.html"
-            path.write_bytes(as_page(inspect(contents, Settings(hidden=8), **details)))  # type: ignore[arg-type]
+            path.write_bytes(as_page(inspect(contents, Settings(hidden_size=8), **details)))  # type: ignore[arg-type]
             found[name] = path
     return found
 

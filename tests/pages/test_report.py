@@ -22,7 +22,7 @@ def test_nothing_is_wrong_with_the_page_of_a_run(tmp_path: Path) -> None:
     data = [random.normal(size=(length, 2)).tolist() for length in random.integers(1, 40, 60)]
     labels = [("a", "b", _ODD)[place % 3] for place in range(60)]
     sizes = [float(len(one)) for one in data]
-    shared: dict[str, Any] = {"epochs": 3, "hidden": 4, "threads": 1, "progress": False}
+    shared: dict[str, Any] = {"epochs": 3, "hidden_size": 4, "threads": 1, "progress": False}
     rl.fit(data, labels, out=tmp_path / "classes", **shared)
     rl.fit(data, sizes, out=tmp_path / "numbers", **shared)
     with start_browser() as browser:

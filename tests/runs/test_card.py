@@ -35,7 +35,7 @@ def _card(
         return made[-1]
 
     monkeypatch.setattr("raglane.runs.card.make_card", keep)
-    run = rl.fit(data, labels, epochs=2, hidden=4, threads=1, progress=False, **options)
+    run = rl.fit(data, labels, epochs=2, hidden_size=4, threads=1, progress=False, **options)
     return run, made[-1]
 
 
@@ -91,7 +91,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
         data = [random.normal(size=(length, 1)).tolist() for length in lengths]
         known: dict[str, Any] = {"classify": list("ababab"), "tag": [list("ab" * 4)[: len(one)] for one in data]}
         labels = known.get(task)
-        run = rl.fit(data, labels, task=task, epochs=1, hidden=3, progress=False, validation_fraction=0)
+        run = rl.fit(data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0)
         records = run.read(data, labels)
         each = measure_each(run.saved, records, torch.device("cpu"))
         alone = [
@@ -112,7 +112,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
 def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.training.each._MOST", 4)
     data = [[0.1] * length for length in (1, 2, 3, 4, 5, 6)]
-    run = rl.fit(data, list("ababab"), epochs=1, hidden=2, progress=False, validation_fraction=0)
+    run = rl.fit(data, list("ababab"), epochs=1, hidden_size=2, progress=False, validation_fraction=0)
     each = measure_each(run.saved, run.read(data, list("ababab")), torch.device("cpu"))
     assert len(each.rows) == 4
     assert sorted(each.rows.tolist()) == each.rows.tolist()
@@ -157,7 +157,7 @@ def test_a_card_says_what_it_could_not_measure(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_stopped_run_has_no_card_until_its_end(tmp_path: Path) -> None:
-    rl.fit([[0.1], [0.2, 0.3]] * 4, ["a", "b"] * 4, epochs=1, hidden=2, progress=False, out=tmp_path / "run")
+    rl.fit([[0.1], [0.2, 0.3]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, progress=False, out=tmp_path / "run")
     settings = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
     card = (tmp_path / "run" / "card.md").read_text()
     assert f"| seed | {settings['seed']} |" in card

@@ -19,7 +19,7 @@ from looped import looped
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, DivergedError, ShapeError
 
-_QUICK: dict[str, Any] = {"epochs": 2, "hidden": 4, "threads": 1}
+_QUICK: dict[str, Any] = {"epochs": 2, "hidden_size": 4, "threads": 1}
 
 
 def _sequences(count: int = 12) -> tuple[list[Any], list[str]]:
@@ -38,7 +38,7 @@ def _same(one: rl.Run, other: rl.Run) -> bool:
 
 def test_it_is_the_command(tmp_path: Path) -> None:
     data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
-    shaped: dict[str, Any] = {"layer": "lstm", "seed": 3, "validation_fraction": 0.3, "features": ["b"]}
+    shaped: dict[str, Any] = {"cell": "lstm", "seed": 3, "validation_fraction": 0.3, "features": ["b"]}
     cases: list[tuple[list[str], dict[str, Any]]] = [
         (["--cell", "lstm", "--seed", "3", "--validation-fraction", "0.3", "--feature-column", "b"], shaped),
         (["--validation", str(held), "--test", str(held)], {"validation": held, "test": held}),
@@ -202,13 +202,21 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
 @looped(
     ("options", "error", "words"),
     [
-        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden, perhaps"),
+        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden_size, perhaps"),
         ({"cell": "gru"}, ArgumentTypeError, "'cell'"),
+<<<<<<< HEAD
         ({"hidden": "8"}, ArgumentTypeError, "hidden must be a whole number.*, got '8'"),
         ({"hidden": True}, ArgumentTypeError, "hidden must be .*got True"),
         ({"hidden": 0}, ArgumentError, "hidden must be .*got 0"),
         ({"layer": "transformer"}, ArgumentError, "layer must be .*got 'transformer'"),
         ({"features": 3}, ArgumentTypeError, "features must be .*got 3"),
+=======
+        ({"hidden_size": "8"}, ArgumentTypeError, "hidden_size: got '8'; the rule: a whole number"),
+        ({"hidden_size": True}, ArgumentTypeError, "hidden_size: got True"),
+        ({"hidden_size": 0}, ArgumentError, "hidden_size: got 0"),
+        ({"cell": "transformer"}, ArgumentError, "cell: got 'transformer'"),
+        ({"features": 3}, ArgumentTypeError, "features: got 3"),
+>>>>>>> trunk
         ({"device": "tpu"}, ArgumentError, "device"),
         ({"resume": 1}, ArgumentTypeError, "resume must be .*got 1"),
         ({"progress": "yes"}, ArgumentTypeError, "progress must be .*got 'yes'"),

@@ -174,6 +174,6 @@ def test_a_run_with_data_in_memory_goes_on_from_python_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden=2, out=folder)
+    rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")
     fails(["evaluate", str(folder)], capsys, "names no test data")

@@ -27,7 +27,7 @@ def table() -> Any:
 
 
 def test_tables_of_all_kinds_and_in_any_parts(table: Any, tmp_path: Path) -> None:
-    run = rl.fit(table, epochs=2, hidden=4, threads=1, out=tmp_path / "run")
+    run = rl.fit(table, epochs=2, hidden_size=4, threads=1, out=tmp_path / "run")
     predict_batch = run.predictor(probabilities=True)
     whole = run.predict(table, probabilities=True)
     arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
@@ -50,7 +50,7 @@ def test_tables_of_all_kinds_and_in_any_parts(table: Any, tmp_path: Path) -> Non
 
 
 def test_a_process_reads_the_model_once(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = rl.fit(table, epochs=1, hidden=4, threads=1)
+    run = rl.fit(table, epochs=1, hidden_size=4, threads=1)
     run.save(tmp_path / "model")
     for one in (rl.load(tmp_path / "model"), run):
         sent = pickle.dumps(one.predictor())
@@ -67,7 +67,7 @@ def test_a_process_reads_the_model_once(table: Any, tmp_path: Path, monkeypatch:
 
 
 def test_what_is_no_table_of_sequences(table: Any) -> None:
-    predict_batch = rl.fit(table, epochs=1, hidden=4, threads=1).predictor()
+    predict_batch = rl.fit(table, epochs=1, hidden_size=4, threads=1).predictor()
     for given in (3, "walks.csv", [[0.1, 0.2]], {"walk": [[0.1], [0.2]], "id": ["a"]}):
         with pytest.raises(ArgumentTypeError, match="table"):
             predict_batch(given)

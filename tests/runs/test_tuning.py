@@ -30,7 +30,7 @@ __all__ = ["undrawn_pictures"]
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 
-_FIXED = ["--epochs", "2", "--threads", "1", "--layers", "1", "--batch-size", "8", "--dropout", "0"]
+_FIXED = ["--epochs", "2", "--threads", "1", "--num-layers", "1", "--batch-size", "8", "--dropout", "0"]
 
 
 def _trials(study: Path) -> list[Any]:
@@ -46,19 +46,19 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     data, other = write_steps(tmp_path / "steps.csv"), write_steps(tmp_path / "other.csv", 9)
     out = tmp_path / "study"
     search = tmp_path / "search.toml"
-    search.write_text('hidden = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
+    search.write_text('hidden-size = 4\n[search]\ncell = ["gru", "rnn"]\nlr = {low = 0.001, high = 0.1, log = true}\n')
     command = ["tune", str(data), "--out", str(out), "--config", str(search), "--test", str(data), *_FIXED]
     assert main([*command, "--trials", "2"]) == 0
     first = _ended(out)
     assert len(first) == 2
     for trial in first:
-        assert set(trial.params) == {"layer", "lr", "bidirectional", "pooling"}
+        assert set(trial.params) == {"cell", "lr", "bidirectional", "pooling"}
         assert 0.001 <= trial.params["lr"] <= 0.1
         run = out / "trials" / trial.user_attrs["folder"]
         # The test part is not touched by a trial.
         assert not (run / "evaluation.json").exists()
         settings = load_description(run).settings
-        assert (settings.hidden, settings.epochs, settings.layer) == (4, 2, trial.params["layer"])
+        assert (settings.hidden_size, settings.epochs, settings.cell) == (4, 2, trial.params["cell"])
     assert main([*command, "--trials", "3"]) == 0
     assert [trial.number for trial in _ended(out)] == [0, 1, 2]
     # A study that goes on tries other things.
@@ -76,11 +76,19 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     capsys.readouterr()
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
+<<<<<<< HEAD
     fails(["tune", str(other), *command[2:]], capsys, "--out must be ", "a study of other data")
     fails([*command, "--hidden", "5"], capsys, "--hidden must be ... got 5", "was started with 4")
     fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
     fails([*command, "--clip", "2"], capsys, "--clip must be ... got 2", "was started with")
     fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
+=======
+    fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
+    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size: got 5", "was started with 4")
+    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer: got 'sgd'", "was started with")
+    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip: got 2", "was started with")
+    fails([*command, "--epochs", "3"], capsys, "--epochs: got 3", "was started with 2")
+>>>>>>> trunk
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
     fails(command, capsys, "--cell must be ", "what it searched")
     assert tree(out) == whole
@@ -96,13 +104,13 @@ def test_what_is_searched() -> None:
     assert "batch_size" not in default_space(Settings(batch_elements=100), ["lr"])
     assert "lr" not in default_space(Settings(), ["lr"])
     for table, piece in (
-        ({"hiden": [1]}, "write hidden, perhaps"),
+        ({"hiden-size": [1]}, "write hidden-size, perhaps"),
         ({"seed": [1, 2]}, "one that a search may choose"),
-        ({"hidden": 8}, "a list of values, or {low, high}"),
-        ({"hidden": []}, "a list of values"),
-        ({"hidden": [8, 8]}, "values that differ"),
-        ({"hidden": ["8"]}, "a whole number"),
-        ({"hidden": [0, 1]}, "at least 1"),
+        ({"hidden_size": 8}, "a list of values, or {low, high}"),
+        ({"hidden_size": []}, "a list of values"),
+        ({"hidden_size": [8, 8]}, "values that differ"),
+        ({"hidden_size": ["8"]}, "a whole number"),
+        ({"hidden_size": [0, 1]}, "at least 1"),
         ({"cell": ["gru", "foo"]}, "one of lstm"),
         ({"cell": {"low": "gru", "high": "lstm"}}, "two numbers"),
         ({"lr": {"low": 0.1, "high": 0.01}}, "the lower first"),
@@ -113,7 +121,7 @@ def test_what_is_searched() -> None:
         with pytest.raises(ArgumentError) as error:
             read_space(table, "[search] in a.toml")
         assert piece in str(error.value), table
-    assert read_space({"hidden": {"low": 2, "high": 8}}, "a.toml") == {"hidden": Range(2, 8, whole=True)}
+    assert read_space({"hidden_size": {"low": 2, "high": 8}}, "a.toml") == {"hidden_size": Range(2, 8, whole=True)}
     assert read_space({"dropout": {"low": 0, "high": 0.5}}, "a.toml") == {"dropout": Range(0, 0.5)}
 
 
@@ -150,7 +158,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
     command = ["tune", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "study"), *_FIXED]
-    command += ["--lr", "0.01", "--hidden", "4", "--trials", "1", "--quiet"]
+    command += ["--lr", "0.01", "--hidden-size", "4", "--trials", "1", "--quiet"]
     assert main([*command, "--device", "cpu"]) == 0
     assert main([*command, "--device", "auto", "--threads", "2", "--workers", "1"]) == 0
 
@@ -220,9 +228,9 @@ def test_the_result_is_that_of_the_best_trial(tmp_path: Path, monkeypatch: pytes
         raise ArgumentError("another process is at work")
 
     monkeypatch.setattr(tuning, "locked", locked)
-    found = _search(tmp_path, study, Settings(hidden=5))._result(None)
+    found = _search(tmp_path, study, Settings(hidden_size=5))._result(None)
     assert (found.best, found.value, found.done, found.others) == (tmp_path / "trials" / "0001", 0.4, 2, 1)
-    assert found.settings == Settings(hidden=5, lr=study.best_params["lr"])
+    assert found.settings == Settings(hidden_size=5, lr=study.best_params["lr"])
 
 
 def test_trials_of_other_processes_count() -> None:

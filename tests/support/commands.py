@@ -12,7 +12,7 @@ import pytest
 
 from raglane.cli import main
 
-FAST = ["--epochs", "2", "--hidden", "4", "--threads", "1"]
+FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]
 
 
 @pytest.fixture(scope="module", autouse=True)

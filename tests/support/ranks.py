@@ -81,7 +81,7 @@ def _gradient(settings: Settings, dtype: torch.dtype, ranks: Ranks) -> Tensor:
     tags = np.where(np.arange(offsets[-1]) % 2, "a", "b").astype(object)
     values = random.normal(size=(int(offsets[-1]), 3)).astype(np.float32)
     records = Records(values, offsets, tags=tags, channels=("x", "y", "z"))
-    trainer = Trainer(Job(replace(settings, hidden=4), training=records), ranks)
+    trainer = Trainer(Job(replace(settings, hidden_size=4), training=records), ranks)
     data = trainer.training
     assert isinstance(data, SequenceDataset)
     trainer.training = SequenceDataset(data.values.to(dtype), data.offsets, data.targets, per_element=True)

@@ -11,7 +11,7 @@ from raglane.training.settings import Settings
 
 __all__ = ["QUICK", "small_records"]
 
-QUICK = Settings(epochs=4, hidden=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
+QUICK = Settings(epochs=4, hidden_size=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
 
 def small_records(count: int = 30, seed: int = 0) -> Records:

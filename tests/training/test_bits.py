@@ -20,7 +20,7 @@ from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS,
 pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
 
 # An odd number of units leaves vectors that are not full, where torch rounds in another way than elsewhere.
-_SMALL: dict[str, Any] = {"hidden": 13, "layers": 2}
+_SMALL: dict[str, Any] = {"hidden_size": 13, "num_layers": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +69,12 @@ def _assert_equal(settings: Settings, is_tokens: bool = False) -> None:
 def test_of_every_layer(layer: str) -> None:
     # grud reads three columns for each channel, and tells nothing that is to come.
     needed: dict[str, Any] = _SMALL | ({"missing": "elapsed"} if layer == "grud" else {})
-    _assert_equal(Settings(layer=layer, bidirectional=True, **needed))
+    _assert_equal(Settings(cell=layer, bidirectional=True, **needed))
     _assert_equal(Settings("tag", layer, **needed))
     if layer != "grud":
         _assert_equal(Settings("forecast", layer, **needed))
     if layer in NORMALISED_LAYERS:
-        _assert_equal(Settings(layer=layer, layer_norm=True, **_SMALL))
+        _assert_equal(Settings(cell=layer, layer_norm=True, **_SMALL))
 
 
 def test_of_every_other_task() -> None:
@@ -95,7 +95,7 @@ def test_of_every_pooling_and_initial_state() -> None:
 
 def test_torch_computes_row_by_row_what_no_kernel_does() -> None:
     """A cell that no program can hold runs in torch, which rounds a row in a batch in another way than alone."""
-    settings = Settings(layer="cfc", **_SMALL)
+    settings = Settings(cell="cfc", **_SMALL)
     model = SequenceModel(ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task)))
     gates = torch.randn(50, 65)
     with answering(model):

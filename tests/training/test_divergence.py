@@ -19,7 +19,18 @@ from raglane.training.settings import OPTIMIZERS, Settings
 from raglane.training.state import TrainingState, check_losses, load_state, warning
 
 # Each step multiplies the weights by -10, once per epoch: the loss grows until it is lost, in the fifth epoch or so.
-_GROWING = ["--optimizer", "adamw", "--weight-decay", "3700", "--batch-size", "100", "--hidden", "4", "--threads", "1"]
+_GROWING = [
+    "--optimizer",
+    "adamw",
+    "--weight-decay",
+    "3700",
+    "--batch-size",
+    "100",
+    "--hidden-size",
+    "4",
+    "--threads",
+    "1",
+]
 
 
 @pytest.fixture
@@ -32,11 +43,22 @@ def test_a_learning_rate_beyond_all_bounds(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], optimizer: str
 ) -> None:
     command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet", "--optimizer", optimizer]
-    command += ["--clip", "0"]
+    command += ["--grad-clip", "0"]
     for rate in ("1e30", "1e38", "3.4e38"):
+<<<<<<< HEAD
         pieces = [f"lr must be ... got {float(rate):g}, and ", "in epoch 1", "--clip 1", "a smaller --lr, 0.003 say"]
         for options in ([], ["--validation-fraction", "0"], ["--task", "forecast"], ["--clip", "0.1", "--layers", "2"]):
             expected = [piece for piece in pieces if piece != "--clip 1" or "--clip" not in options]
+=======
+        pieces = [f"lr: got {float(rate):g}, and ", "in epoch 1", "--grad-clip 1", "a smaller --lr, 0.003 say"]
+        for options in (
+            [],
+            ["--validation-fraction", "0"],
+            ["--task", "forecast"],
+            ["--grad-clip", "0.1", "--num-layers", "2"],
+        ):
+            expected = [piece for piece in pieces if piece != "--grad-clip 1" or "--grad-clip" not in options]
+>>>>>>> trunk
             fails([*command, "--lr", rate, *options], capsys, *expected, code=3)
             assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
 
@@ -47,7 +69,7 @@ def test_a_loss_that_is_not_finite(
 ) -> None:
     """Also where the only step of an epoch spoils the model, so that its validation or its weights tell."""
     command = ["train", data, "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--optimizer", "sgd"]
-    command += ["--clip", "0", "--batch-size", batch_size, "--lr", "1e30", "--quiet"]
+    command += ["--grad-clip", "0", "--batch-size", batch_size, "--lr", "1e30", "--quiet"]
     fails(command, capsys, "loss of", "the loss must stay finite", code=3)
     command[-2] = "3e38"
     fails([*command, "--validation-fraction", "0"], capsys, "weights" if batch_size == "100" else "loss", code=3)

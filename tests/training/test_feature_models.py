@@ -22,7 +22,7 @@ from raglane.training.batches import RareTokens
 from raglane.training.model import Mixed, ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 
-_QUICK: dict[str, Any] = {"hidden": 8, "threads": 1, "validation_fraction": 0}
+_QUICK: dict[str, Any] = {"hidden_size": 8, "threads": 1, "validation_fraction": 0}
 
 
 def _records(count: int = 40, *, tokens: bool = False) -> Records:
@@ -51,10 +51,10 @@ def _records(count: int = 40, *, tokens: bool = False) -> Records:
 
 def test_weights_are_counted_before_any_is_made() -> None:
     for tokens in (False, True):
-        cases: list[dict[str, Any]] = [{}, {"layers": 2, "bidirectional": True, "pooling": "attention"}]
+        cases: list[dict[str, Any]] = [{}, {"num_layers": 2, "bidirectional": True, "pooling": "attention"}]
         for more in cases:
             preprocessor = Preprocessor.fit(_records(tokens=tokens), task="classify")
-            config = ModelConfig.of(Settings(hidden=5, embedding=3, **more), preprocessor)
+            config = ModelConfig.of(Settings(hidden_size=5, embedding=3, **more), preprocessor)
             weights = list(SequenceModel(config).parameters())
             assert config.count() == (sum(weight.numel() for weight in weights), len(weights))
             assert ModelConfig.from_config(config.to_config()) == config
@@ -99,7 +99,7 @@ def _towns() -> Records:
 
 
 def test_categories_that_occur_once_are_read_as_unknown() -> None:
-    settings, data = Settings(unknown_rate=1.0), _towns()
+    settings, data = Settings(unk_dropout=1.0), _towns()
     preprocessor = Preprocessor.fit(data, task="classify")
     dataset = preprocessor.apply(data)
     rare = RareTokens.of(dataset, preprocessor, settings)
@@ -110,7 +110,7 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
     assert hidden[:, 2].tolist() == [1, 2, 1, 0, 2, 1]
     assert torch.equal(hidden[:, 0], dataset.values[:, 0])
-    assert RareTokens.of(dataset, preprocessor, Settings(unknown_rate=0.0)) is None
+    assert RareTokens.of(dataset, preprocessor, Settings(unk_dropout=0.0)) is None
 
 
 def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
 @pytest.mark.parametrize("texts", [["ab"], ["ab", "ac"]])
 def test_the_end_of_a_text_is_never_hidden(texts: list[str]) -> None:
     data = Records(np.array(list("".join(texts)), dtype=object), offsets_of([len(text) for text in texts]))
-    settings = Settings(task="language", unknown_rate=1.0)
+    settings = Settings(task="language", unk_dropout=1.0)
     preprocessor = Preprocessor.fit(data, task="language")
     rare = RareTokens.of(preprocessor.apply(data), preprocessor, settings)
     assert rare is not None

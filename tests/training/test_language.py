@@ -24,7 +24,7 @@ from raglane.training.run import train
 from raglane.training.sampling import sample
 from raglane.training.settings import Settings
 
-_QUICK = Settings("language", epochs=6, hidden=16, embedding=8, lr=0.03, threads=1)
+_QUICK = Settings("language", epochs=6, hidden_size=16, embedding=8, lr=0.03, threads=1)
 
 
 def _texts(texts: list[str], split: str = "characters") -> Records:
@@ -94,10 +94,10 @@ def test_chunks_give_what_whole_sequences_give() -> None:
     records = _texts(["abcabcabc", "ab", "", "cabca"])
     fitted = Preprocessor.fit(records, task="language")
     data = fitted.apply(records)
-    model = SequenceModel(ModelConfig.of(replace(_QUICK, layer="lstm"), fitted)).eval()
+    model = SequenceModel(ModelConfig.of(replace(_QUICK, cell="lstm"), fitted)).eval()
     whole = model(Ragged([data[row]["inputs"] for row in range(len(data))]))
     assert isinstance(whole, Ragged)
-    chunks = chunked_order(data, replace(_QUICK, batch_size=2, steps=3))
+    chunks = chunked_order(data, replace(_QUICK, batch_size=2, bptt_steps=3))
     for epoch in (0, 1):
         parts: dict[int, list[torch.Tensor]] = {row: [] for row in range(4)}
         state = None
@@ -114,7 +114,7 @@ def test_chunks_give_what_whole_sequences_give() -> None:
 
 def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
     records = _texts(["abcd", "dcba", "abab"])
-    settings = replace(_QUICK, tie_weights=True, embedding_dropout=0.4, weight_dropout=0.2, layer="lstm")
+    settings = replace(_QUICK, tie_weights=True, embedding_dropout=0.4, weight_dropout=0.2, cell="lstm")
     train(settings, records, None, tmp_path)
     saved = load_model(tmp_path)
     config = saved.model.config
@@ -138,7 +138,7 @@ def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
 
 def test_drawn_texts(tmp_path: Path) -> None:
     """What was learned by heart is told again; seeds and prompts do what they say."""
-    train(replace(_QUICK, epochs=60, steps=4, batch_size=2), _texts(["abcdef"] * 4), None, tmp_path)
+    train(replace(_QUICK, epochs=60, bptt_steps=4, batch_size=2), _texts(["abcdef"] * 4), None, tmp_path)
     saved = load_model(tmp_path)
     assert sample(saved, temperature=0) == ["abcdef"]
     assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
@@ -154,8 +154,8 @@ def test_drawn_texts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'language' and sequences of numbers.*forecast"):
         train(_QUICK, numbers, None, tmp_path / "no")
     for wrong in ({"task": "classify"}, {"task": "tag", "bidirectional": True}, {"task": "language", "bucket": True}):
-        with pytest.raises(ArgumentError, match="steps"):
-            Settings(steps=3, **wrong)
+        with pytest.raises(ArgumentError, match="bptt_steps"):
+            Settings(bptt_steps=3, **wrong)
 
 
 def test_what_large_outputs_and_changes_cost(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_large_outputs_and_changes_cost(tmp_path: Path) -> None:
     for steps in (None, 6):
         sizes = {}
         for name, large, change in (("none", 0.0, 0.0), ("large", 30.0, 0.0), ("change", 0.0, 30.0)):
-            settings = Settings("language", epochs=8, hidden=8, lr=0.02, steps=steps, batch_size=2, threads=1)
+            settings = Settings("language", epochs=8, hidden_size=8, lr=0.02, bptt_steps=steps, batch_size=2, threads=1)
             settings = replace(settings, activation_penalty=large, temporal_penalty=change)
             train(settings, data, None, tmp_path, overwrite=True)
             model = load_model(tmp_path / "last").model

@@ -33,7 +33,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cells").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "cells" / "mine.py")
     write_steps(tmp_path / "ok.csv")
-    cell = ["--cell", "cells/mine.py:TwoSpeeds", "--layers", "2", "--bidirectional"]
+    cell = ["--cell", "cells/mine.py:TwoSpeeds", "--num-layers", "2", "--bidirectional"]
     assert main(["train", "ok.csv", *cell, *FAST, "--quiet", "--out", "run"]) == 0
     start_afresh(monkeypatch)
     return tmp_path
@@ -64,8 +64,8 @@ def commands_of(run: str) -> list[list[str]]:
 def test_a_run_keeps_the_path_and_the_digest_and_no_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = json.loads((work / "run" / "run.json").read_text())["settings"]
     named = str(work / "cells" / "mine.py:TwoSpeeds")
-    assert settings["layer"] == name_cell(named)
-    assert len(settings["layer"].partition("@")[2]) == 64
+    assert settings["cell"] == name_cell(named)
+    assert len(settings["cell"].partition("@")[2]) == 64
     assert not list((work / "run").rglob("*.py"))
     assert all(b"sigmoid" not in path.read_bytes() for path in (work / "run").rglob("*") if path.is_file())
     monkeypatch.chdir(work / "cells")  # the path is whole
@@ -121,7 +121,7 @@ def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Pat
     (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds"]\n')
     search = ["tune", "ok.csv", *FAST, "--config", "search.toml", *named, "--out", "study", "--trials", "1", "--quiet"]
     assert main(search) == 0
-    kept = json.loads((work / "study" / "run" / "run.json").read_text())["settings"]["layer"]
+    kept = json.loads((work / "study" / "run" / "run.json").read_text())["settings"]["cell"]
     assert kept == name_cell(named[1])
 
 
@@ -176,7 +176,7 @@ def test_no_code_is_run_because_a_run_names_it(
     for name in ("run.json", "best/config.json"):
         path = work / "run" / name
         known = json.loads(path.read_text())
-        known["settings" if name == "run.json" else "model"]["layer"] = layer
+        known["settings" if name == "run.json" else "model"]["cell"] = layer
         path.write_text(json.dumps(known))
     text = (work / "run" / "run.toml").read_text()
     text = "".join(f"cell = {json.dumps(layer)}\n" if line[:4] == "cell" else f"{line}\n" for line in text.splitlines())
@@ -196,7 +196,7 @@ def test_a_model_that_does_not_say_which_file_it_was(
 ) -> None:
     path = work / "run" / "best" / "config.json"
     known = json.loads(path.read_text())
-    known["model"]["layer"] = layer.format(work)
+    known["model"]["cell"] = layer.format(work)
     path.write_text(json.dumps(known))
     fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "the SHA-256 of the file, which a run keeps")
 
@@ -260,12 +260,12 @@ def test_a_file_in_the_folder_of_its_run(work: Path, capsys: pytest.CaptureFixtu
 
 def test_from_python(tmp_path: Path) -> None:
     batch = [torch.randn(length, 2) for length in (3, 1, 4, 2) * 3]
-    run = rl.fit(batch, ["a", "b", "b", "a"] * 3, layer=f"{EXAMPLE}:TwoSpeeds", epochs=1, hidden=4, progress=False)
+    run = rl.fit(batch, ["a", "b", "b", "a"] * 3, cell=f"{EXAMPLE}:TwoSpeeds", epochs=1, hidden_size=4, progress=False)
     run.save(tmp_path / "model")
     again = rl.load(tmp_path / "model", cell=f"{EXAMPLE}:TwoSpeeds").predict(batch)
     assert again.columns == run.predict(batch).columns
     with pytest.raises(ArgumentError, match="zoneout"):
-        rl.fit(batch, ["a", "b", "b", "a"] * 3, layer=f"{EXAMPLE}:TwoSpeeds", zoneout=0.1, progress=False)
+        rl.fit(batch, ["a", "b", "b", "a"] * 3, cell=f"{EXAMPLE}:TwoSpeeds", zoneout=0.1, progress=False)
 
 
 def test_names() -> None:

@@ -139,7 +139,7 @@ def test_a_batch_goes_to_a_device_with_its_targets() -> None:
 
 def test_batches_of_chunks() -> None:
     data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
-    chunks = chunked_order(data, Settings("forecast", batch_size=1, steps=3))
+    chunks = chunked_order(data, Settings("forecast", batch_size=1, bptt_steps=3))
     assert [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)] == [[0, 1, 2], [3]]
 
 
@@ -155,7 +155,7 @@ def test_batches_of_an_epoch_and_what_is_left_of_it() -> None:
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    settings = Settings(lr=0.4, schedule="cosine", epochs=4, warmup=2)
+    settings = Settings(lr=0.4, lr_schedule="cosine", epochs=4, warmup=2)
     rates = [round(rate_of(settings, TrainingState(epoch=epoch), 1), 3) for epoch in range(4)]
     assert rates == [0.2, 0.4, 0.4, 0.2]
 
@@ -168,7 +168,7 @@ def test_a_loss_out_of_proportion_ends_a_run() -> None:
         check_losses({"train_loss": 7000.0}, TrainingState(start_loss=2.3), Settings(lr=1.0))
     rows = [{"train_loss": 2.1}, {"train_loss": 45.0}]
     state = TrainingState(epoch=2, best_epoch=1, best_loss=2.1, history=rows, start_loss=2.3)
-    assert warning(state) == "the training loss ends at 45 and began at 2.1: a smaller lr, or clip=1, may help"
+    assert warning(state) == "the training loss ends at 45 and began at 2.1: a smaller lr, or grad_clip=1, may help"
 
 
 def test_sums_over_an_epoch() -> None:
@@ -247,7 +247,7 @@ def test_options_are_fields_with_rules_and_help() -> None:
     assert (_Walk().steps, options(_Walk)["steps"].help) == (3, "How far.")
     with pytest.raises(ArgumentError, match=r"^steps must be above 0, got 0. Pass 3, say.$"):
         check(_Walk(0))
-    assert [flag_of(Settings, name) for name in ("layer", "batch_size")] == ["--cell", "--batch-size"]
+    assert [flag_of(Settings, name) for name in ("cell", "batch_size")] == ["--cell", "--batch-size"]
 
 
 def test_columns_of_data() -> None:

@@ -44,12 +44,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_batches_are_those_of_the_plan(data: Path, asked: dict[str, Any]) -> None:
     training = read(data)
-    chosen = Settings(layer="lstm", hidden=5, layers=2)
+    chosen = Settings(cell="lstm", hidden_size=5, num_layers=2)
     settings, why = plan_batches(chosen, training)
     found = asked["found"]
     assert (settings.batch_size, settings.bucket, why) == (found.best.batch_size, found.best.grouped, found.why)
     assert settings.batch_size in (8, 16)
-    assert (settings.layer, settings.hidden) == ("lstm", 5)
+    assert (settings.cell, settings.hidden_size) == ("lstm", 5)
     assert asked["lengths"].tolist() == [i % 7 + 1 for i in range(160)]
     assert (asked["layer"].hidden_size, asked["layer"].num_layers) == (5, 2)
     assert (asked["threads"], asked["ranks"]) == ([torch.get_num_threads()], 1)
@@ -64,7 +64,7 @@ def test_batches_are_those_of_the_plan(data: Path, asked: dict[str, Any]) -> Non
 
 def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, asked: dict[str, Any]) -> None:
     training = read(data)
-    chosen = Settings(layer="lstm", hidden=5, layers=2, ranks=2)
+    chosen = Settings(cell="lstm", hidden_size=5, num_layers=2, ranks=2)
     settings, why = plan_batches(chosen, training)
     assert (asked["ranks"], asked["threads"]) == (2, [max(len(os.sched_getaffinity(0)) // 2, 1)])
     # 8 steps of two ranks, of 160 sequences.
@@ -79,13 +79,15 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, asked: dict[str
     assert 0.4 < asked["found"].most_elements / of_one.most_elements < 0.6
     # Streams are read in pieces, and there are not more of them than sequences.
     few = replace(training.select(range(9)), labels=None)
-    settings, _ = plan_batches(Settings("forecast", layer="lstm", hidden=5, layers=2, steps=3, ranks=2), few)
+    settings, _ = plan_batches(
+        Settings("forecast", cell="lstm", hidden_size=5, num_layers=2, bptt_steps=3, ranks=2), few
+    )
     assert asked["lengths"].max() == 3
     assert (settings.batch_size, settings.bucket) == (9, False)
 
 
 def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", str(data), "--hidden", "4", "--epochs", "1", "--out"]
+    words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out"]
     assert main([*words, str(tmp_path / "planned"), "--batch-size", "auto"]) == 0
     line = re.search(
         r"batches: (\d+) sequences (in random order|of similar lengths)\. An epoch", capsys.readouterr().out
@@ -102,7 +104,7 @@ def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.usefixtures("asked")
 def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", str(data), "--hidden", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
+    words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert main([*words, "--batch-elements", "auto", "--batch-size", "auto"]) == 2
     assert ", got 'auto', with --batch-size auto" in capsys.readouterr().err
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0

@@ -30,7 +30,7 @@ from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
 from ranks import fork_ranks, gradients
 
-_QUICK = Settings(epochs=2, hidden=5, batch_size=12, lr=0.05, threads=1, clip=0.1, seed=3)
+_QUICK = Settings(epochs=2, hidden_size=5, batch_size=12, lr=0.05, threads=1, grad_clip=0.1, seed=3)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def _largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
-    chunked = replace(_QUICK, task="forecast", layer="lstm", steps=2, batch_size=5)
+    chunked = replace(_QUICK, task="forecast", cell="lstm", bptt_steps=2, batch_size=5)
     accumulated = replace(_QUICK, accumulate=3, batch_size=4)
     for name, settings, ranks in (
         ("plain", _QUICK, 3),
@@ -90,7 +90,7 @@ def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
 
 def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> None:
     """Also those after the first, and where an epoch ends before there are as many batches."""
-    large = Settings(epochs=3, hidden=4, optimizer="sgd", lr=0.5, clip=0.0, threads=1, batch_size=12)
+    large = Settings(epochs=3, hidden_size=4, optimizer="sgd", lr=0.5, grad_clip=0.0, threads=1, batch_size=12)
     weights = []
     for place, settings in enumerate((large, replace(large, batch_size=5, accumulate=4))):
         train(settings, _records(12), None, tmp_path / str(place))
@@ -99,10 +99,10 @@ def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> Non
 
 
 def test_a_gradient_is_that_of_one_process() -> None:
-    once = Settings("tag", epochs=1, optimizer="sgd", lr=1.0, clip=0.0, threads=1, batch_size=12)
+    once = Settings("tag", epochs=1, optimizer="sgd", lr=1.0, grad_clip=0.0, threads=1, batch_size=12)
     several = replace(once, batch_size=6, accumulate=2)
     kinds = [
-        (replace(chosen, layer=layer), dtype)
+        (replace(chosen, cell=layer), dtype)
         for chosen, layer in ((once, "gru"), (once, "sru"), (several, "gru"), (replace(several, accumulate=3), "lstm"))
         for dtype in (torch.float32, torch.float64)
     ]
@@ -220,7 +220,7 @@ def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> Non
 
 
 def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number(tmp_path: Path) -> None:
-    chunked = replace(_LONG, task="forecast", layer="lstm", steps=2)
+    chunked = replace(_LONG, task="forecast", cell="lstm", bptt_steps=2)
     _trained(tmp_path / "whole", chunked)
     for number, settings in enumerate((_LONG, chunked)):
         folder = tmp_path / f"died-{number}"

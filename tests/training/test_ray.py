@@ -70,7 +70,7 @@ def _train(data: Path, out: Path, *more: str) -> dict[str, Any]:
     options = [
         "--epochs",
         "4",
-        "--hidden",
+        "--hidden-size",
         "5",
         "--batch-size",
         "20",
@@ -113,7 +113,7 @@ def test_training_with_a_worker_killed(data: Path, tmp_path: Path, monkeypatch: 
 def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--epochs", "1", "--hidden", "5", "--threads", "1", "--quiet"]
+    options = ["--epochs", "1", "--hidden-size", "5", "--threads", "1", "--quiet"]
     assert main(["train", str(data / "0.parquet"), "--out", str(tmp_path / "run"), *options]) == 0
     monkeypatch.setattr(on_ray, "_ROWS", 40)
     run = on_ray_run(tmp_path / "run")

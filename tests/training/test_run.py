@@ -68,13 +68,13 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
     [
         ((2, 3), QUICK),  # within an epoch
         ((2, 6), replace(QUICK, optimizer="adamw", bucket=True)),  # at the last batch of one
-        ((1, 1), replace(QUICK, optimizer="sgd", layers=2, clip=0.5, layer="lstm")),
+        ((1, 1), replace(QUICK, optimizer="sgd", num_layers=2, grad_clip=0.5, cell="lstm")),
         ((3, 5), replace(QUICK, optimizer="rmsprop", task="tag", bidirectional=True)),
-        ((2, 2), replace(QUICK, task="forecast", layer="rnn", weight_decay=0.1)),
-        ((2, 7), replace(QUICK, task="tag", layer="lstm", steps=2)),  # with the states of chunks
-        ((3, 2), replace(QUICK, task="forecast", steps=3)),
-        ((3, 3), replace(QUICK, schedule="cosine", warmup=1, label_smoothing=0.1)),
-        ((2, 1), replace(QUICK, schedule="plateau", class_weights="balanced", clip=0.0)),
+        ((2, 2), replace(QUICK, task="forecast", cell="rnn", weight_decay=0.1)),
+        ((2, 7), replace(QUICK, task="tag", cell="lstm", bptt_steps=2)),  # with the states of chunks
+        ((3, 2), replace(QUICK, task="forecast", bptt_steps=3)),
+        ((3, 3), replace(QUICK, lr_schedule="cosine", warmup=1, label_smoothing=0.1)),
+        ((2, 1), replace(QUICK, lr_schedule="plateau", class_weights="balanced", grad_clip=0.0)),
         ((2, 3), replace(QUICK, batch_elements=14, bucket=True, workers=1)),
         ((1, 2), replace(QUICK, batch_elements=5, too_long="split", largest_first=True)),
     ],
@@ -313,6 +313,7 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})
     refuses("whole and unchanged")
+<<<<<<< HEAD
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden": 6})
     refuses(r"weights.safetensors must be .* weights in 6 tensors where config.json asks for .* in 6.*, got ")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "other"})
@@ -322,6 +323,17 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
     refuses("a file that Raglane wrote.*model without the entry 'layer'")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "gru"})
     refuses("a file that Raglane wrote.*model with the unknown entry 'cell'")
+=======
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden_size": 6})
+    refuses(r"weights.safetensors: got .* weights in 6 tensors where config.json asks for .* in 6")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
+    refuses("config.json: cell: got 'other'")
+    old = {"layer" if name == "cell" else name: value for name, value in json.loads(config)["model"].items()}
+    _edit(folder / "config.json", model=old)
+    refuses("model without the entry 'cell'; the rule: a file that Raglane wrote")
+    _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "gru"})
+    refuses("model with the unknown entry 'layer'; the rule: a file that Raglane wrote")
+>>>>>>> trunk
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

@@ -31,11 +31,11 @@ from raglane.training.settings import (
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task": TASKS,
-    "layer": LAYERS,
+    "cell": LAYERS,
     "pooling": POOLINGS,
     "initial_state": INITIAL_STATES,
     "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
+    "lr_schedule": SCHEDULES,
     "class_weights": CLASS_WEIGHTS,
     "missing": MISSING,
     "device": DEVICES,
@@ -43,13 +43,20 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _SHARES = ("dropout", "input_dropout", "state_dropout", "weight_dropout", "zoneout", "validation_fraction")
 _BAD: list[tuple[str, Any]] = [
-    *((name, value) for name in ("hidden", "layers", "epochs", "batch_size", "embedding") for value in (0, -1)),
+    *(
+        (name, value)
+        for name in ("hidden_size", "num_layers", "epochs", "batch_size", "embedding")
+        for value in (0, -1)
+    ),
     *(("batch_elements", value) for value in (0, -1, 2**31)),
     *((name, value) for name in ("threads", "patience") for value in (0, -3)),
-    *((name, 2**31) for name in ("hidden", "layers", "epochs", "batch_size", "embedding", "threads", "patience")),
+    *(
+        (name, 2**31)
+        for name in ("hidden_size", "num_layers", "epochs", "batch_size", "embedding", "threads", "patience")
+    ),
     *(("lr", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
     *(("weight_decay", value) for value in (-0.1, float("nan"), float("inf"))),
-    *(("clip", value) for value in (-1.0, float("nan"), float("inf"))),
+    *(("grad_clip", value) for value in (-1.0, float("nan"), float("inf"))),
     *((name, value) for name in _SHARES for value in (-0.1, 1.0, 2.0, float("nan"))),
     *(("seed", value) for value in (-1, 2**63)),
     ("workers", -1),
@@ -92,12 +99,12 @@ def test_the_names_are_those_of_the_library() -> None:
 @looped(
     "given",
     [
-        {"layer_norm": True, "layer": "sru"},
+        {"layer_norm": True, "cell": "sru"},
         {"pooling": "mean", "task": "tag"},
         {"initial_state": "lengths", "task": "forecast"},
         {"too_long": "drop", "batch_size": 8},
-        {"missing": "forward", "layer": "grud"},
-        {"layer": "grud", "missing": "elapsed", "task": "language"},
+        {"missing": "forward", "cell": "grud"},
+        {"cell": "grud", "missing": "elapsed", "task": "language"},
         {"missing": "elapsed", "task": "forecast"},
     ],
 )

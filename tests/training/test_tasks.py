@@ -29,7 +29,7 @@ from raglane.training.tasks.labels import best_thresholds
 from raglane.training.tasks.numbers import loss_of_errors
 
 _BOTH = ("best", "last")
-_QUICK = Settings(epochs=15, hidden=12, lr=0.02, threads=1)
+_QUICK = Settings(epochs=15, hidden_size=12, lr=0.02, threads=1)
 
 
 def _records(count: int = 60, seed: int = 0) -> Records:
@@ -80,7 +80,7 @@ def test_numbers_are_learned_and_told_in_their_units(tmp_path: Path, per_element
         return _with(part, Targets(values, per_element=per_element, names=("far", "small")))
 
     training, test = sums(records), sums(later)
-    train(Settings(**{**_QUICK.to_config(), "task": "regress", "layer": "lstm"}), training, None, tmp_path)
+    train(Settings(**{**_QUICK.to_config(), "task": "regress", "cell": "lstm"}), training, None, tmp_path)
     saved = load_model(tmp_path)
     evaluation = evaluate(saved, test)
     assert evaluation.numbers["R2"] > 0.7
@@ -100,7 +100,7 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
     records = _records(200)
     noise = np.random.default_rng(3).normal(size=(200, 1))
     for quantile in (0.2, 0.8):
-        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden=4, lr=0.02, threads=1)
+        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden_size=4, lr=0.02, threads=1)
         data = _with(records, Targets(noise, names=("noise",)))
         train(settings, data, None, tmp_path, overwrite=True)
         share = evaluate(load_model(tmp_path), data).numbers["share_below"]
@@ -137,7 +137,7 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
         return _with(part, Targets(values, per_element=per_element))
 
     training, test = sets(_records(90)), sets(_records(30, seed=1))
-    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "layer": "lstm"})
+    settings = Settings(**{**_QUICK.to_config(), "task": "multilabel", "cell": "lstm"})
     train(settings, training, test, tmp_path)
     saved = load_model(tmp_path)
     assert _thresholds(saved) != [0.5, 0.5]
@@ -157,7 +157,7 @@ def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
 
 def test_an_evaluation_of_sets_by_hand() -> None:
     fitted = Preprocessor("multilabel", ("x",), labels=("a", "b"))
-    model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden=2))
+    model = SequenceModel(ModelConfig("multilabel", input_size=1, output_size=2, hidden_size=2))
     targets = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     meter = make_task(fitted, ModelSettings("multilabel")).meter(model, _records(3))
     batch = Batch(Ragged([torch.ones(1, 1)] * 3), targets, torch.arange(3))
@@ -173,7 +173,7 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     records = _records(20)
     one = _with(records, Targets(np.ones((20, 1)), names=("y",)))
     total = len(records.values)
-    train(Settings("regress", epochs=1, hidden=2, threads=1), one, None, tmp_path)
+    train(Settings("regress", epochs=1, hidden_size=2, threads=1), one, None, tmp_path)
     saved = load_model(tmp_path)
     with pytest.raises(DataError, match=r"no numbers to learn.*needs numbers"):
         evaluate(saved, records)
@@ -204,7 +204,7 @@ def _rolls(count: int = 40, seed: int = 0) -> Records:
 def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
     """Where a network can know more than frequencies it ends below them, and the rules' nats are what they are."""
     training, test = _rolls(), _rolls(20, seed=1)
-    settings, note = settle(Settings("forecast", epochs=40, hidden=16, lr=0.02, threads=1), training)
+    settings, note = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
     assert settings.loss == "bce"
     assert "every channel is 0 or 1" in str(note)
     result = train(replace(settings, loss=None), training, test, tmp_path)
@@ -238,7 +238,7 @@ def replace_values(records: Records, value: float) -> Records:
 def test_steps_ahead_by_hand(tmp_path: Path) -> None:
     """The errors of each step are those of predictions on the sequences without their last elements."""
     records = _records(30)
-    train(Settings("forecast", epochs=2, hidden=4, threads=1), records, None, tmp_path)
+    train(Settings("forecast", epochs=2, hidden_size=4, threads=1), records, None, tmp_path)
     saved = load_model(tmp_path)
     table = evaluate(saved, records, horizon=3, batch_size=7).measured.table
     long = records.select(records.lengths > 3)
@@ -277,10 +277,10 @@ def test_weights_and_smoothing_change_the_loss_of_training_alone() -> None:
 def test_rates_by_hand() -> None:
     losses = [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.0, 1.0, 1.0]
     history = [{"train_loss": 0.0, "validation_loss": loss} for loss in losses]
-    plateau = Settings(lr=0.8, schedule="plateau")
+    plateau = Settings(lr=0.8, lr_schedule="plateau")
     rates = [rate_of(plateau, TrainingState(epoch=done, history=history[:done]), 5) for done in range(10)]
     assert rates == [0.8] * 4 + [0.4] * 3 + [0.2] * 2 + [0.1]
-    warm = Settings(lr=0.8, warmup=2, epochs=6, schedule="cosine")
+    warm = Settings(lr=0.8, warmup=2, epochs=6, lr_schedule="cosine")
     rising = [rate_of(warm, TrainingState(epoch=epoch, batch=batch), 2) for epoch in (0, 1) for batch in (0, 1)]
     assert rising == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rate_of(warm, TrainingState(epoch=4, batch=0), 2) == pytest.approx(0.4)
@@ -291,7 +291,7 @@ def test_the_likeliest_classes(tmp_path: Path) -> None:
     records = _records(40)
     labels = tuple("abcd"[min(int(length) // 2, 3)] for length in records.lengths)
     data = replace(records, labels=labels)
-    train(Settings(epochs=2, hidden=4, threads=1), data, None, tmp_path)
+    train(Settings(epochs=2, hidden_size=4, threads=1), data, None, tmp_path)
     saved = load_model(tmp_path)
     columns = predict(saved, data, top=2, probabilities=True).columns
     for row, (first, second) in enumerate(columns["top"]):
@@ -313,7 +313,7 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
     for rate in (0.0, 1.0):
         weights = []
         for epochs in (1, 4):
-            settings = Settings(epochs=epochs, hidden=4, embedding=3, unknown_rate=rate, threads=1)
+            settings = Settings(epochs=epochs, hidden_size=4, embedding=3, unk_dropout=rate, threads=1)
             train(settings, data, None, tmp_path, overwrite=True)
             embedding = load_model(tmp_path / "last").model.encoder.embedding
             assert embedding is not None
@@ -328,14 +328,14 @@ def test_what_the_first_version_wrote_is_read(tmp_path: Path) -> None:
     """Without the entries that came later, a model predicts the same, and a run goes on as it began."""
     words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
     data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
-    settings = Settings(epochs=2, hidden=4, embedding=3, unknown_rate=0.0, clip=None, threads=1)
+    settings = Settings(epochs=2, hidden_size=4, embedding=3, unk_dropout=0.0, grad_clip=None, threads=1)
     train(settings, data, None, tmp_path / "run")
     whole = train(replace(settings, epochs=4), data, None, tmp_path / "whole")
     told = predict(load_model(tmp_path / "run"), data).columns
 
     later = {"loss", "quantile", "embedding_dropout", "tie_weights", "per_element", "split"}
-    later |= {"target_names", "target_mean", "target_std", "schedule", "warmup", "class_weights", "label_smoothing"}
-    later |= {"unknown_rate", "steps"}
+    later |= {"target_names", "target_mean", "target_std", "lr_schedule", "warmup", "class_weights", "label_smoothing"}
+    later |= {"unk_dropout", "bptt_steps"}
     for name, parts in (
         ("run.json", ["settings"]),
         *((f"{at}/config.json", ["model", "preprocessor"]) for at in _BOTH),

@@ -30,12 +30,12 @@ _MODEL = {
     "--initial-state": ["learned", "lengths"],
     "--dropout": ["0.5", "1"],
     "--zoneout": ["0.1"],
-    "--layers": ["2"],
+    "--num-layers": ["2"],
     "--embedding": ["3"],
     "--batch-size": ["1", "3"],
     "--lr": ["0.1", "1e30"],
     "--optimizer": ["sgd"],
-    "--clip": ["1"],
+    "--grad-clip": ["1"],
     "--patience": ["1"],
     "--seed": ["7"],
     "--validation-fraction": ["0", "0.5", "0.9"],
@@ -43,12 +43,12 @@ _MODEL = {
     "--weight-decay": ["0.1"],
     "--loss": ["mse", "mae", "huber", "quantile", "bce", "cross_entropy"],
     "--quantile": ["0.9"],
-    "--steps": ["1", "3"],
-    "--schedule": ["cosine", "plateau"],
+    "--bptt-steps": ["1", "3"],
+    "--lr-schedule": ["cosine", "plateau"],
     "--warmup": ["1"],
     "--class-weights": ["balanced"],
     "--label-smoothing": ["0.1"],
-    "--unknown-rate": ["0", "1"],
+    "--unk-dropout": ["0", "1"],
     "--embedding-dropout": ["0.5"],
 }
 _COLUMNS = {
@@ -73,7 +73,7 @@ _BENCH = {
 }
 # Added to random words that happen to be a valid command, which would otherwise run for minutes.
 _SHORT = {"bench": ["--competitors", "nobody"], "train": ["--epochs", "1"]}
-_FAST = ["--epochs", "1", "--hidden", "3", "--threads", "1"]
+_FAST = ["--epochs", "1", "--hidden-size", "3", "--threads", "1"]
 _MODELS = {
     "features": ["ok.csv"],
     "words": ["words.csv"],

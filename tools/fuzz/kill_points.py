@@ -27,7 +27,7 @@ __all__ = ["STORIES", "Workshop", "start"]
 
 # ``die`` and ``fail`` are those of ``ended``; after ``die twice`` the repairing command dies too; ``kill`` is SIGKILL.
 WAYS = {"die": 4, "die twice": 4, "fail": 3, "kill": 1}
-_SMALL = ["--hidden", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
+_SMALL = ["--hidden-size", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
 
 
 @dataclass(frozen=True)

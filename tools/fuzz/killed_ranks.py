@@ -93,7 +93,7 @@ class Track:
             self.whole[ranks] = contents(self.run)
 
     def _train(self, ranks: int) -> list[str]:
-        options = "--hidden 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
+        options = "--hidden-size 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
         return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options]
 
     def _start(self, arguments: list[str], saves_always: bool = False) -> Command:

@@ -1,4 +1,4 @@
-"""Who is measured: one file each, and one line in ``COMPETITORS``."""
+"""The competitors: one file each, and one line in ``COMPETITORS``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPETITORS: dict[str, Competitor] = {
             "ours",
             cells=TORCH_CELLS,
         ),
-        Competitor("ours-kernel", "the kernel alone, without the layer around it", ours.kernel, "ours"),
+        Competitor("ours-kernel", "only the kernel, without the layer", ours.kernel, "ours"),
         Competitor(
             "ours-equal", "ours on as many elements in sequences of one length", ours.ragged, "ours", view=ours.equal
         ),
@@ -42,7 +42,7 @@ COMPETITORS: dict[str, Competitor] = {
         ),
         Competitor(
             "ours-loop",
-            "the backward time loop alone, without products",
+            "only the backward time loop, without products",
             ours.loop,
             "ours",
             cells=ELEMENTWISE,
@@ -134,7 +134,7 @@ COMPETITORS: dict[str, Competitor] = {
 """Every competitor by name: Raglane and its variants, PyTorch, and other engines."""
 
 RIVALS = tuple(name for name, competitor in COMPETITORS.items() if competitor.family != "ours")
-"""Those that are not Raglane's."""
+"""The competitors other than Raglane."""
 
 TORCH = tuple(name for name, competitor in COMPETITORS.items() if competitor.family == "torch")
-"""PyTorch's: the fastest of them is what every ratio is taken to."""
+"""PyTorch's variants; ratios are relative to the fastest of them."""

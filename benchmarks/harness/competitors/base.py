@@ -1,4 +1,4 @@
-"""What a competitor is: who prepares a case, what is timed of it, and what is checked."""
+"""The interface of competitors: how a case is prepared, timed and checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Forward = Callable[[], tuple[Tensor, tuple[Tensor, ...] | None]]
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a layer computed, in the flat layout and the caller's order, for the check.
+    """The results of a layer for the check, in the flat layout and the caller's order.
 
     Attributes:
         output: ``(N, H)``.
-        state: the final states, ``(B, H)`` each; None where the competitor gives none that are comparable.
+        state: the final states, ``(B, H)`` each; None if the competitor has no comparable states.
         gradients: of the weights by their names, and of the ``input`` ``(N, D)``; empty for inference.
     """
 
@@ -34,12 +34,12 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """A case made ready by a competitor.
+    """A case prepared by a competitor.
 
     Attributes:
-        call: what is timed: the layer forward, and when training backward; nothing that prepares its input.
-        answer: the same work once, and what came of it.
-        inputs: what an engine reads without owning it: it lives as long as the runner.
+        call: the timed function: forward, and in training backward, without the preparation of input.
+        answer: runs the same once, and returns the results.
+        inputs: arrays that an engine reads without owning them; they are kept alive with the runner.
     """
 
     call: Callable[[], object]
@@ -49,18 +49,18 @@ class Runner:
 
 @dataclass(frozen=True)
 class Competitor:
-    """Who can run a case.
+    """An implementation of layers that can run cases.
 
     Attributes:
-        name: its key in ``COMPETITORS``, as it stands in tables.
-        description: in words.
-        prepare: from a batch, the mode and the number of threads to what is timed.
+        name: its key in ``COMPETITORS``, and its name in tables.
+        description: one phrase.
+        prepare: from a batch, the mode and the number of threads to a runner.
         family: ``ours``, ``torch`` or ``engine``.
-        modules: what must be installed.
-        cells: those it can run.
-        modes: those it can run.
-        dtypes: those it can run.
-        view: the batch that it runs in place of the case's own.
+        modules: the required modules.
+        cells: the supported cells.
+        modes: the supported modes.
+        dtypes: the supported dtypes.
+        view: from the batch of a case to the batch that it runs.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Competitor:
     view: Callable[[Batch], Batch] = lambda batch: batch
 
     def runs(self, case: Case) -> bool:
-        """Whether a case is one that it can run."""
+        """Return True if the competitor supports a case."""
         return case.cell in self.cells and case.mode in self.modes and case.dtype in self.dtypes
 
 
 def rows_of(padded: Tensor, lengths: Tensor) -> Tensor:
-    """The real elements of a padded tensor ``(T, B, F)``, sequence after sequence: ``(N, F)``.
+    """Return the real elements of a padded tensor ``(T, B, F)``, sequence after sequence: ``(N, F)``.
 
     Example:
         >>> rows_of(torch.arange(6).view(3, 2, 1), torch.tensor([1, 3])).flatten().tolist()
@@ -96,7 +96,7 @@ def torch_runner(
     gradient: Tensor,
     flatten: Callable[[Tensor], Tensor],
 ) -> Runner:
-    """A runner on torch's autograd, whatever the layout of its data."""
+    """Return a runner on torch's autograd, for any layout of data."""
     parameters = dict(layer.named_parameters())
 
     if mode == "infer":
@@ -136,7 +136,7 @@ def torch_runner(
 
 
 def _gradient(tensor: Tensor) -> Tensor:
-    """A gradient; one that never came is zero, which the check tells from the right one."""
+    """Return a gradient; a missing one is zero, which the check detects."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 

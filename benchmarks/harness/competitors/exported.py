@@ -19,7 +19,7 @@ __all__ = ["exported"]
 
 
 def exported(layout: Literal["padded", "flat"]) -> Callable[[Batch, str, int], Runner]:
-    """What prepares the exported layer, for batches of a layout."""
+    """Return the function that prepares the exported layer for batches of a layout."""
 
     def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         given = Ragged.from_flat(batch.values, lengths=batch.lengths)

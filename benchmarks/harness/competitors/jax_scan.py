@@ -1,6 +1,6 @@
 """JAX: a masked scan over a padded batch, compiled by XLA; forward, or with the gradients of weights and input.
 
-The input products of all steps are one product before the scan. Past its length a row keeps its state.
+The input products of all steps are one product before the scan. After its end, a row keeps its state.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def jax(batch: Batch, mode: str, threads: int) -> Runner:
 
 
 def _layer(library: Any, batch: Batch) -> Callable[[Any, Any, Any], Any]:
-    """From weights, padded input ``(T, B, D)`` and mask ``(T, B, 1)`` to outputs ``(T, B, H)`` and final states."""
+    """Map weights, padded input ``(T, B, D)`` and mask ``(T, B, 1)`` to outputs ``(T, B, H)`` and final states."""
     numpy, nn = library.numpy, library.nn
     count, hidden = len(batch.lengths), batch.hidden
 

@@ -1,7 +1,7 @@
 """Engines that run an ONNX model: ONNX Runtime and OpenVINO. Inference in float32, padded, with ``sequence_lens``.
 
-The model is one LSTM, GRU or RNN node. ONNX orders the gates in its own way, and has its own word for a GRU whose
-reset gate stands behind the product, as torch's does.
+The model is one LSTM, GRU or RNN node. ONNX has another order of gates, and an attribute for a GRU whose reset gate is
+applied after the product, like torch's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raglane._utils.messages import require
 __all__ = ["bound", "model_of", "onnxruntime", "openvino", "session_of"]
 
 _OPERATORS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN"}
-# Where each of ONNX's gates stands among torch's: i, o, f, c of i, f, g, o; z, r, h of r, z, n.
+# The index of each gate of ONNX in torch's order: i, o, f, c of i, f, g, o; z, r, h of r, z, n.
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,)}
 _OPSET, _IR_VERSION = 17, 8
 
@@ -64,14 +64,14 @@ def model_of(batch: Batch) -> bytes:
 
 
 def onnxruntime(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """ONNX Runtime, its inputs bound before; every call gives outputs of its own."""
+    """Prepare ONNX Runtime with bound inputs; every call allocates its outputs."""
     given = _inputs(batch)
     call, outputs = bound(session_of(model_of(batch), threads), given)
     return Runner(call, _answer(batch, outputs), given)
 
 
 def session_of(model: bytes, threads: int) -> Any:
-    """A session of ONNX Runtime on so many threads."""
+    """Return a session of ONNX Runtime with some threads."""
     engine: Any = require("onnxruntime", "bench")
     options = engine.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -81,7 +81,7 @@ def session_of(model: bytes, threads: int) -> Any:
 
 
 def bound(session: Any, given: dict[str, Any]) -> tuple[Callable[[], None], Callable[[], list[Any]]]:
-    """What runs a session on inputs that are bound once, and what runs it and gives its outputs."""
+    """Return a function that runs a session on bound inputs, and one that also returns its outputs."""
     binding = session.io_binding()
     for name, array in given.items():
         binding.bind_cpu_input(name, array)
@@ -100,7 +100,7 @@ def bound(session: Any, given: dict[str, Any]) -> tuple[Callable[[], None], Call
 
 
 def openvino(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """OpenVINO in float32, tuned for the time of one call, its inputs set before."""
+    """Prepare OpenVINO in float32, tuned for latency, with its inputs set."""
     engine: Any = require("openvino", "bench")
     core = engine.Core()
     properties = {

@@ -1,4 +1,4 @@
-"""Raglane's layers on a Ragged batch, and variants that show what one circumstance costs."""
+"""Raglane's layers on a Ragged batch, and variants that show the cost of one circumstance."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _LAYERS: dict[str, Any] = {
 
 
 def load_layer(batch: Batch) -> Any:
-    """A layer of ``rl.nn`` with the batch's weights."""
+    """Return a layer of ``rl.nn`` with the batch's weights."""
     return pytorch.load_layer(batch, _LAYERS)
 
 
 def ragged(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """``rl.nn``'s layer on a Ragged batch, with whatever ``auto`` takes."""
+    """Prepare the layer of ``rl.nn`` on a Ragged batch, with ``auto``."""
     return ragged_runner(batch, mode, load_layer(batch))
 
 
 def ragged_runner(batch: Batch, mode: str, layer: Any) -> Runner:
-    """Any layer that takes a Ragged batch."""
+    """Prepare any layer that takes a Ragged batch."""
 
     def bind(data: Tensor) -> Forward:
         inputs = Ragged.from_flat(data, lengths=batch.lengths)
@@ -74,12 +74,12 @@ def ragged_runner(batch: Batch, mode: str, layer: Any) -> Runner:
 
 
 def packed(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """A layer of torch after ``rl.accelerate``, on a PackedSequence."""
+    """Prepare a layer of torch after ``rl.accelerate``, on a PackedSequence."""
     return pytorch.packed_runner(batch, mode, _accelerated(batch))
 
 
 def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """A layer of torch after ``rl.accelerate``, on a padded tensor with lengths."""
+    """Prepare a layer of torch after ``rl.accelerate``, on a padded tensor with lengths."""
     layer = _accelerated(batch)
 
     def bind(data: Tensor) -> Forward:
@@ -93,7 +93,7 @@ def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 
 def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """What the layer hands to its backend, without the layer: no checks, no initial state, no Ragged output."""
+    """Prepare only the backend's call: no checks, no initial state, no Ragged output."""
     layer = load_layer(batch)
 
     def bind(data: Tensor) -> Forward:
@@ -112,7 +112,7 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 
 def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """The backward time loop of an element-wise cell, without the products before and after it."""
+    """Prepare the backward time loop of an element-wise cell, without products."""
     from raglane.kernels.cpu.layer import Given, Saved, layer_of
 
     module = load_layer(batch)
@@ -140,34 +140,34 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 
 def in_float32(batch: Batch) -> Batch:
-    """The batch's numbers in float32."""
+    """Return the batch in float32."""
     return batch.to(torch.float32)
 
 
 def equal(batch: Batch) -> Batch:
-    """The batch's elements in sequences of one length, as many as there are."""
+    """Return the batch's elements in the same number of sequences of equal lengths."""
     count = len(batch.lengths)
     return batch.with_lengths([batch.elements // count] * count)
 
 
 def lstm(batch: Batch) -> Batch:
-    """The batch's input for an LSTM of the same sizes."""
+    """Return the batch's input for an LSTM of the same sizes."""
     return batch.with_cell("lstm")
 
 
 def one_element(batch: Batch) -> Batch:
-    """One sequence of one element: what remains is the cost of a call."""
+    """Return one sequence of one element, to measure the overhead of a call."""
     return batch.with_lengths([1])
 
 
 def choice_of(batch: Batch) -> str:
-    """What runs ``ours``, in a few words."""
+    """Return the backend of ``ours`` in words."""
     choice = explain(load_layer(batch), Ragged.from_flat(batch.values, lengths=batch.lengths))
     return f"backend {choice.backend}, schedule {choice.schedule}"
 
 
 def reference(batch: Batch, mode: str) -> Answer:
-    """What every competitor must find: the kernel ``reference`` on the batch's numbers in float64."""
+    """Return the expected results: those of the kernel ``reference`` in float64."""
     with dispatch.use_backend(backend="reference"):
         return ragged(batch.to(torch.float64), mode, 1).answer()
 

@@ -18,7 +18,7 @@ __all__ = ["steps", "under"]
 
 
 def steps(hoists: bool) -> Callable[[Batch, str, int], Runner]:
-    """What one writes without Raglane: a loop over the steps of a pack."""
+    """Prepare a loop over the steps of a pack, without Raglane."""
 
     def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         return pytorch.packed_runner(batch, mode, _PackedLoop(ours.load_layer(batch), hoists))
@@ -37,7 +37,7 @@ class _PackedLoop(nn.Module):
             self.register_parameter(name, parameter)
 
     def forward(self, packed: PackedSequence) -> tuple[PackedSequence, Any]:
-        """Outputs as a pack, and the final states, ``(1, B, H)`` each."""
+        """Return outputs as a pack, and the final states, ``(1, B, H)`` each."""
         (layer,) = self._layer
         cell, weights = layer.cell, layer._weights()[0]
 
@@ -64,7 +64,7 @@ class _PackedLoop(nn.Module):
 
 
 def under(schedule: str) -> Callable[[Batch, str, int], Runner]:
-    """A user's own GRU in plain torch, under a schedule."""
+    """Prepare a user-defined GRU in plain torch, with a schedule."""
 
     def prepare(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
         return ours.ragged_runner(batch, mode, _OwnLayer(batch, schedule))
@@ -73,7 +73,7 @@ def under(schedule: str) -> Callable[[Batch, str, int], Runner]:
 
 
 class _OwnLayer(nn.Module):
-    """A layer of the cell below, with the parameters' names of a layer of torch."""
+    """Return a layer of the cell below, with the names of parameters of torch's layer."""
 
     def __init__(self, batch: Batch, schedule: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _OwnLayer(nn.Module):
 
 
 class _OwnGRU(nn.Module):
-    """A GRU as a user might write it."""
+    """A user-defined GRU."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's own layers: packed, padded, and packed in a batch that was sorted by length before."""
+"""PyTorch's layers: packed, padded, and packed in a batch that is sorted by length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LAYERS: dict[str, Any] = {
 
 
 def load_layer(batch: Batch, layers: dict[str, Any] | None = None) -> Any:
-    """A layer with the batch's weights."""
+    """Return a layer with the batch's weights."""
     kind = (_LAYERS if layers is None else layers)[batch.cell]
     layer = kind(batch.values.shape[1], batch.hidden, dtype=batch.dtype, device="cpu")
     layer.load_state_dict(batch.weights)
@@ -31,27 +31,27 @@ def load_layer(batch: Batch, layers: dict[str, Any] | None = None) -> Any:
 
 
 def state_of(state: Any) -> tuple[Tensor, ...]:
-    """The final states of a layer, ``(B, H)`` each."""
+    """Return the final states of a layer, ``(B, H)`` each."""
     return tuple(part[0] for part in (state if isinstance(state, tuple) else (state,)))
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """Flat values ``(N, F)`` as a padded tensor ``(T, B, F)``, zeros past each length."""
+    """Convert flat values ``(N, F)`` to a tensor ``(T, B, F)`` padded with zeros."""
     return pad_sequence(list(flat.split(lengths.tolist())))
 
 
 def packed(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """Torch's layer on a PackedSequence of the caller's order; it was packed before."""
+    """Prepare torch's layer on a PackedSequence in the caller's order; packing is not timed."""
     return packed_runner(batch, mode, load_layer(batch))
 
 
 def packed_runner(batch: Batch, mode: str, layer: Any) -> Runner:
-    """Any layer that takes a PackedSequence."""
+    """Prepare any layer that takes a PackedSequence."""
     return _pack_runner(batch, mode, layer, torch.arange(len(batch.lengths), device="cpu"), enforce_sorted=False)
 
 
 def sorted_first(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """Torch's layer on a batch that was sorted by length and packed before; its outputs stay in that order."""
+    """Prepare torch's layer on a sorted and packed batch; outputs stay in that order."""
     order = batch.lengths.argsort(descending=True, stable=True)
     runner = _pack_runner(batch, mode, load_layer(batch), order, enforce_sorted=True)
     back = order.argsort()
@@ -64,7 +64,7 @@ def sorted_first(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG0
 
 
 def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
-    """Torch's layer on a padded tensor, every row up to the longest: a short one's final state is one of padding."""
+    """Prepare torch's layer on a padded tensor; the final state of a short row follows its padding."""
     layer = load_layer(batch)
     is_ragged = len(set(batch.lengths.tolist())) > 1
 
@@ -79,7 +79,7 @@ def padded(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 
 def padded_runner(batch: Batch, mode: str, layer: torch.nn.Module, bind: Callable[[Tensor], Forward]) -> Runner:
-    """Any layer that takes a padded tensor ``(T, B, D)``."""
+    """Prepare any layer that takes a padded tensor ``(T, B, D)``."""
 
     def flatten(tensor: Tensor) -> Tensor:
         return rows_of(tensor, batch.lengths)
@@ -89,7 +89,7 @@ def padded_runner(batch: Batch, mode: str, layer: torch.nn.Module, bind: Callabl
 
 
 def _pack_runner(batch: Batch, mode: str, layer: Any, order: Tensor, *, enforce_sorted: bool) -> Runner:
-    """A layer on a pack of the sequences in this order."""
+    """Prepare a layer on a pack of the sequences in some order."""
     lengths, back = batch.lengths[order], order.argsort()
 
     def pack(flat: Tensor) -> PackedSequence:

@@ -102,7 +102,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
         got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
-        fix = "make hidden, layers, embedding or batch_size smaller (--hidden, --batch-size, ...)"
+        fix = "make hidden_size, num_layers, embedding or batch_size smaller (--hidden-size, --batch-size, ...)"
         return message("memory", got, "model and batch fit in it", fix), 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         got = "one that died, as where the machine has no memory left"

@@ -99,7 +99,7 @@ def _tell_converted(done: Conversion) -> None:
 
 
 # The settings of a training that matter to a plan.
-_PLANNED = "task layer hidden layers bidirectional layer_norm embedding"
+_PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
 _Data = Annotated[
     Path | None,
@@ -141,7 +141,7 @@ def inspect(
 
     For example:
 
-    raglane inspect names.csv --cell lstm --hidden 256
+    raglane inspect names.csv --cell lstm --hidden-size 256
 
     raglane inspect lengths.txt --ranks 8
 
@@ -150,7 +150,7 @@ def inspect(
     from raglane._utils.checks import check_whole
 
     # What this cell wants of the data; the others take it as it is.
-    filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("layer") == "grud" else {}
+    filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     place = None if json is None or str(json) == "-" else json

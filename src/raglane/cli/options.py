@@ -1,7 +1,7 @@
 """The options of the commands, with their help and panels, in one place so that the commands agree.
 
 What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
-``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task layer"]`` for
+``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task cell"]`` for
 these. ``--config`` reads options from a TOML file.
 """
 
@@ -111,10 +111,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Name the user's own cell: the command line may bring code, a file of options may not."""
-    choices = next((part for part in values.values() if isinstance(part, dict) and "layer" in part), None)
+    choices = next((part for part in values.values() if isinstance(part, dict) and "cell" in part), None)
     if choices is not None:
-        name = named_choice if sources["layer"] == FILE else name_cell
-        choices["layer"] = name(choices["layer"])
+        name = named_choice if sources["cell"] == FILE else name_cell
+        choices["cell"] = name(choices["cell"])
 
 
 def _prose(text: str) -> str:

@@ -52,7 +52,7 @@ def train(
 
     raglane train names.csv --id-column row --label-column language --bidirectional
 
-    raglane train --cell indrnn --layers 2 --pooling attention --initial-state learned
+    raglane train --cell indrnn --num-layers 2 --pooling attention --initial-state learned
 
     raglane train tagged.parquet --task tag --cell lstm --bucket --patience 5
 
@@ -86,7 +86,7 @@ def train(
         choices,
         columns,
         out,
-        name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.layer)}",
+        name_folder=lambda settings: Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}",
         resume=resume,
         overwrite=overwrite,
         say=say,
@@ -247,8 +247,8 @@ def tune(
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")
-    if "layer" in said:
-        said["layer"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["layer"]))
+    if "cell" in said:
+        said["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["cell"]))
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")

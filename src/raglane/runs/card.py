@@ -72,7 +72,7 @@ class Parts:
 def about(parts: Parts, settings: Settings) -> str:
     """The data, the cell and the counts in a line, for the titles of pictures."""
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
-    cell = label_of(settings.layer) if is_own(settings.layer) else settings.layer.upper().replace("_", " ")
+    cell = label_of(settings.cell) if is_own(settings.cell) else settings.cell.upper().replace("_", " ")
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 

@@ -76,7 +76,7 @@ def fit(
 
     Example:
         >>> import raglane as rl
-        >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden=8)
+        >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden_size=8)
         >>> run.notes[-1]
         'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0'
         >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
@@ -87,8 +87,8 @@ def fit(
     if result is not None:
         return _run_of(result, (), None)
     chosen, columns = _sorted(options)
-    if isinstance(chosen.get("layer"), str):
-        chosen["layer"] = name_cell(chosen["layer"])
+    if isinstance(chosen.get("cell"), str):
+        chosen["cell"] = name_cell(chosen["cell"])
     check_flag("resume", resume)
     check_flag("overwrite", overwrite)
     if progress is not None:

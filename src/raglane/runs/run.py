@@ -84,7 +84,8 @@ class Run:
     Example:
         >>> import raglane as rl
         >>> rising, falling = [[0.1, 0.5, 0.9], [0.2, 0.7]], [[0.9, 0.4], [0.8, 0.3, 0.1]]
-        >>> run = rl.fit(rising + falling, ["up", "up", "down", "down"], epochs=60, hidden=8, validation_fraction=0)
+        >>> options = {"epochs": 60, "hidden_size": 8, "validation_fraction": 0}
+        >>> run = rl.fit(rising + falling, ["up", "up", "down", "down"], **options)
         >>> run
         Run(classify, GRU, 8 units, 1 layer, 282 weights; 1 channel to 2 classes; in memory)
         >>> run.predict([[0.3, 0.6, 0.8], [0.7, 0.2]])["prediction"]
@@ -119,7 +120,7 @@ class Run:
 
     def __reduce__(self) -> tuple[Any, ...]:
         files = model_files(self.model, self.preprocess, self.saved.columns)
-        return _from_files, (files, self.notes, named_code(self.model.config.layer))
+        return _from_files, (files, self.notes, named_code(self.model.config.cell))
 
     @property
     def model(self) -> SequenceModel:
@@ -201,7 +202,7 @@ class Run:
 
         Example:
             >>> import raglane as rl
-            >>> run = rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=60, hidden=8)
+            >>> run = rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=60, hidden_size=8)
             >>> run.predictor()({"walk": [[0.2, 0.7]]})["prediction"]
             ['up']
         """

@@ -34,7 +34,7 @@ class TablePredictor:
         >>> import raglane as rl
         >>> import pandas as pd
         >>> walks = pd.DataFrame({"walk": [[0.1, 0.5, 0.9], [0.9, 0.4], [0.2, 0.7]], "kind": ["up", "down", "up"]})
-        >>> run = rl.fit(walks, epochs=60, hidden=8, lr=0.05, validation_fraction=0)
+        >>> run = rl.fit(walks, epochs=60, hidden_size=8, lr=0.05, validation_fraction=0)
         >>> predict_batch = run.predictor()
         >>> predict_batch(walks[1:]).prediction.tolist()
         ['down', 'up']
@@ -45,7 +45,7 @@ class TablePredictor:
         if run.folder is not None:
             self._source: Any = str(run.folder.absolute())
             self._key = self._source
-            self._code = named_code(run.model.config.layer)
+            self._code = named_code(run.model.config.cell)
         else:
             self._source = pickle.dumps(run)
             self._key = hashlib.sha256(self._source).hexdigest()

@@ -187,11 +187,11 @@ def _resumed(
     given: Sources | None,
 ) -> tuple[Settings, Sources]:
     """The settings and sources of a run that goes on: its own, but for what may change."""
-    layer = chosen.get("layer")
+    layer = chosen.get("cell")
     cell = layer if isinstance(layer, str) and is_own(layer) else None
     # Without the user's own cell, which must be the one of the run.
-    check_named(before.settings.layer, cell)
-    chosen = {name: value for name, value in chosen.items() if name != "layer" or cell is None}
+    check_named(before.settings.cell, cell)
+    chosen = {name: value for name, value in chosen.items() if name != "cell" or cell is None}
     settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
     if not before.data:
         if given is None:

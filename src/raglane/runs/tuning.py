@@ -38,9 +38,9 @@ STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"
 _NAME, _TURN = "raglane", ".turn"
 
 SEARCHED = (
-    "layer hidden layers bidirectional layer_norm initial_state pooling dropout input_dropout state_dropout "
-    "weight_dropout zoneout embedding_dropout embedding batch_size batch_elements lr optimizer weight_decay clip "
-    "schedule warmup class_weights label_smoothing unknown_rate bucket"
+    "cell hidden_size num_layers bidirectional layer_norm initial_state pooling dropout input_dropout state_dropout "
+    "weight_dropout zoneout embedding_dropout embedding batch_size batch_elements lr optimizer weight_decay grad_clip "
+    "lr_schedule warmup class_weights label_smoothing unk_dropout bucket"
 ).split()
 """The settings that a search may choose: those that change neither the data nor what is measured."""
 
@@ -62,16 +62,16 @@ Space = dict[str, tuple[Any, ...] | Range]
 def default_space(settings: Settings, fixed: Collection[str]) -> Space:
     """What is searched where nobody says otherwise."""
     space: Space = {
-        "layer": ("gru", "lstm"),
-        "hidden": (32, 64, 128, 256),
-        "layers": (1, 2),
+        "cell": ("gru", "lstm"),
+        "hidden_size": (32, 64, 128, 256),
+        "num_layers": (1, 2),
         "bidirectional": (False, True),
         "pooling": ("summary", "mean", "max", "attention"),
         "dropout": Range(0.0, 0.5),
         "batch_size": (16, 32, 64, 128),
         "lr": Range(3e-4, 3e-2, log=True),
     }
-    reads_forwards = settings.task in FORWARDS or settings.steps is not None or settings.layer_norm
+    reads_forwards = settings.task in FORWARDS or settings.bptt_steps is not None or settings.layer_norm
     unfit = {"bidirectional"} if reads_forwards else set()
     if settings.task != "classify":
         unfit.add("pooling")

@@ -202,9 +202,9 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             ``(n, L)`` that comes later has as many. Sequences in a list may have any lengths.
 
     Example:
-        >>> rises = RecurrentClassifier(hidden=8, epochs=60, validation_fraction=0)
+        >>> rises = RecurrentClassifier(hidden_size=8, epochs=60, validation_fraction=0)
         >>> rises.fit([[0.1, 0.5, 0.9], [0.2, 0.7], [0.9, 0.4], [0.8, 0.3, 0.1]], ["yes", "yes", "no", "no"])
-        RecurrentClassifier(epochs=60, hidden=8, validation_fraction=0)
+        RecurrentClassifier(epochs=60, hidden_size=8, validation_fraction=0)
         >>> rises.predict([[0.3, 0.6, 0.8], [0.7, 0.2]]).tolist()
         ['yes', 'no']
     """
@@ -251,7 +251,7 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         n_features_in_: as that of :class:`RecurrentClassifier`.
 
     Example:
-        >>> means = RecurrentRegressor(hidden=8, epochs=150, lr=0.02, validation_fraction=0)
+        >>> means = RecurrentRegressor(hidden_size=8, epochs=150, lr=0.02, validation_fraction=0)
         >>> _ = means.fit([[0.1, 0.3], [0.2, 0.7, 0.9], [0.9, 0.7], [0.4]], [0.2, 0.6, 0.8, 0.4])
         >>> means.predict([[0.1, 0.3]]).round(1).tolist()
         [0.2]

@@ -70,7 +70,7 @@ def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: 
     """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
-    streams, steps = settings.batch_size, settings.steps or 1
+    streams, steps = settings.batch_size, settings.bptt_steps or 1
     return TBPTTSampler(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
 
 
@@ -92,9 +92,9 @@ def training_batches(
         training = training.in_memory().cut(settings.batch_elements)
     # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
     mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
-    if settings.steps is not None:
+    if settings.bptt_steps is not None:
         chunks = chunked_order(training, settings, rank, ranks)
-        return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.steps)
+        return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.bptt_steps)
     order = training_order(training.lengths, settings, rank, ranks)
     if len(order) == 0 < len(training):
         got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
@@ -184,7 +184,7 @@ class RareTokens:
     @classmethod
     def of(cls, training: Sequences, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
         """Those of the training part; None where there are none, or none is to be hidden."""
-        if settings.unknown_rate == 0:
+        if settings.unk_dropout == 0:
             return None
         if isinstance(training, Dataset):
             rare = _once_counted(training)
@@ -194,7 +194,7 @@ class RareTokens:
             # The unknown token itself.
             words[0] = False
         is_any = any(bool(words.any()) for words in rare)
-        return cls(rare, settings.unknown_rate, settings.task == "language") if is_any else None
+        return cls(rare, settings.unk_dropout, settings.task == "language") if is_any else None
 
     def hidden_in(self, batch: Batch) -> Batch:
         """The batch with some of them, drawn anew, as the unknown token."""

@@ -92,7 +92,7 @@ def count_weights(path: str | os.PathLike[str]) -> int:
     sizes = _sizes(read_json(folder / CONFIG), folder)
     weights = read_tensors(folder / WEIGHTS)
     found = sum(tensor.numel() for tensor in weights.values())
-    if is_own(sizes.layer):
+    if is_own(sizes.cell):
         return found
     with reading(folder / CONFIG):
         wanted = sizes.count()[0]
@@ -122,7 +122,7 @@ def _made(
     """The model of a configuration, with the weights that are read once it is known how many there should be."""
     sizes = _sizes(config, folder)
     # Outside of reading, whose messages are about the file.
-    check_named(sizes.layer, cell)
+    check_named(sizes.cell, cell)
     with reading(folder / CONFIG):
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
@@ -209,7 +209,7 @@ def describe(model: SequenceModel) -> str:
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""
-    layers = f"{config.layers} layer" + ("" if config.layers == 1 else "s")
-    name = label_of(config.layer) if is_own(config.layer) else config.layer.upper().replace("_", " ")
+    layers = f"{config.num_layers} layer" + ("" if config.num_layers == 1 else "s")
+    name = label_of(config.cell) if is_own(config.cell) else config.cell.upper().replace("_", " ")
     name += " with layer normalisation" if config.layer_norm else ""
-    return f"{name}, {config.hidden} units, {layers}{directions}, {weights:,} weights"
+    return f"{name}, {config.hidden_size} units, {layers}{directions}, {weights:,} weights"

@@ -42,7 +42,7 @@ class RunDescription:
         diverged: what was seen of a run that ran away; None of others.
 
     Example:
-        >>> RunDescription(Settings()).settings.layer
+        >>> RunDescription(Settings()).settings.cell
         'gru'
     """
 
@@ -84,7 +84,7 @@ class Job(RunDescription):
 
     def __getstate__(self) -> dict[str, Any]:
         # The code of the user's own cell goes along: another process takes none that it was not handed.
-        return {**vars(self), "code": named_code(self.settings.layer)}
+        return {**vars(self), "code": named_code(self.settings.cell)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         take_code(state.pop("code"))
@@ -135,7 +135,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
         chosen = config["settings"]
         if config["format_version"] == 1 and isinstance(chosen, dict):
             # What the first version did, where its settings do not say.
-            chosen = {"unknown_rate": 0.0, **chosen}
+            chosen = {"unk_dropout": 0.0, **chosen}
         settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
         diverged, identity = config.get("diverged"), config.get("identity", "")
         texts = isinstance(marks, str) and isinstance(diverged, str | None) and isinstance(identity, str)
@@ -148,7 +148,7 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
     """Refuse to go on with a run that ran away."""
     if description.diverged is not None:
         got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
-        tamer = f"a smaller {argument('lr')} or with {argument('clip', 1)}"
+        tamer = f"a smaller {argument('lr')} or with {argument('grad_clip', 1)}"
         fix = f"train anew with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
         raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
 

@@ -59,10 +59,10 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
     # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.
     model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
-    outputs = config.layers * (2 if config.bidirectional else 1) * config.hidden * elements
+    outputs = config.num_layers * (2 if config.bidirectional else 1) * config.hidden_size * elements
     what = f"a model of {weights:,} weights to train"
     limit = "batch_size" if settings.batch_elements is None else "batch_elements"
-    sizes = [argument(name) for name in ("hidden", "layers", "embedding", limit)]
+    sizes = [argument(name) for name in ("hidden_size", "num_layers", "embedding", limit)]
     fix = f"make {', '.join(sizes[:-1])} or {sizes[-1]} smaller"
     if device.type == "cuda":
         check_memory(what, FLOAT * (model + outputs), fix, torch.cuda.mem_get_info(device)[0])
@@ -89,9 +89,9 @@ def plan_batches(settings: Settings, training: Records | Dataset, what: str = "b
     threads = threads_of(settings) or torch.get_num_threads()
     preprocessor = fit(training, settings)
     lengths = preprocessor.apply(training).lengths
-    if settings.steps is not None:
+    if settings.bptt_steps is not None:
         # A batch holds a piece of each stream.
-        lengths = torch.from_numpy(pieces_of(lengths.numpy(), settings.steps)[1])
+        lengths = torch.from_numpy(pieces_of(lengths.numpy(), settings.bptt_steps)[1])
     layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
     # Training leaves the choice of the backend to the layer.
     backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
@@ -100,7 +100,7 @@ def plan_batches(settings: Settings, training: Records | Dataset, what: str = "b
         why = words.why(found.best_by_elements, found.rows, ranks)
         return _by_elements(settings, found, int(lengths.max()), ranks), why
     chosen = ranks * found.best.size
-    if settings.steps is not None:
+    if settings.bptt_steps is not None:
         # Not more streams than sequences.
         return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), found.why
     return replace(settings, batch_size=chosen, bucket=found.best.grouped), found.why

@@ -88,7 +88,7 @@ class ModelConfig(ModelSettings):
         ArgumentError: a setting breaks its rule, or two do not go together.
 
     Example:
-        >>> ModelConfig("classify", "gru", input_size=12, output_size=9).hidden
+        >>> ModelConfig("classify", "gru", input_size=12, output_size=9).hidden_size
         64
     """
 
@@ -118,7 +118,7 @@ class ModelConfig(ModelSettings):
             ValueError: an entry is missing, unknown or of another type.
             ArgumentError: a setting breaks its rule, or two do not go together.
         """
-        for name in ("task", "layer"):
+        for name in ("task", "cell"):
             # They have defaults for whoever trains; a model is of one kind.
             if isinstance(config, dict) and name not in config:
                 raise ValueError(f"model without the entry {name!r}")
@@ -137,9 +137,9 @@ class ModelConfig(ModelSettings):
             ArgumentError: a setting breaks its rule.
         """
         chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
-        if settings.layer == "grud" and (preprocessor.is_tokens or preprocessor.features):
+        if settings.cell == "grud" and (preprocessor.is_tokens or preprocessor.features):
             rule = "the cell grud reads features of elements, and no tokens, categories or features of whole sequences"
-            raise ArgumentError(message("layer", quote(settings.layer), rule, "choose another cell, or other columns"))
+            raise ArgumentError(message("cell", quote(settings.cell), rule, "choose another cell, or other columns"))
         return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
     @property
@@ -160,7 +160,7 @@ class ModelConfig(ModelSettings):
         return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
 
     def encoder(self) -> SequenceEncoder:
-        """The encoder of the model: its arguments are called as the settings, but for the two sizes."""
+        """Return the encoder of the model; its arguments have the names of the settings, except `layer`."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
         for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights"):
             del options[name]
@@ -168,12 +168,11 @@ class ModelConfig(ModelSettings):
             options["pooling"] = None
         if self.gap_column is not None:
             options["gap_column"] = self.gap_column
-        if is_own(self.layer):
-            options["layer"] = load_cell(self.layer)
-        sizes = {"hidden_size": options.pop("hidden"), "num_layers": options.pop("layers")}
+        cell = options.pop("cell")
+        options["layer"] = load_cell(cell) if is_own(cell) else cell
         if self.has_plain_tokens:
-            return SequenceEncoder(self.input_size, embedding=self.embedding, **sizes, **options)
-        encoder = SequenceEncoder(self.width, **sizes, **options)
+            return SequenceEncoder(self.input_size, embedding=self.embedding, **options)
+        encoder = SequenceEncoder(self.width, **options)
         if self.categories:
             encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
         return encoder
@@ -189,19 +188,25 @@ class ModelConfig(ModelSettings):
             >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
             (15561, (15561, 6))
         """
-        if is_own(self.layer):
+        if is_own(self.cell):
             with torch.device("meta"):
                 weights = list(SequenceModel(self).parameters())
             return sum(weight.numel() for weight in weights), len(weights)
-        sizes = ["input_size", "output_size", "hidden", "layers", *(() if self.embedding is None else ("embedding",))]
+        sizes = [
+            "input_size",
+            "output_size",
+            "hidden_size",
+            "num_layers",
+            *(() if self.embedding is None else ("embedding",)),
+        ]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
         del smallest["input_size"]  # some cells read their columns in blocks
         if self.categories:
             smallest |= {"categories": [], "embedding": None}
         with torch.device("meta"):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
-        states, directions = cell.state_sizes(self.hidden), 2 if self.bidirectional else 1
-        width, rows = directions * states[0], self.layers * directions
+        states, directions = cell.state_sizes(self.hidden_size), 2 if self.bidirectional else 1
+        width, rows = directions * states[0], self.num_layers * directions
         answers = self.output_size
         if self.tie_weights and self.embedding is not None:
             answers = self.embedding
@@ -210,8 +215,8 @@ class ModelConfig(ModelSettings):
         if self.embedding is not None and self.has_plain_tokens:
             shapes.append((1, (self.input_size, self.embedding)))
         shapes += [(1, shape) for shape in self.embeddings]
-        for layers, spec, size in ((1, cell, self.width), (self.layers - 1, cell.above(), width)):
-            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden).values() if shape]
+        for layers, spec, size in ((1, cell, self.width), (self.num_layers - 1, cell.above(), width)):
+            shapes += [(layers * directions, shape) for shape in spec.shapes(size, self.hidden_size).values() if shape]
         if self.initial_state == "learned":
             shapes += [(1, (rows, size)) for size in states]
         if self.initial_state == "lengths":
@@ -241,7 +246,7 @@ def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int |
     """The fields of a :class:`ModelConfig` that follow from the data."""
     channels = preprocessor.channels
     # A cell cannot read times alone.
-    reads_times = settings.layer == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
+    reads_times = settings.cell == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
     return {
         "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
         "input_size": preprocessor.input_size,

@@ -87,10 +87,8 @@ def named_choice(layer: str) -> str:
     path = os.path.abspath(path)
     found = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
     if found is None or wanted not in (None, found):
-        fix = f"name it yourself, with {argument('layer', f'{path}:{name}')}"
-        raise ArgumentError(
-            message("layer", f"{quote(layer)} in a file", "no code is run because a file names it", fix)
-        )
+        fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
+        raise ArgumentError(message("cell", f"{quote(layer)} in a file", "no code is run because a file names it", fix))
     return f"{path}:{name}@{found}"
 
 
@@ -152,7 +150,7 @@ def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
     if not callable(make):
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
         rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
-        raise ArgumentError(message("layer", quote(name), rule, "name one that is there"))
+        raise ArgumentError(message("cell", quote(name), rule, "name one that is there"))
 
     return _maker(make)
 
@@ -177,7 +175,7 @@ def _parts(layer: str) -> _Choice:
     found = _FORM.fullmatch(layer)
     if found is None:
         rule = "a cell of the library, or a file of Python and a class in it, path/to/file.py:MyCell"
-        raise ArgumentError(message("layer", quote(layer), rule, "name one of them"))
+        raise ArgumentError(message("cell", quote(layer), rule, "name one of them"))
     return _Choice(*found.groups())
 
 
@@ -197,13 +195,13 @@ def _read(path: str) -> bytes:
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
         fix = "put it there, or name another"
-        raise ArgumentError(message("layer", got, "a file that can be read", fix)) from error
+        raise ArgumentError(message("cell", got, "a file that can be read", fix)) from error
 
 
 def _changed(path: str, found: str, trained: str) -> str:
     """The message for a file that is not the one of the training."""
     got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
-    return message("layer", got, "the file of the training, unchanged", "put the file back as it was, or train anew")
+    return message("cell", got, "the file of the training, unchanged", "put the file back as it was, or train anew")
 
 
 def _run(code: NamedCode, digest: str) -> ModuleType:
@@ -219,7 +217,7 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
-        raise ArgumentError(message("layer", got, "a file that Python can run", "correct it")) from error
+        raise ArgumentError(message("cell", got, "a file that Python can run", "correct it")) from error
     _MODULES[digest] = module
     return module
 

@@ -96,7 +96,7 @@ def train(
 def check_settings(settings: Settings) -> None:
     """Refuse settings that cannot be trained with here, before any data is read, which can take a while."""
     require("safetensors", "train")
-    check_named(settings.layer)
+    check_named(settings.cell)
     check_machine(settings)
 
 
@@ -117,7 +117,7 @@ def run_job(
     given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
         return _spread(Job(settings, **given), watcher)
-    check_place(settings.layer, folder)
+    check_place(settings.cell, folder)
     files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
     job = Job(
         settings,

@@ -76,7 +76,7 @@ class ModelSettings:
         ArgumentError: a value breaks its rule, or two do not go together.
 
     Example:
-        >>> ModelSettings(layer="lstm").hidden
+        >>> ModelSettings(cell="lstm").hidden_size
         64
     """
 
@@ -87,17 +87,16 @@ class ModelSettings:
         MODEL,
         choices=TASKS,
     )
-    layer: str = option(
+    cell: str = option(
         "gru",
         f"The recurrent cell: {', '.join(LAYERS)}; or a class of your own, path/to/file.py:MyCell.",
         MODEL,
         choices=LAYERS,
         or_else=Rule(is_own, "a class in a file, path/to/file.py:MyCell", ""),
-        flag="--cell",
         metavar="NAME",
     )
-    hidden: int = option(64, "Units of a layer and direction.", MODEL, *_COUNT)
-    layers: int = option(1, "Layers on top of each other.", MODEL, *_COUNT)
+    hidden_size: int = option(64, "Units of a layer and direction.", MODEL, *_COUNT)
+    num_layers: int = option(1, "Layers on top of each other.", MODEL, *_COUNT)
     bidirectional: bool = option(False, "Also run from end to start.", MODEL)
     layer_norm: bool = option(False, f"Normalise inside the recurrence ({' and '.join(NORMALISED_LAYERS)}).", MODEL)
     initial_state: str = option(
@@ -144,12 +143,12 @@ class ModelSettings:
         rule = "a forecast runs forwards only; the backward direction would see the element it has to predict"
         fix = f"leave it out for the task {self.task}"
         self._refuse("bidirectional", self.bidirectional and forwards, rule, fix)
-        rule = f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.layer}"
+        rule = f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.cell}"
         fix = "choose another cell, or leave it out"
-        self._refuse("layer_norm", self.layer_norm and self.layer not in NORMALISED_LAYERS, rule, fix)
+        self._refuse("layer_norm", self.layer_norm and self.cell not in NORMALISED_LAYERS, rule, fix)
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
         rule = f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been"
-        self._refuse("layer", self.layer == "grud" and forwards, rule, "choose another cell")
+        self._refuse("cell", self.cell == "grud" and forwards, rule, "choose another cell")
         rule = "a forecast must not know how long its sequence will be"
         self._refuse("initial_state", self.initial_state == "lengths" and forwards, rule, "pass learned or zeros")
         rule = "only a language model's answers are the tokens that it reads"
@@ -190,11 +189,15 @@ class Settings(ModelSettings):
         ArgumentError: a value breaks its rule, or two do not go together.
 
     Example:
-        >>> Settings(layer="lstm", hidden=100).hidden
+        >>> Settings(cell="lstm", hidden_size=100).hidden_size
         100
-        >>> Settings(hidden=0)
+        >>> Settings(hidden_size=0)
         Traceback (most recent call last):
+    <<<<<<< HEAD
         raglane.errors.ArgumentError: hidden must be at least 1, got 0. Pass a whole number above 0.
+    =======
+        raglane.errors.ArgumentError: hidden_size: got 0; the rule: at least 1. Fix: pass a whole number above 0.
+    >>>>>>> trunk
     """
 
     embedding: int = option(32, "Size of a token's embedding (token sequences only).", MODEL, *_COUNT)
@@ -230,13 +233,13 @@ class Settings(ModelSettings):
         TRAINING,
         Rule(lambda decay: 0 <= decay <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 0.01, say"),
     )
-    clip: float | None = option(
+    grad_clip: float | None = option(
         1.0,
         "Largest norm of the gradient; 0: no limit.",
         TRAINING,
         Rule(lambda norm: 0 <= norm <= _HIGHEST, f"a number of at least 0, {_WITHIN}", "pass 1.0, or 0 for no limit"),
     )
-    schedule: str = option(
+    lr_schedule: str = option(
         "constant",
         "How the learning rate changes: cosine falls to 0 at the last epoch; plateau halves it after 2 epochs without "
         "a lower validation loss.",
@@ -264,13 +267,13 @@ class Settings(ModelSettings):
     temporal_penalty: float = option(
         0.0, "Weight of their changes from token to token in the loss (language).", TRAINING, _WEIGHT
     )
-    unknown_rate: float = option(
+    unk_dropout: float = option(
         0.5,
         "Share of the tokens that occur once in training that are read as unknown, so that the unknown is learned.",
         TRAINING,
         Rule(lambda share: 0 <= share <= 1, "from 0 to 1", "pass 0.5, or 0 for none"),
     )
-    steps: int | None = option(
+    bptt_steps: int | None = option(
         None,
         "Train on chunks of this many elements; gradients end there, states are carried on (tag, forecast, language).",
         TRAINING,
@@ -334,7 +337,7 @@ class Settings(ModelSettings):
         is_unlimited = self.too_long != "refuse" and self.batch_elements is None
         self._refuse("too_long", is_unlimited, rule, f"give {limit}, or leave it out")
         rule, fix = "the cell grud reads when each channel was seen", argument("missing", "elapsed")
-        is_untold = self.layer == "grud" and self.missing != "elapsed"
+        is_untold = self.cell == "grud" and self.missing != "elapsed"
         self._refuse("missing", is_untold, rule, f"pass {fix}, or choose another cell")
         rule = f"when a channel was seen is not known of what the task {self.task} foretells"
         is_foretold = self.missing == "elapsed" and self.task in FORWARDS
@@ -345,7 +348,7 @@ class Settings(ModelSettings):
             (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
             (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
         ):
-            self._refuse("steps", self.steps is not None and is_broken, rule)
+            self._refuse("bptt_steps", self.bptt_steps is not None and is_broken, rule)
         for name in ("activation_penalty", "temporal_penalty"):
             self._refuse(name, getattr(self, name) > 0 and self.task != "language", "it is for a language model")
         tells_classes, rule = self.task in ("classify", "tag"), "it is for the tasks that tell classes"

@@ -238,10 +238,10 @@ def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
     done = state.epoch + state.batch / max(batches, 1)
     if done < settings.warmup:
         return settings.lr * (done + 1 / max(batches, 1)) / settings.warmup
-    if settings.schedule == "cosine":
+    if settings.lr_schedule == "cosine":
         share = (done - settings.warmup) / max(settings.epochs - settings.warmup, 1)
         return settings.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
-    if settings.schedule == "plateau":
+    if settings.lr_schedule == "plateau":
         return math.ldexp(settings.lr, -_plateaus(state))
     return settings.lr
 
@@ -279,8 +279,8 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     """The error of a run that has run away."""
     what = f"{what} in epoch {state.epoch + 1}{beside}"
     fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
-    if not settings.clip:
-        fixes.append(f"{argument('clip', 1)}, which limits the gradient")
+    if not settings.grad_clip:
+        fixes.append(f"{argument('grad_clip', 1)}, which limits the gradient")
     if settings.weight_decay > 0:
         fixes.append(f"a smaller {argument('weight_decay')}")
     kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
@@ -299,7 +299,7 @@ def warning(state: TrainingState) -> str | None:
         seen = f"the validation loss is {state.best_loss:.4g} at its best, and the training loss began at {base:.4g}"
     else:
         return None
-    return f"{seen}: a smaller {argument('lr')}, or {argument('clip', 1)}, may help"
+    return f"{seen}: a smaller {argument('lr')}, or {argument('grad_clip', 1)}, may help"
 
 
 def _base(state: TrainingState, row: Mapping[str, float]) -> float:

@@ -259,8 +259,8 @@ class Trainer:
         # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
         self._is_stepping = True
         self._learner.average()
-        if self.settings.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        if self.settings.grad_clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
         self.optimizer.step()
         self.model.zero_grad()
 
