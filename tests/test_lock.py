@@ -68,7 +68,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     train = ["train", data, "--out", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:
         # Before the first has written anything.
-        fails(train, capsys, "out must be ", f"where process {process.pid} on", "is at work", "wait until it has ended")
+        fails(
+            train,
+            capsys,
+            "out must be ",
+            f"where process {process.pid} on",
+            "is at work",
+            "wait until that process has ended",
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
         # Its lock file is still there, and stops nobody.

@@ -143,7 +143,7 @@ class Path(Generic[T]):
         """
         if not callable(function):
             raise ArgumentTypeError(
-                message("function", type(function).__name__, "a function of one value", "pass for instance str.upper")
+                message("function", type(function).__name__, "a function of one value", "pass e.g. str.upper")
             )
         result: T = _Update(self.__root, self.__steps, function).of(self.__root, ())
         return result
@@ -335,7 +335,7 @@ class _Sequences(_Items):
         for key, part in changed.items():
             if not isinstance(part, Tensor):
                 got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
-                rule = "a tensor takes the place of a sequence or of the values"
+                rule = "a function that returns a tensor for a sequence or for the values"
                 raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])

@@ -214,13 +214,8 @@ def test_resume_goes_on_and_refuses_other_settings(tmp_path: Path, capsys: pytes
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--quiet"]) == 0
-<<<<<<< HEAD
-    assert main(["train", "--resume", *out, "--hidden", "8"]) == 2
-    assert ", got 8" in capsys.readouterr().err
-=======
     assert main(["train", "--resume", *out, "--hidden-size", "8"]) == 2
     assert "--hidden-size: got 8" in capsys.readouterr().err
->>>>>>> trunk
     assert main(["train", "--resume", *out, "--epochs", "1"]) == 2
     assert "2 are done" in capsys.readouterr().err
     assert main(["train", "--resume", *out]) == 0

@@ -56,7 +56,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
         (["absent.csv", "out"], ["absent.csv", "no such file"]),
-        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no answer that can be used"]),
+        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no usable answer"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),

@@ -80,13 +80,8 @@ def test_a_model_for_which_there_is_no_memory(
     pieces = [
         "memory must be ... got a model of",
         "weights to train, which needs",
-<<<<<<< HEAD
-        "at most the 1,000,000,000 bytes",
-        "--hidden",
-=======
         "bytes; the rule: at most the 1,000,000,000 bytes",
         "--hidden-size",
->>>>>>> trunk
     ]
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
     assert tree(work) == before

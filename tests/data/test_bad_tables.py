@@ -148,7 +148,7 @@ def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
     path.write_text('{"x": [NaN, Infinity, -Infinity, 1e999, -1e999, 1e300, 5], "y": 1}\n')
     values = read(path).values[:, 0]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, np.inf, -np.inf, np.inf, 5], np.float32))
-    with pytest.raises(DataError, match="features are finite numbers"):
+    with pytest.raises(DataError, match="data with finite features"):
         refuse_missing(read(path))
 
 

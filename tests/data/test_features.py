@@ -151,7 +151,7 @@ def test_tokens_with_features_stand_last() -> None:
     fitted = Preprocessor.fit(records, task="classify")
     assert fitted.apply(records).values.tolist() == [[-1, 1], [-1, 2], [1, 1]]
     assert (fitted.input_size, fitted.categories) == (2, (3,))
-    with pytest.raises(DataError, match="a language model reads its own tokens alone"):
+    with pytest.raises(DataError, match="empty for a language model, which reads only tokens"):
         Preprocessor.fit(Records(words, offsets_of([3]), features=(Feature("n", words),)), task="language")
 
 

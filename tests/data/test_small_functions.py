@@ -109,9 +109,7 @@ def test_decode() -> None:
 
 
 def test_check_text() -> None:
-    with pytest.raises(
-        DataError, match=re.escape("a.csv, line 2 must be a text holds characters only, got a zero byte. ")
-    ):
+    with pytest.raises(DataError, match=re.escape("a.csv, line 2 must be text without zero bytes, got a zero byte. ")):
         check_text(Path("a.csv"), b"id,x\n1\0,2\n")
 
 

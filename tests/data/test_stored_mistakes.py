@@ -25,7 +25,7 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="converted for the task multilabel"):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
-    with pytest.raises(DataError, match="no numbers to learn"):
+    with pytest.raises(DataError, match="no targets"):
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})

@@ -182,7 +182,7 @@ def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
 def test_a_class_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "data.ts"
     path.write_bytes(b"@classLabel true caf\xe9 b\n@data\n1,2:caf\xe9\n")
-    with pytest.raises(DataError, match=r"line 1 must be a class is text in UTF-8.*, got the class 'caf.udce9'"):
+    with pytest.raises(DataError, match=r"line 1 must be a class in UTF-8.*, got the class 'caf.udce9'"):
         read(path)
 
 

@@ -202,9 +202,8 @@ def test_parameters_are_the_settings() -> None:
 @looped(
     ("parameters", "X", "y", "error", "words"),
     [
-<<<<<<< HEAD
-        ({"hidden": 0}, None, None, ArgumentError, "hidden must be .*got 0"),
-        ({"hidden": "many"}, None, None, ArgumentTypeError, "hidden must be .*got 'many'"),
+        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size must be .*got 0"),
+        ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size must be .*got 'many'"),
         ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
         (
             {},
@@ -213,12 +212,6 @@ def test_parameters_are_the_settings() -> None:
             DataError,
             r"X\[1\] must be .*channels='last'.*, got 2 channels",
         ),
-=======
-        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size: got 0"),
-        ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size: got 'many'"),
-        ({"channels": "middle"}, None, None, ArgumentError, "channels: got 'middle'.*first, last"),
-        ({}, [np.ones((3, 4)), np.ones((2, 4))], ["a", "b"], DataError, r"X\[1\]: got 2 channels.*channels='last'"),
->>>>>>> trunk
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),

@@ -222,10 +222,10 @@ def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_fo
 
 def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:
     for name, content, got in (
-        ("zeros.txt", "0\n0\n", "2 sequences, none of which has an element"),
+        ("zeros.txt", "0\n0\n", "2 sequences, all of length 0"),
         ("empty.txt", "", "an empty file"),
         ("blank.txt", "\n\n", "no length"),
-        ("zeros.jsonl", '{"s":[],"l":"x"}\n', "1 sequence, none of which has an element"),
+        ("zeros.jsonl", '{"s":[],"l":"x"}\n', "1 sequence, all of length 0"),
     ):
         path = tmp_path / name
         path.write_text(content)

@@ -243,7 +243,7 @@ def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
     ("options", "words"),
     [
         ({"lengths": []}, "lengths must be .*got 0 sequences"),
-        ({"lengths": [0, 0]}, "lengths must be .*got 2 sequences, none of which has an element"),
+        ({"lengths": [0, 0]}, "lengths must be .*got 2 sequences, all of length 0"),
         ({"lengths": [-1]}, "lengths"),
         ({"lengths": [1.5]}, "lengths"),
         ({"ranks": 0}, "ranks must be .*got 0"),

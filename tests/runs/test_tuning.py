@@ -76,19 +76,11 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     capsys.readouterr()
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
-<<<<<<< HEAD
-    fails(["tune", str(other), *command[2:]], capsys, "--out must be ", "a study of other data")
-    fails([*command, "--hidden", "5"], capsys, "--hidden must be ... got 5", "was started with 4")
-    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
-    fails([*command, "--clip", "2"], capsys, "--clip must be ... got 2", "was started with")
-    fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
-=======
     fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
-    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size: got 5", "was started with 4")
-    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer: got 'sgd'", "was started with")
-    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip: got 2", "was started with")
-    fails([*command, "--epochs", "3"], capsys, "--epochs: got 3", "was started with 2")
->>>>>>> trunk
+    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size must be ... got 5", "was started with 4")
+    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
+    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")
+    fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
     fails(command, capsys, "--cell must be ", "what it searched")
     assert tree(out) == whole
@@ -105,10 +97,10 @@ def test_what_is_searched() -> None:
     assert "lr" not in default_space(Settings(), ["lr"])
     for table, piece in (
         ({"hiden-size": [1]}, "write hidden-size, perhaps"),
-        ({"seed": [1, 2]}, "one that a search may choose"),
+        ({"seed": [1, 2]}, "an option that a search can choose"),
         ({"hidden_size": 8}, "a list of values, or {low, high}"),
         ({"hidden_size": []}, "a list of values"),
-        ({"hidden_size": [8, 8]}, "values that differ"),
+        ({"hidden_size": [8, 8]}, "a list of different values"),
         ({"hidden_size": ["8"]}, "a whole number"),
         ({"hidden_size": [0, 1]}, "at least 1"),
         ({"cell": ["gru", "foo"]}, "one of lstm"),
@@ -138,7 +130,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         (lost / "trials" / "0000" / "run.json").write_text("{}")
     (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
-    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be ", "which holds something else")
+    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be ", "which contains something else")
     fails(["tune", data, "--out", str(broken), *_FIXED], capsys, "study.db must be ", "a study that Raglane wrote")
     fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db must be ", "beside the trials")
     fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db must be ", "no study in it")
@@ -146,8 +138,8 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--trials", "0"], "--trials must be ... got 0"),
         (["--minutes", "-1"], "--minutes must be ... got -1"),
         (["--minutes", "nan"], "--minutes must be ... got nan"),
-        (["--validation-fraction", "0"], "a search compares validation losses"),
-        (["--batch-size", "auto"], "batches are searched, or fixed"),
+        (["--validation-fraction", "0"], "data to validate on, since a search compares validation losses"),
+        (["--batch-size", "auto"], "a number, or left out, in a search"),
     ):
         fails(["tune", data, "--out", str(out), *more], capsys, piece)
     after = {name: content for name, content in tree(tmp_path).items() if not name.endswith(".turn")}

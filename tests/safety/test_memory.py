@@ -127,7 +127,9 @@ def test_changed_attributes() -> None:
         assert used == new, name
     without = lstm("cpu", bias=False)
     without.bias = True
-    with pytest.raises(ArgumentError, match=r"bias must be the layer was built without biases.*, got True"):
+    with pytest.raises(
+        ArgumentError, match=r"bias must be False, since the layer was built without biases.*, got True"
+    ):
         without(batch())
     cells = rl.nn.SRU(5, 7, 2)
     cells.num_layers = 3

@@ -40,7 +40,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CELL = ["--cell", "cells/mine.py:TwoSpeeds"]
-NAMELESS = "no code is run because a run names it"
+NAMELESS = "given in the call, since code named by a run is not run"
 
 
 def start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: pytest.CaptureFix
     with pytest.raises(CheckpointError, match=NAMELESS):
         rl.fit("ok.csv", out="run", resume=True, progress=False)
     command = ["train", "--config", "run/run.toml", "--out", "other"]
-    fails(command, capsys, "no code is run because a file names it")
+    fails(command, capsys, "given in the call, since code named by a file is not run")
     (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n')
     command = ["tune", "ok.csv", "--config", "search.toml", "--out", "study", "--trials", "1"]
-    fails(command, capsys, "no code is run because a file names it")
+    fails(command, capsys, "given in the call, since code named by a file is not run")
     assert not (work / "other").exists()
     assert not (work / "study").exists()
 
@@ -185,7 +185,11 @@ def test_no_code_is_run_because_a_run_names_it(
         for command in commands_of("run"):
             start_afresh(monkeypatch)
             fails([*command, *named], capsys, says)
-    fails(["train", "--config", "run/run.toml", "--out", "other"], capsys, "no code is run because a file names it")
+    fails(
+        ["train", "--config", "run/run.toml", "--out", "other"],
+        capsys,
+        "given in the call, since code named by a file is not run",
+    )
     assert main(["compare", "run"]) == 0
     assert not (work / "ran").exists()
 
@@ -198,7 +202,7 @@ def test_a_model_that_does_not_say_which_file_it_was(
     known = json.loads(path.read_text())
     known["model"]["cell"] = layer.format(work)
     path.write_text(json.dumps(known))
-    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "the SHA-256 of the file, which a run keeps")
+    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "stored with the SHA-256 of its file")
 
 
 def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
@@ -216,8 +220,8 @@ def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
 @pytest.mark.parametrize(
     ("code", "name", "says"),
     [
-        (None, "A", "a file that can be read ... No such file or directory"),
-        ("def (", "A", "a file that Python can run ... line 1: SyntaxError: invalid syntax"),
+        (None, "A", "a readable file ... No such file or directory"),
+        ("def (", "A", "a file that Python can import ... line 1: SyntaxError: invalid syntax"),
         ("x = 1\nimport nothing_there", "A", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "A", "line 1: SystemExit: 0"),
         ("\0", "A", "SyntaxError"),

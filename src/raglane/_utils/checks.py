@@ -53,23 +53,27 @@ def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "convert it first"))
+        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first"))
     if given.dim() < least:
         what = f"at least {least} dimension" + "s" * (least > 1)
-        raise ShapeError(message(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
+        raise ShapeError(
+            message(name, f"shape {tuple(given.shape)}", what, "pass a tensor whose first dimension is the elements")
+        )
     return given
 
 
 def check_dense(name: str, given: Tensor) -> None:
     """Refuse a sparse tensor."""
     if given.layout is not torch.strided:
-        raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+        raise ShapeError(
+            message(name, f"a tensor of layout {given.layout}", "a dense tensor", "call .to_dense() on it")
+        )
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:
     """Refuse a tensor on another device."""
     if given.device != device:
-        rule = f"one device for all, {device}"
+        rule = f"on {device}, like the other tensors"
         raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
 
 
@@ -81,7 +85,7 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
     if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
+        rule, fix = f"of dtype {other.dtype}, like weights, input and state", f"convert it with .to({other.dtype})"
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
         raise ShapeError(message(name, str(given.dtype), rule, fix))
@@ -90,10 +94,10 @@ def check_fits(name: str, given: Tensor, other: Tensor) -> None:
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
     """Refuse what a kernel cannot compute with."""
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor"))
     check_dense(name, given)
     if tuple(given.shape) != shape:
-        rule = f"{shape}, from the layer's cell and its sizes as they are now"
+        rule = f"of shape {shape}, which the sizes of the layer require"
         fix = "give it a tensor of that shape, or build a layer of the sizes that you need"
         raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
     check_fits(name, given, like)
@@ -113,7 +117,7 @@ def check_storage(name: str, given: Tensor) -> None:
     last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:
-        rule = f"{needed} bytes, which its shape {tuple(given.shape)} needs"
+        rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(given.shape)}"
         fix = "do not shrink or free the storage of a tensor that is still used"
         raise ShapeError(message(name, f"a storage of {there} bytes", rule, fix))
 
@@ -238,7 +242,7 @@ def check_dtype(dtype: Any) -> None:
     """Refuse a dtype that parameters cannot have."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
+        raise ArgumentError(message("dtype", quote(dtype), rule, "pass e.g. torch.float32"))
 
 
 def check_model(model: Any) -> None:
@@ -258,7 +262,7 @@ def check_signature(name: str, function: Callable[..., Any], rule: str, *args: A
         signature.bind(*args, **kwargs)
     except TypeError as error:
         got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
-        raise ArgumentTypeError(message(name, got, rule, "let it take these arguments")) from None
+        raise ArgumentTypeError(message(name, got, rule, "give it these parameters")) from None
 
 
 # -- values, lengths and offsets --------------------------------------------------------------------------------------
@@ -287,7 +291,7 @@ def _given_integers(data: Any, name: str) -> Tensor:
     check_tensor(name, tensor)
     if tensor.dim() != 1:
         fix = "pass them in a flat list"
-        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", fix))
+        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "one-dimensional", fix))
     if tensor.shape[0] == 0:  # an empty list has no dtype of its own
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
@@ -307,7 +311,9 @@ def given_lengths(data: Any) -> Tensor:
     """Lengths ``(B,)`` on the CPU, in the dtype and memory that they have, not uint64; no number is looked at."""
     given = _given_integers(data, "lengths")
     if given.is_meta:
-        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+        raise ArgumentTypeError(
+            message("lengths", "a tensor without data, on meta", "integers", "pass a tensor with data")
+        )
     return given.cpu()
 
 
@@ -324,13 +330,13 @@ def check_lengths(lengths: Tensor) -> None:
     """Refuse lengths ``(B,)`` on a CPU of which one is below 0, or whose sum is too large to count."""
     # In float64, which a wrong length does not make wrap around.
     if float(lengths.sum(dtype=torch.float64)) >= _MOST:
-        rule = "the elements can be counted"
+        rule = "lengths whose sum fits 64 bits"
         raise ArgumentError(message("lengths", "a sum beyond 64-bit integers", rule, "check the data"))
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
         got, fix = f"{int(lengths[place])} at index {place}", "check the data; an empty sequence has length 0"
-        raise ArgumentError(message("lengths", got, "a length is at least 0", fix))
+        raise ArgumentError(message("lengths", got, "at least 0", fix))
 
 
 @index_arithmetic
@@ -341,12 +347,12 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
     # A sum that wraps around falls somewhere.
     if len(given) and given[0] == 0 and given[-1] == total and not (given[1:] < given[:-1]).any():
         return
-    fix = "check that both belong together"
+    fix = "pass lengths or offsets of these values"
     lengths = offsets.diff()
     outside = (lengths < 0) | (lengths > total)
     if bool(outside.any()):
         index = int(outside.nonzero()[0, 0])
-        rule = f"each length is from 0 to the {total} elements of values"
+        rule = f"from 0 to {total}, the number of elements of values"
         raise ShapeError(message(name, f"length {int(lengths[index])} at index {index}", rule, fix))
     last = int(offsets[-1]) if offsets.shape[0] else "nothing"
     got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
@@ -356,7 +362,7 @@ def check_offsets(offsets: Tensor, total: int, name: str) -> None:
 
 def read_index(index: Any, count: int) -> Tensor:
     """The numbers ``(M,)`` of the sequences that an index or a mask chooses, on the CPU, none negative."""
-    rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
+    rule, fix = "integers or bools", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
         # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
         read = as_tensor(index, "cpu")
@@ -370,7 +376,7 @@ def read_index(index: Any, count: int) -> Tensor:
     is_mask = read.dtype is torch.bool
     if read.dim() != 1 or (is_mask and read.shape[0] != count):
         got = f"shape {tuple(read.shape)}, {read.dtype}"
-        what = f"one dimension, and for a mask one entry for each of the {count} sequences"
+        what = f"one-dimensional, and a mask must have one entry for each of the {count} sequences"
         raise ShapeError(message("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
     on_host = read.cpu()
     if is_mask:
@@ -379,7 +385,9 @@ def read_index(index: Any, count: int) -> Tensor:
     numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host
     outside = (numbers < -count) | (numbers >= count)
     if bool(outside.any()):
-        what = f"from {-count} to {count - 1}, since there are {count} sequences"
-        raise DimensionError(message("index", f"{int(numbers[outside][0])}", what, "choose among them"))
+        what = f"from {-count} to {count - 1}, for {count} sequences"
+        raise DimensionError(
+            message("index", f"{int(numbers[outside][0])}", what, "pass indices of sequences of the batch")
+        )
     chosen = on_host.long()
     return torch.where(chosen < 0, chosen + count, chosen)

@@ -151,7 +151,7 @@ def check_place(given_as: str, folder: Path) -> None:
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        rule = f"{there} is a folder that may be written to"
+        rule = f"in a writable folder, which {there} is not"
         raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
 
 
@@ -162,14 +162,16 @@ def check_new_file(given_as: str, path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IsADirectoryError as error:
-        raise ArgumentError(message(given_as, quote(str(path)), "a file, not a folder", "name a file in it")) from error
+        raise ArgumentError(
+            message(given_as, quote(str(path)), "a file, not a folder", "name a file in the folder")
+        ) from error
     except NotAFileError as error:
         # A link to what is not there yet is replaced, as a link to a file is.
         if error.errno != errno.ENOENT:
             got = f"{quote(str(path))}, {error.strerror}"
             raise ArgumentError(message(given_as, got, "a file, or the name of a new one", "name a file")) from error
     if not path.parent.is_dir():
-        fix = f"mkdir -p '{path.parent}'"
+        fix = f"create the folder with mkdir -p '{path.parent}'"
         raise ArgumentError(message(given_as, quote(str(path)), "a file in a folder that exists", fix))
     check_place(given_as, path.parent)
 
@@ -225,7 +227,7 @@ class NotAFileError(OSError):
 def as_path(path: Any) -> Path:
     """A path that a caller gives."""
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
+        raise ArgumentTypeError(message("path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path"))
     return Path(path)
 
 

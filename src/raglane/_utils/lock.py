@@ -141,5 +141,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
-    got = f"{str(folder)!r}, where {owner} is at work"
-    return ArgumentError(message(given_as, got, "one command at a time writes in a folder", "wait until it has ended"))
+    got = f"{str(folder)!r}, in which {owner} writes"
+    return ArgumentError(
+        message(given_as, got, "a folder in which no other command writes", "wait until that process has ended")
+    )

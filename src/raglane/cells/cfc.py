@@ -77,8 +77,8 @@ class CfC(CellSpec):
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
         """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
-            rule = f"a column of the input, which has {input_size}, and one more at least for what is to be read"
-            raise ArgumentError(message("gap_column", str(self.gap_column), rule, "count the columns from 0"))
+            rule = f"the index of one of the {input_size} columns of the input, which needs another one to read"
+            raise ArgumentError(message("gap_column", str(self.gap_column), rule, "pass the index of a column, from 0"))
         units = self.backbone_units or hidden_size
         return {
             "weight_ih": (units, input_size - (self.gap_column is not None)),

@@ -77,8 +77,8 @@ class GRUD(CellSpec):
         """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         first = self._is_first
         if first and input_size % 3:
-            rule = "three columns for each channel: its value, whether it is missing, and the time since it was seen"
-            fix = "make them with rl.data.observations(batch)"
+            rule = "a multiple of 3: for each channel its value, a missing flag, and the time since it was last seen"
+            fix = "make the columns with rl.data.observations(batch)"
             raise ArgumentError(message("input_size", str(input_size), rule, fix))
         channels, rows = input_size // 3, 3 * hidden_size
         return {

@@ -58,8 +58,8 @@ class SLSTM(CellSpec):
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
         """See :meth:`CellSpec.shapes`, and the class for what is refused."""
         if hidden_size % self.heads:
-            rule = f"a number that divides the units, and there are {hidden_size}"
-            raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of one of them"))
+            rule = f"a divisor of hidden_size, {hidden_size}"
+            raise ArgumentError(message("heads", str(self.heads), rule, "choose another heads or hidden_size"))
         rows = 4 * hidden_size
         return {
             "weight_ih": (rows, input_size),

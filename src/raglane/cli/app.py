@@ -101,16 +101,18 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
         return _describe(error), 2
     if _is_out_of_memory(error):
         asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
-        got = f"no room for {asked[1]} more" if asked else "no room for what is asked"
-        fix = "make hidden_size, num_layers, embedding or batch_size smaller (--hidden-size, --batch-size, ...)"
-        return message("memory", got, "model and batch fit in it", fix), 2
+        got = f"too little for {asked[1]} more" if asked else "too little"
+        fix = "reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)"
+        return message("memory", got, "large enough for the model and a batch", fix), 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        got = "one that died, as where the machine has no memory left"
-        fix = "pass fewer; a run goes on from its last checkpoint with --resume"
-        return message("--workers", got, "a worker lives until the end", fix), 2
+        got = "a worker that died, possibly for lack of memory"
+        fix = "pass fewer; resume the run from its last checkpoint with --resume"
+        return message("--workers", got, "alive until the end", fix), 2
     place = place_of_error(error)
     if place is not None:
-        return message("--cell", shorten(place, _LONGEST), "a step that runs", "correct it; --debug shows the trace"), 2
+        return message(
+            "--cell", shorten(place, _LONGEST), "a cell whose step runs", "correct it; use --debug for the traceback"
+        ), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (a fault of Raglane; --debug shows the trace)", 1
 

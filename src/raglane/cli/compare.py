@@ -80,7 +80,7 @@ def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
     for place in places:
         if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
             rule = f"a name that ends in {suffixes}"
-            raise ArgumentError(message("output", quote(str(place)), rule, "name the file so"))
+            raise ArgumentError(message("output", quote(str(place)), rule, "change the suffix"))
         check_new_file("output", place)
 
 
@@ -159,7 +159,7 @@ def parts_of(option: str, text: str) -> list[str]:
     """The parts of a list with commas, none twice."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(message(option, quote(text), "names with a comma between them", "leave none empty"))
+        raise ArgumentError(message(option, quote(text), "names separated by commas", "remove the empty names"))
     return list(dict.fromkeys(parts))
 
 
@@ -181,6 +181,6 @@ def size_of(text: str) -> Size:
     match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or not all(1 <= number <= _MOST for number in numbers):
-        rule = f"sequences x units x features, each from 1 to {_MOST:,}"
-        raise ArgumentError(message("sizes", quote(text), rule, "pass 64x256x256, say"))
+        rule = f"sequences x units x features, with each number from 1 to {_MOST:,}"
+        raise ArgumentError(message("sizes", quote(text), rule, "pass e.g. 64x256x256"))
     return Size(*numbers)

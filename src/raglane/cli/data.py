@@ -68,8 +68,8 @@ def convert(
     # Not as paths, which would make one slash of the two in a URL.
     *inputs, output = places
     if not inputs:
-        rule = "files to read, and a folder to write"
-        raise ArgumentError(message("IN... OUT", f"{output} alone", rule, f"give both: raglane convert {output} OUT"))
+        rule = "data to read, and a folder to write"
+        raise ArgumentError(message("IN... OUT", f"only {output}", rule, f"pass both: raglane convert {output} OUT"))
     names = ColumnNames(**columns)
     asked = Source(None, format, names).asked(choices.get("task", "classify"))
     with shown(quiet) as progress:
@@ -201,11 +201,11 @@ def _check_outputs(data: Path | None, **places: Path | None) -> None:
     for name, path in given.items():
         check_new_file(name, path)
         if data is not None and _is_same(path, data):
-            got = f"{quote(str(path))}, the data, which it would replace"
-            raise ArgumentError(message(name, got, "a file of its own", "name another file"))
+            got = f"{quote(str(path))}, the data"
+            raise ArgumentError(message(name, got, "another file", "name another file"))
     if len(given) == 2 and _is_same(*given.values()):
-        got = f"{quote(str(given['json']))}, which is also the page"
-        raise ArgumentError(message("json", got, "a file of its own", "name another file"))
+        got = f"{quote(str(given['json']))}, which is the page"
+        raise ArgumentError(message("json", got, "another file", "name another file"))
     if "html" in given:
         for module in ("altair", "vl_convert", "matplotlib"):
             require(module, "report")

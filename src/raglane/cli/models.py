@@ -221,8 +221,8 @@ def predict(
     }
     if engine != "processes":
         if escape_formulas:
-            rule = "a cluster writes Parquet, which has no formulas"
-            raise ArgumentError(message("escape_formulas", f"it with the engine {engine}", rule, "leave it out"))
+            rule = "left out with an engine, which writes Parquet"
+            raise ArgumentError(message("escape_formulas", f"the engine {engine}", rule, "leave it out"))
         _on_ray(
             run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
         )
@@ -266,10 +266,10 @@ def _on_ray(
     if engine not in ENGINES:
         raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
     if data is None:
-        raise ArgumentError(message("data", "nothing", "a cluster predicts for Parquet files", "give DATA"))
+        raise ArgumentError(message("data", "nothing", "the path of Parquet files, for a cluster", "pass DATA"))
     if named:
         name = next(iter(named))
-        rule = "a cluster takes the columns of the training data"
+        rule = "left out for a cluster, which uses the columns of the training data"
         raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load

@@ -40,7 +40,7 @@ OPTION, FILE, DEFAULT = "option", "file", "default"
 
 # More than this is no file of options.
 _LONGEST = 1_000_000
-_RULE = "an option of this command, by its flag without dashes"
+_RULE = "a file of options of this command, named as flags without dashes"
 
 
 def path(text: str | Path) -> Path:
@@ -244,15 +244,15 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
         if name is None:
             # Whoever knows Python's name of an option is told the other.
             meant = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
-            fix = f"write {meant}, perhaps" if meant else "--help lists them"
-            raise ArgumentError(message(where, f"the unknown option {quote(key)}", _RULE, fix))
+            fix = f"write {meant}" if meant else "see --help"
+            raise ArgumentError(message(where, f"the option {quote(key)}", _RULE, fix))
         found.append(name)
     return found
 
 
 def read_toml(file: Path) -> dict[str, Any]:
     """What a TOML file holds."""
-    rule, fix = "a file of TOML, such as the run.toml of a run", "correct it, or name another file"
+    rule, fix = "a TOML file, such as the run.toml of a run", "correct it, or name another file"
     try:
         content = read_file(file)
         if len(content) > _LONGEST:

@@ -66,8 +66,8 @@ def train(
     is_first = os.environ.get("RANK", "0") == "0"
     if show_config:
         if resume:
-            rule = "a run goes on with its own settings, which its run.toml has"
-            raise ArgumentError(message("--show-config", "it beside --resume", rule, "leave one out"))
+            rule = "left out with --resume, which uses the settings in run.toml of the run"
+            raise ArgumentError(message("--show-config", "both", rule, "leave one out"))
         others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
         if is_first:
             _show(choices, source.columns, others | {"overwrite": overwrite, "quiet": quiet}, origins)
@@ -105,8 +105,8 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
     from raglane.data.formats.base import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
-        rule = "the data of --validation are all that training is validated on"
-        raise ArgumentError(message("validation_fraction", "it beside --validation", rule, "leave one out"))
+        rule = "left out with --validation"
+        raise ArgumentError(message("validation_fraction", "both", rule, "leave one out"))
     for part in filter(None, (validation, test)):
         try:
             os.stat(part)
@@ -237,13 +237,13 @@ def tune(
     from raglane.runs.tuning import Search, default_space, read_space
     from raglane.training.machine import check_machine
 
-    check_whole("trials", trials, 1, "pass 30, say")
+    check_whole("trials", trials, 1, "pass e.g. 30")
     if minutes is not None and not 0 < minutes < 1e6:
-        raise ArgumentError(message("minutes", f"{minutes}", "a number above 0, and below a million", "pass 20, say"))
+        raise ArgumentError(message("minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20"))
     planned = left_to_plan(choices)[1]
     if planned is not None:
         fix = "leave it out to search it, or give a number"
-        raise ArgumentError(message(planned, "'auto'", "batches are searched, or fixed", fix))
+        raise ArgumentError(message(planned, "'auto'", "a number, or left out, in a search", fix))
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     said = read_space(table, f"[search] in {config}")
@@ -271,8 +271,11 @@ def tune(
     sources = _sources(source, validation, test)
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
-        rule, fix = "a search compares validation losses", "hold a part out, or give --validation"
-        raise ArgumentError(message("validation", "no validation part", rule, fix))
+        rule, fix = (
+            "data to validate on, since a search compares validation losses",
+            "reserve a part of the data, or pass --validation",
+        )
+        raise ArgumentError(message("validation", "no validation data", rule, fix))
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])

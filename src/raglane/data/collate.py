@@ -114,7 +114,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
     for number, sample in enumerate(samples):
         # Most samples have exactly the type of the first; only the others need a closer look.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
-            got, rule = _name(sample), f"{_name(first)}, as in samples[0]{field}"
+            got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))
     if kind is Tensor:
         return _tensors(samples, field)
@@ -166,7 +166,7 @@ def _check_same(found: Sequence[Any], field: str, what: str, fix: str) -> None:
     """Raise a ShapeError for the first sample that differs from sample 0."""
     for number, value in enumerate(found):
         if value != found[0]:
-            got, rule = f"{what} {value}", f"{what} {found[0]}, as in {_place(0, field)}"
+            got, rule = f"{what} {value}", f"of {what} {found[0]}, like {_place(0, field)}"
             raise ShapeError(message(_place(number, field), got, rule, fix))
 
 
@@ -194,7 +194,7 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
         if sample.dtype.kind not in "biufc":
-            got, rule = f"dtype {sample.dtype}", "booleans, integers, floats or complex numbers"
+            got, rule = f"dtype {sample.dtype}", "of booleans, integers, floats or complex numbers"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "convert the array"))
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
@@ -227,7 +227,7 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
     for number, sample in enumerate(samples):
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
-            got, rule = f"a dict that differs in {odd}", f"the keys of {_place(0, field)}"
+            got, rule = f"a dict that differs in {odd}", f"a dict with the keys of {_place(0, field)}"
             raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same keys"))
     return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
 
@@ -245,7 +245,12 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     odd = next((key for key, size in sizes.items() if size != count), None)
     if odd is not None:
         raise ArgumentError(
-            message(f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count}, as the first key has", fix)
+            message(
+                f"samples[{odd!r}]",
+                f"{sizes[odd]} entries",
+                f"a list of {count} entries, like that of the first key",
+                fix,
+            )
         )
     if not count:
         raise ArgumentError(message("samples", "no entries", "at least one sample", "leave empty batches out"))
@@ -270,14 +275,14 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
 
 def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:
     """The error for the first element of lists that does not go with the others."""
-    rule, fix = "a list in a sample is a sequence: of numbers, or of lists of numbers", "pass a tuple for a record"
+    rule, fix = "a sequence of numbers, or of lists of numbers", "pass a tuple for a record"
     for number, sample in enumerate(samples):
         for step, element in enumerate(sample):
             place = f"{_place(number, field)}[{step}]"
             if isinstance(element, list) != isinstance(first, list):
                 return ArgumentTypeError(message(place, _name(element), rule, fix))
             if isinstance(element, list) and len(element) != len(first):
-                got, same = f"a list of {len(element)}", f"a list of {len(first)}, as the first element"
+                got, same = f"a list of {len(element)}", f"a list of {len(first)}, like the first element"
                 return ShapeError(message(place, got, same, "give every element the same channels"))
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
@@ -285,7 +290,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
                 if type(entry) not in (bool, int, float):
                     return ArgumentTypeError(message(place, _name(entry), rule, fix))
                 if has_bool and not isinstance(entry, bool):
-                    same = "booleans, or numbers, but not both"
+                    same = "a boolean, or a number, like the other entries"
                     return ArgumentTypeError(message(place, _name(entry), same, "convert the others"))
                 if isinstance(entry, int):
                     _check_int(entry, place)
@@ -294,7 +299,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
 
 def _check_int(number: int, place: str) -> None:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(message(place, quote(number), "an int of 64 bits", "give it as a float or a str"))
+        raise ArgumentError(message(place, quote(number), "an integer that fits 64 bits", "pass a float or a str"))
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:

@@ -155,12 +155,14 @@ def _check_output(folder: Path, locations: Sequence[str]) -> None:
     check_place("output", folder.parent)
     if os.path.lexists(folder) and not folder.is_dir():
         got = f"{quote(str(folder))}, a file"
-        raise ArgumentError(message("output", got, "the name of a folder", f"give another {argument('output')}"))
+        raise ArgumentError(message("output", got, "a folder", f"give another {argument('output')}"))
     place = folder.resolve()
     for location in locations:
         if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
-            raise ArgumentError(message("output", got, "a folder of its own", f"give another {argument('output')}"))
+            raise ArgumentError(
+                message("output", got, "a folder outside of the data", f"give another {argument('output')}")
+            )
 
 
 class _Writer:
@@ -190,7 +192,7 @@ class _Writer:
             got = "no sequence"
             if state.skipped:
                 got += f", but {len(state.skipped):,} rows that were skipped; the first: {state.skipped[0]['error']}"
-            raise DataError(message(job.locations[0], got, "at least one sequence", "check the data"))
+            raise DataError(message(job.locations[0], got, "data with at least one sequence", "check the data"))
 
     def _convert(self, number: int, path: Path, start: tuple[int, ...]) -> None:
         """Convert one input, from where it goes on."""
@@ -308,11 +310,11 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
         return Conversion(folder, statistics, description["skipped"], statistics.sequences, was_there=True)
     if overwrite and key is not None:
         return None
-    got = f"{quote(str(folder))}, where " + ("something else is" if key is None else "other data was converted")
+    got = f"{quote(str(folder))}, which contains " + ("something else" if key is None else "other converted data")
     fix = f"give another {argument('output')}"
     if key is not None:
         fix += f", or {argument('overwrite', True)} to replace it"
-    raise ArgumentError(message("output", got, "what is there is not replaced unasked", fix))
+    raise ArgumentError(message("output", got, "a new folder, or one converted from this data", fix))
 
 
 @dataclass(frozen=True)
@@ -356,8 +358,8 @@ class State(Alike):
             key = None
         if key not in (None, job.key()) and not overwrite:
             got = f"{quote(str(work))}, an unfinished conversion of other data, or in another way"
-            fix = f"finish that first, or drop it with {argument('overwrite', True)}"
-            raise ArgumentError(message("output", got, "what is half done is not replaced unasked", fix))
+            fix = f"finish it first, or discard it with {argument('overwrite', True)}"
+            raise ArgumentError(message("output", got, "a folder without an unfinished conversion of other data", fix))
         if key != job.key():
             clear(work)
             write_file(path, json.dumps({"key": job.key()}).encode())

@@ -69,7 +69,14 @@ class Sequences(TorchDataset[dict[str, Tensor]]):
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
+            raise IndexError(
+                message(
+                    "index",
+                    f"{index}",
+                    f"an index of one of the {len(self)} sequences",
+                    "use an index below len(dataset)",
+                )
+            )
         return self._item(row)
 
     def _item(self, row: int) -> dict[str, Tensor]:
@@ -132,21 +139,23 @@ class SequenceDataset(Sequences):
         total = check_tensor("values", values, 1).shape[0]
         if check_tensor("offsets", offsets).dtype != torch.int64 or offsets.dim() != 1:
             got = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
-            raise ShapeError(message("offsets", got, "(B + 1,) int64", "pass the offsets of these values"))
+            raise ShapeError(message("offsets", got, "of shape (B + 1,), int64", "pass the offsets of these values"))
         if offsets.is_cpu:
             check_offsets(offsets, total, "offsets")
         count = offsets.shape[0] - 1
         expected = total if check_flag("per_element", per_element) else count
         if check_flag("forecast", forecast) and targets is not None:
-            rule = "the targets of a forecast are the elements themselves"
-            raise ArgumentError(message("forecast", "True, and targets", rule, "pass one of the two"))
+            rule = "False with targets, since a forecast predicts the elements themselves"
+            raise ArgumentError(message("forecast", "True, and targets", rule, "pass either forecast or targets"))
         if targets is not None and check_tensor("targets", targets).shape[:1] != (expected,):
-            rule = f"one per {'element' if per_element else 'sequence'}: ({expected}, *features)"
-            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass one each"))
+            rule = f"of shape ({expected}, *features), one per {'element' if per_element else 'sequence'}"
+            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass that many"))
         if ids is not None:
-            check_kind("ids", ids, Sequence, "one per sequence, in a tuple or a list", "convert them")
+            check_kind("ids", ids, Sequence, "a tuple or a list with one id per sequence", "convert them")
         if ids is not None and len(ids) != count:
-            raise ShapeError(message("ids", f"{len(ids)}", f"one per sequence: {count}", "pass one each"))
+            raise ShapeError(
+                message("ids", f"{len(ids)}", f"one id for each of the {count} sequences", "pass that many")
+            )
         self.values = values
         self.offsets = offsets
         self.targets = targets
@@ -339,13 +348,13 @@ def split(records: Records, fraction: float, seed: int = 0, stratify: bool = Tru
 
 def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
     """Which sequences :func:`split` holds out."""
-    rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
+    rule, fix = "above 0 and below 1", "pass e.g. 0.1"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
     check_least("seed", seed, 0)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)
-        fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError(message("records", got, "two parts need at least 2", fix))
+        fix = f"pass more data, or disable validation with {argument('validation_fraction', 0)}"
+        raise ArgumentError(message("records", got, "at least 2 sequences, for two parts", fix))
     mask = np.zeros(count, dtype=np.bool_)
     size = min(max(round(fraction * count), 1), count - 1)
     shuffled = np.random.default_rng(seed).permutation(count)

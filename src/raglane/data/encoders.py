@@ -62,7 +62,7 @@ class FeatureEncoder:
         check_scale("std", (self.std,))
         if self.vocabulary is not None and self.vocabulary[:1] != (UNKNOWN,):
             got = f"{quote(self.vocabulary)}"[:80]
-            raise ArgumentError(message("vocabulary", got, f"categories, the first {UNKNOWN}", "fit it again"))
+            raise ArgumentError(message("vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again"))
 
     @property
     def kind(self) -> str:
@@ -105,14 +105,14 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     for name, counts in counted.items():
         if counts.missing and missing == "error":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
-            raise DataError(message("data", got, "features are there", f"correct the data, or {how_to_fill()}"))
+            raise DataError(message("data", got, "free of missing features", f"correct the data, or {how_to_fill()}"))
         if counts.channel is not None:
             found.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
-            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "at most 2**24 of them"
-            raise DataError(message("data", got, rule, "group the rare ones"))
+            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories per feature"
+            raise DataError(message("data", got, rule, "merge rare categories"))
         found.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(found)
 
@@ -135,7 +135,7 @@ def encode(
             got = "no such feature" if feature is None else feature.kind
             if feature is None and known:
                 got += f" among {quote_all(known)}"
-            what, rule = f"{source}: {quote(encoder.name)}", f"the model was trained on {encoder.kind} of this name"
+            what, rule = f"{source}: {quote(encoder.name)}", f"a feature of {encoder.kind}, as in training"
             raise DataError(message(what, got, rule, "pass data with this feature"))
         if missing == "error":
             _refuse_missing(feature, source)
@@ -157,7 +157,7 @@ def _refuse_missing(feature: Feature, source: str) -> None:
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
-        raise DataError(message(source, got, "features are there", f"correct the data, or {how_to_fill()}"))
+        raise DataError(message(source, got, "free of missing features", f"correct the data, or {how_to_fill()}"))
 
 
 def fit_vocabulary(
@@ -174,8 +174,8 @@ def fit_vocabulary(
 
 def no_tokens() -> DataError:
     """What to raise where a language model is to read numbers."""
-    rule = "a language model reads tokens"
-    return DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
+    rule = "another task for sequences of numbers, since a language model reads tokens"
+    return DataError(message("task", "'language'", rule, "use forecast"))
 
 
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
@@ -228,19 +228,19 @@ def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
         if kind == "class":
             return {"labels": labels}
         if not labels:
-            rule = "at least one label to learn"
-            raise DataError(message(source, "no label anywhere", rule, "check the column of labels"))
+            rule = "data with at least one label"
+            raise DataError(message(source, "no label", rule, "check the column of labels"))
         return {"labels": labels, "per_element": known.per_element}
     if not known.targets:
         raise nothing_to_learn(source, task)
     if not sum(channel.count for channel in known.targets.values()):
-        raise DataError(message(source, "no number to learn", "at least one", "check the data"))
+        raise DataError(message(source, "no target", "data with at least one target", "check the data"))
     mean = tuple(channel.mean for channel in known.targets.values())
     std = tuple(channel.deviation for channel in known.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
         if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
-            got = f"numbers to learn of {name} {list(numbers)}"
-            raise DataError(message(source, got, "mean and deviation fit 32 bits", "give them in another unit"))
+            got = f"targets {name} of {list(numbers)}"
+            raise DataError(message(source, got, "data whose mean and deviation fit 32 bits", "use another unit"))
     return {
         "per_element": known.per_element,
         "target_names": tuple(known.targets),
@@ -256,12 +256,12 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     if wanted.label == "class":
         got, rule = "no labels", "classifying needs one per sequence"
         if wanted.per == "element":
-            got, rule = "no label for each element", "tagging needs them"
+            got, rule = "no label for each element", "data with a label for each element, for tagging"
         return DataError(message(source, got, rule, column))
     got = "numbers" if wanted.label == "numbers" else "sets of labels"
-    rule = f"the task {task} needs {got}, per sequence or per element"
+    rule = f"data with {got} per sequence or per element, for the task {task}"
     fix = f"{column}, and read with {argument('task', task)}"
-    return DataError(message(source, f"no {got} to learn", rule, fix))
+    return DataError(message(source, f"no {got}", rule, fix))
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

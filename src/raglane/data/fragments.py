@@ -92,8 +92,8 @@ class Layout:
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "all files, and all rows, are of one schema"
-                fix = "convert what differs by itself, or make it alike"
+                rule = "data whose files and rows have one schema"
+                fix = "convert files of different schemas separately, or unify them"
                 raise DataError(message(f"{records.source}", got, rule, fix))
 
     def to_config(self) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
-        rule = "the labels of all files are of one kind"
-        raise DataError(message(source, got, rule, "write them alike, or read the files one by one"))
+        rule = "data whose labels are of one kind in all files"
+        raise DataError(message(source, got, rule, "write the labels the same way, or read the files one by one"))
 
 
 @dataclass(frozen=True, eq=False)

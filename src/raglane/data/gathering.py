@@ -132,7 +132,9 @@ class Fragments:
             return
         if first.layout.kind != fragment.layout.kind:
             got = f"{fragment.layout.kind}, after {first.layout.kind}"
-            raise DataError(message(self.name(number), got, "all files are of one schema", "open them one by one"))
+            raise DataError(
+                message(self.name(number), got, "a file of the same schema as the first", "open them one by one")
+            )
 
     def _drop_some(self) -> None:
         """Hold no more of what was read than there is room for."""
@@ -194,7 +196,7 @@ class Gathered:
             except DataError:
                 raise
             except (IndexError, ValueError) as error:
-                rule, fix = "what raglane convert wrote, whole", "delete the folder, and convert the data again"
+                rule, fix = "an undamaged file of raglane convert", "delete the folder, and convert the data again"
                 raise DataError(message(fragments.name(number), "a damaged file", rule, fix)) from error
         if groups:
             self.layout, self.source = fragments.get(groups[0][0]).layout, fragments.name(groups[0][0])

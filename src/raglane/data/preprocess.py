@@ -110,7 +110,7 @@ class Preprocessor:
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
             scale, count = getattr(self, name), len(getattr(self, names))
             if scale is not None and len(scale) != count:
-                got, rule = f"{len(scale)} numbers", f"one per name in {names}, and there are {count}"
+                got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
                 raise ArgumentError(message(name, got, rule, "pass one each"))
             check_scale(name, scale or ())
 
@@ -159,11 +159,11 @@ class Preprocessor:
         known = statistics_of(records)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
-            raise DataError(message(source, got, "training needs elements", "check the data"))
+            raise DataError(message(source, got, "data with elements to train on", "check the data"))
         learned = fit_targets(known, task, source)
         if known.features and task == "language":
-            got = f"the features {quote_all(known.features)} beside the tokens"
-            rule = "a language model reads its own tokens alone"
+            got = f"the features {quote_all(known.features)} in addition to the tokens"
+            rule = "empty for a language model, which reads only tokens"
             raise DataError(
                 message("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
             )
@@ -180,7 +180,7 @@ class Preprocessor:
                 refuse_missing(records)
             got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
-            raise DataError(message("data", got, "features are finite numbers", fix))
+            raise DataError(message("data", got, "data with finite features", fix))
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
@@ -331,7 +331,7 @@ class Preprocessor:
             row, step = place_of(found.offsets, row)
         source, sequence = found.where(row)
         got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
-        known = f"the labels seen in training are {quote_all(self.labels or ())}"
+        known = f"data with labels seen in training, {quote_all(self.labels or ())}"
         raise DataError(message(source, got, known, "train on data that has this label, or correct it"))
 
     def _fitting(self, found: Gathered) -> Targets:
@@ -340,12 +340,12 @@ class Preprocessor:
         if targets is None or targets.is_numbers != (TASKS[self.task].label == "numbers"):
             raise nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
-            got, rule = "targets per element", "the model was trained on one per sequence"
-            raise DataError(message(found.source, got, rule, "give data of the same form"))
+            got, rule = "targets per element", "data with one target per sequence, as in training"
+            raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if len(targets.names) != len(self.target_names):
-            got = f"{len(targets.names)} numbers to learn"
-            rule = f"the model was trained on {len(self.target_names)}: {quote_all(self.target_names)}"
-            raise DataError(message(found.source, got, rule, "give data of the same form"))
+            got = f"{len(targets.names)} targets"
+            rule = f"data with {len(self.target_names)} targets, as in training: {quote_all(self.target_names)}"
+            raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if self.per_element and not targets.per_element:
             # A file in which no sequence has two different labels says so once per sequence.
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
@@ -371,11 +371,11 @@ class Preprocessor:
         """Refuse data of another kind than that of the training part, or without one of its channels."""
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
-            fix = "pass data of the kind that the model was trained on"
-            raise DataError(message(source, got, "the model was trained on tokens", fix))
+            fix = "pass data like that of training"
+            raise DataError(message(source, got, "tokens, as in training", fix))
         if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
             got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
-            rule = f"the model was trained on the channels {quote_all(self.channels)}"
+            rule = f"data with the channels of training, {quote_all(self.channels)}"
             raise DataError(message(source, got, rule, "pass data with these channels"))
 
     def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -427,7 +427,7 @@ class Preprocessor:
 def check_fitted(fitted: Preprocessor) -> None:
     """Refuse attributes that do not go together."""
     if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
-        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
+        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens that begin with {UNKNOWN} and {END}"
         raise CheckpointError(message("preprocessing", got, rule, "train again"))
     if not isinstance(fitted.split, str | None):
         raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
@@ -439,5 +439,5 @@ def check_fitted(fitted: Preprocessor) -> None:
         value = getattr(fitted, name) or None
         if (value is not None) != is_wanted:
             got = f"{name} = {quote(value)} for the task {fitted.task!r}"
-            rule = "labels for classes, names for numbers to learn, and neither for a forecast"
+            rule = "labels for classes, names for targets, and neither for a forecast"
             raise CheckpointError(message("preprocessing", got, rule, "train again"))

@@ -157,7 +157,7 @@ def _ids(ids: Sequence[str | int], layout: Layout) -> Any:
         return arrow.array(ids, arrow.int64() if layout.ids == "numbers" else arrow.string())
     except OverflowError as error:
         odd = next(name for name in ids if isinstance(name, int) and not -(2**63) <= name < 2**63)
-        rule = "a whole number fits 64 bits, with its sign"
+        rule = "integers that fit 64 bits with sign"
         raise DataError(message("ids", quote(odd), rule, "write the ids as strings")) from error
 
 

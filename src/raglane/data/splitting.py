@@ -21,8 +21,8 @@ def check_split(split: str) -> None:
     if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
-    rule = f"{', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
-    raise ArgumentError(message("split", got, rule, "pass characters, say"))
+    rule = f"one of {', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
+    raise ArgumentError(message("split", got, rule, "pass e.g. characters"))
 
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
@@ -70,4 +70,4 @@ def _tokenizer(path: str | None) -> Any:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         got = f"{quote(path)} ({' '.join(str(error).split())[:100]})"
-        raise ArgumentError(message("split", got, "a tokenizer file that can be read", "write it again")) from error
+        raise ArgumentError(message("split", got, "a readable tokenizer file", "write it again")) from error

@@ -190,7 +190,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
             shards, task = Shards.of(path)
             columns = columns or Columns(task=task)
             if columns.wants_labels and not shards.layout.serves(columns.task):
-                rule = f"{quote(str(path))} was converted for the task {task}, and holds no labels of another kind"
+                rule = f"{task}, for which {quote(str(path))} was converted"
                 fix = f"convert the data again, with {argument('task', columns.task)}"
                 raise ArgumentError(message("task", repr(columns.task), rule, fix))
             stores.append(shards)
@@ -232,9 +232,11 @@ def _table(source: Any) -> Any:
                 return found
     except arrow.ArrowException as error:
         detail = " ".join(str(error).split())
-        rule = "columns that Arrow has: lists of numbers or of strings, texts, numbers"
-        raise DataError(message("source", quote(detail), rule, "make the entries of a column alike")) from error
-    rule = "a path, a list of paths, or what speaks Arrow: a pyarrow.Table, a frame, a dataset of Hugging Face"
+        rule = "a table whose columns Arrow supports: lists of numbers or of strings, texts, numbers"
+        raise DataError(
+            message("source", quote(detail), rule, "convert the entries of each column to one type")
+        ) from error
+    rule = "a path, a list of paths, or an Arrow source: a pyarrow.Table, a data frame, a Hugging Face dataset"
     raise ArgumentTypeError(message("source", quote(source), rule, "pass a path, or build a pyarrow.Table"))
 
 
@@ -273,7 +275,7 @@ def expand(locations: Any) -> list[str]:
         check_kind("location", given, (str, os.PathLike), rule, fix)
         found += _expand(os.fspath(given))
     if not found:
-        raise ArgumentError(message("location", "an empty list", "at least one file", "name the data"))
+        raise ArgumentError(message("location", "an empty list", "at least one file", "pass the path of the data"))
     return found
 
 
@@ -292,7 +294,9 @@ def _expand(location: str) -> list[str]:
     else:
         return [location]
     if not found:
-        raise DataError(message(quote(location), "no file", "a pattern fits at least one", "check the pattern"))
+        raise DataError(
+            message(quote(location), "no file", "a pattern that matches at least one file", "check the pattern")
+        )
     return found
 
 
@@ -318,9 +322,9 @@ def _reaching(location: str) -> Iterator[None]:
         raise
     except Exception as error:
         detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
-        got = f"no answer that can be used ({detail})"
-        fix = "check the URL, the connection and the rights; what is done so far is kept"
-        raise DataError(message(quote(location), got, "a URL leads to a file that can be read", fix)) from error
+        got = f"no usable answer ({detail})"
+        fix = "check the URL, the connection and the permissions; work done so far is kept"
+        raise DataError(message(quote(location), got, "the URL of a readable file", fix)) from error
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class TBPTTSampler(Epochs[Chunk]):
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             got = "targets, and data that has its own"
-            raise ArgumentError(message("targets", got, "there is one target each", "leave one of them out"))
+            raise ArgumentError(message("targets", got, "left out if samples contain targets", "leave one of them out"))
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
         self.batch_size = batch_size
         self.steps = steps
@@ -230,9 +230,9 @@ def _read(data: Any) -> tuple[Ragged, Any]:
         raise ArgumentTypeError(
             message(
                 "data",
-                f"samples such as a {type(data[0]).__name__}",
-                "a sample is a tensor or array (L, *features), a pair of that and its target, or a dict with 'inputs'",
-                "convert them, for instance [(inputs, target) for inputs, target, name in samples]",
+                f"samples of type {type(data[0]).__name__}",
+                "samples that are tensors (L, *features), pairs of these and their targets, or dicts with 'inputs'",
+                "convert them, e.g. with [(inputs, target) for inputs, target, name in samples]",
             )
         )
     return batch, targets

@@ -37,27 +37,32 @@ class Signature:
         arguments = example if type(example) is tuple else (example,)
         leaves = pytree.tree_leaves(list(arguments), is_leaf=lambda part: isinstance(part, Ragged))
         batches = [part for part in leaves if isinstance(part, Ragged)]
-        rule = "a Ragged, or a tuple of arguments of which one at least is a Ragged and the others are tensors"
+        rule = "a Ragged, or a tuple of Ragged batches and tensors with at least one Ragged"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
             fix = "wrap the sequences with rl.Ragged(sequences)"
             raise ArgumentTypeError(message("example", f"a {got}", rule, fix))
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
-            raise ArgumentError(message("example", f"{got} sequences", "as many in each batch", "pass one batch"))
+            raise ArgumentError(
+                message("example", f"{got} sequences", "batches with the same number of sequences", "pass one batch")
+            )
         if sum(part.values.shape[0] for part in batches) == 0:
-            raise ArgumentError(message("example", "no element", "at least one element", "pass a batch that has some"))
+            raise ArgumentError(message("example", "no element", "at least one element", "pass a batch with elements"))
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
         if len(names) < len(arguments):
-            rule = f"at most the {len(parameters)} that the model's forward names"
-            fix = "wrap the model in a module whose forward names each"
+            rule = f"at most the {len(parameters)} parameters of the model's forward"
+            fix = "wrap the model in a module whose forward has a parameter for each"
             raise ArgumentError(message("example", f"{len(arguments)} arguments", rule, fix))
         signature = cls(names, arguments, layout)  # type: ignore[arg-type]
         for name, part in signature.leaves():
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
-                got, rule = f"{name} of shape {tuple(part.shape)}", "one dimension alone is as long as the batch"
-                fix = "pass an example with another number of sequences, so that it can be told which dimension it is"
+                got, rule = (
+                    f"{name} of shape {tuple(part.shape)}",
+                    "a tensor with only one dimension as long as the batch",
+                )
+                fix = "pass an example with another number of sequences, which identifies that dimension"
                 raise ArgumentError(message("example", got, rule, fix))
         return signature
 

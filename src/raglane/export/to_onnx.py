@@ -163,6 +163,6 @@ def _bytes_of(program: Any) -> bytes:
         del proto.graph.value_info[:]
         content: bytes = proto.SerializeToString()
     except ValueError as error:
-        rule, fix = "at most 2 GB, which one file holds", "export a smaller model"
+        rule, fix = "at most 2 GB, the limit of one file", "export a smaller model"
         raise ExportError(message("model", str(error).splitlines()[0], rule, fix)) from error
     return content

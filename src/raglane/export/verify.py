@@ -23,7 +23,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 # How often the model is compared with itself, rounded otherwise, where that does not hold; and how much further away
 # a file may be than that.
 _NUDGES, _SAFE = 3, 8
-_TELL = "tell us, with the model; verify=False writes the file all the same"
+_TELL = "report this with the model; verify=False writes the file anyway"
 _BATCHES, _LONGEST, _MOST = 4, 300, 64
 
 
@@ -118,7 +118,7 @@ def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> 
     wanted = _array(expected)
     if array.shape != wanted.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
-        raise ExportError(message(name, got, f"the model's {wanted.shape}", _TELL))
+        raise ExportError(message(name, got, f"of the model's shape {wanted.shape}", _TELL))
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0 if bool((array == wanted).all()) else float("inf")
     finite = np.isfinite(wanted)
@@ -153,7 +153,7 @@ def _check_small(
     for name, share, limit in zip(names, shares, limits, strict=True):
         if not share <= limit:
             got = f"a difference of {share:.1e} of its largest number" if share < torch.inf else "other numbers"
-            raise ExportError(message(name, got, f"what the model gives, to rounding, {limit:.0e}", _TELL))
+            raise ExportError(message(name, got, f"the output of the model, to rounding ({limit:.0e})", _TELL))
 
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
@@ -169,4 +169,4 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 def _refusal(error: Exception) -> ExportError:
     said = str(error).strip().splitlines()[-1]
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError(message("model", f"a graph that the runtime refuses: {said}", "one that it runs", fix))
+    return ExportError(message("model", f"an error of the runtime: {said}", "a graph that the runtime accepts", fix))

@@ -61,8 +61,8 @@ def check_weights(
         name = f"{kind}_l{place[0]}{'_reverse' if place[1] else ''}"
         if shape is None:
             if part is not None:
-                rule = "there is no such weight in a layer of this cell and these sizes"
-                raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build the layer anew"))
+                rule = "None: a layer of this cell and these sizes has no such weight"
+                raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build the layer again"))
         elif part is not None or not optional:
             check_like(name, part, shape, like)
 
@@ -70,7 +70,7 @@ def check_weights(
 def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
     """Refuse offsets that are not those of a batch of ``total`` elements. Numbers on a device are taken on trust."""
     if not isinstance(offsets, Tensor):
-        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
+        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass a tensor"))
     _check_tensor(offsets, device)
     if offsets.is_cpu and not records_operators():
         _check_numbers(offsets, total)
@@ -81,21 +81,21 @@ def _check_tensor(offsets: Tensor, device: torch.device) -> None:
     check_dense("offsets", offsets)
     if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
         got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
-        rule = f"(B + 1,), torch.int64, on {device}, where the values are"
-        raise ShapeError(message("offsets", got, rule, "build the batch anew"))
+        rule = f"of shape (B + 1,), torch.int64, on {device} like the values"
+        raise ShapeError(message("offsets", got, rule, "build the batch again"))
     check_storage("offsets", offsets)
 
 
 @index_arithmetic
 def _check_numbers(offsets: Tensor, total: int) -> None:
-    fix = "build the batch anew: its offsets were changed"
+    fix = "build the batch again: its offsets were changed"
     falls = offsets.diff() < 0
     if int(offsets[0]) != 0:
-        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "offsets begin with 0", fix))
+        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "0", fix))
     if bool(falls.any()):
         place = 1 + int(falls.nonzero()[0])
         got = f"{int(offsets[place])} after {int(offsets[place - 1])}"
-        raise ArgumentError(message(f"offsets[{place}]", got, "offsets never fall", fix))
+        raise ArgumentError(message(f"offsets[{place}]", got, "at least the offset before it", fix))
     if int(offsets[-1]) != total:
         raise ArgumentError(message("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
 
@@ -127,7 +127,7 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     values, offsets = request.values, request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ShapeError(message("input", got, "(N, D)", "pass the flat values"))
+        raise ShapeError(message("input", got, "a tensor (N, D)", "pass the flat values"))
     check_like("input", values, tuple(values.shape), values)
     if isinstance(offsets, Tensor) and offsets.is_cpu and not records_operators():
         check_storage("offsets", offsets)

@@ -117,7 +117,7 @@ class Library:
     def with_isa(self, isa: str) -> Library:
         """The same kernels for another instruction set."""
         if isa not in self.isas:
-            rule = f"one of those available here, {', '.join(self.isas)}"
+            rule = f"one of the instruction sets available here, {', '.join(self.isas)}"
             raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 

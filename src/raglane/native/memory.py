@@ -62,8 +62,11 @@ def plain(name: str, part: Tensor) -> Tensor:
             return found
     except NO_MEMORY:
         pass  # the words follow
-    rule, fix = "numbers in memory, which the cpu kernels read", "pass a plain tensor, or choose backend='reference'"
-    raise ShapeError(message(name, f"a {type(part).__name__} without memory of its own", rule, fix))
+    rule, fix = (
+        "a tensor with memory of its own, which the cpu kernels read",
+        "pass a plain tensor, or choose backend='reference'",
+    )
+    raise ShapeError(message(name, f"a {type(part).__name__} without memory", rule, fix))
 
 
 def address(tensor: Tensor | None) -> int:
@@ -79,12 +82,12 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
     except NO_MEMORY:
         pass  # the words follow
     if not isinstance(part, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass one"))
+        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"))
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
-        raise ShapeError(message(name, got, rule, "pass what the program was made for"))
+        raise ShapeError(message(name, got, rule, "pass a tensor of the shape and dtype of the program"))
     check_storage(name, part)
     return plain(name, part).clone(memory_format=torch.contiguous_format)
 

@@ -172,17 +172,17 @@ class SequenceEncoder(nn.Module):
             # Somebody's own, which knows what it reads.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
-            rule, fix = "tokens, of int64 or int32", "leave embedding out for elements of floats"
+            rule, fix = "a batch of tokens of int64 or int32", "leave embedding out for elements of floats"
             raise ArgumentTypeError(message("batch", f"values of {batch.dtype}", rule, fix))
         if batch.features:
-            rule = "one token per element"
+            rule = "a batch of one token per element"
             raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"))
         # Only where looking does not wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
-                fix = "map unknown tokens to one that is known, or build the encoder with a larger input_size"
+                fix = "map unknown tokens to a token of the vocabulary, or build the encoder with a larger input_size"
                 raise ArgumentError(message("batch", f"tokens from {lowest} to {highest}", rule, fix))
         return batch.map(self.embedding)
 
@@ -195,18 +195,18 @@ def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     if callable(layer) and not layer_norm and not isinstance(layer, nn.Module):
         return layer  # type: ignore[no-any-return]
     if layer_norm:
-        rule = f"with layer_norm one of {', '.join(known)}"
+        rule = f"one of {', '.join(known)} with layer_norm"
         raise ArgumentError(message("layer", repr(layer), rule, "choose one of them, or leave layer_norm out"))
-    rule = f"one of {', '.join(known)}, or what makes a layer, such as a class of rl.nn"
+    rule = f"one of {', '.join(known)}, or a function that builds a layer, such as a class of rl.nn"
     raise ArgumentError(message("layer", repr(layer), rule, "choose one of them"))
 
 
 def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
     """The recurrent layer."""
-    rule = "what makes a layer of rl.nn from (input_size, hidden_size, **options)"
+    rule = "a function that builds a layer of rl.nn from (input_size, hidden_size, **options)"
     check_signature("layer", make, rule, width, hidden_size, **options)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
-        got = f"what makes a {type(layer).__module__}.{type(layer).__name__}"
+        got = f"a function that returns a {type(layer).__module__}.{type(layer).__name__}"
         raise ArgumentTypeError(message("layer", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
     return layer

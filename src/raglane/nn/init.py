@@ -116,7 +116,7 @@ def chrono_(layer: L, max_length: int) -> L:
         True
     """
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 2:
-        raise ArgumentError(message("max_length", repr(max_length), "a whole number of at least 2", "pass 100, say"))
+        raise ArgumentError(message("max_length", repr(max_length), "a whole number of at least 2", "pass e.g. 100"))
     opened = list(_bias_of(layer, "f"))
     for block in opened:
         with torch.no_grad():
@@ -134,8 +134,8 @@ def _check_gain(gain: Any) -> None:
 
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
-        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer that makes its parameters itself"
-        raise ArgumentTypeError(message("layer", got, rule, "initialise the cell's module, where it is made"))
+        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer that creates its own parameters"
+        raise ArgumentTypeError(message("layer", got, rule, "initialise the cell's module where it is created"))
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():
@@ -165,7 +165,7 @@ def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
     if not found:
         fix = "leave this initialisation out"
-        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"the cell has a matrix {name}", fix))
+        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"a layer whose cell has a matrix {name}", fix))
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
@@ -173,7 +173,11 @@ def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
-        raise ArgumentError(message("layer", got, f"a gate {gate!r} with a bias", "choose another initialisation"))
+        raise ArgumentError(
+            message(
+                "layer", got, f"a layer whose cell has a gate {gate!r} with a bias", "choose another initialisation"
+            )
+        )
     rows = cell.block("bias_ih", gate, layer.hidden_size)
     for second in _parameters(layer, "bias_hh"):
         nn.init.zeros_(second.detach()[rows])

@@ -30,7 +30,7 @@ _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
 
 def _check_batch(batch: Any) -> None:
     fix = "wrap it with rl.Ragged(sequences) or rl.Ragged.from_padded(padded, lengths)"
-    check_kind("batch", batch, Ragged, "a Ragged says where its sequences end", fix)
+    check_kind("batch", batch, Ragged, "a Ragged", fix)
 
 
 class Pooling(nn.Module):
@@ -121,7 +121,7 @@ class AttentionPooling(nn.Module):
         self.heads = check_count("heads", heads)
         check_dtype(dtype)
         if features % heads != 0:
-            rule = f"a number that divides features, {features}, since each head weighs a block of them"
+            rule = f"a divisor of features, {features}, since each head weights a block of them"
             raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
         self.hidden = RowLinear(features, features, bias=False, device=device, dtype=dtype)
         self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
@@ -138,7 +138,7 @@ class AttentionPooling(nn.Module):
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
-            rule = f"one dimension of {self.features} features"
+            rule = f"a batch with one dimension of {self.features} features"
             fix = "build the pooling with the features of its input"
             raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
         check_fits("batch", batch.values, self.hidden.weight)

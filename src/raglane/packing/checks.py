@@ -38,11 +38,11 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
         fix = "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack"
         raise KindError(message(argument, f"type {type(padded).__name__}", rule, fix))
     if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
-        fix = "convert it first, for instance with .to_dense()"
+        fix = "convert it first, e.g. with .to_dense()"
         raise KindError(message(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
     if padded.dim() < 2:
-        rule = "one dimension of sequences and one of steps"
-        fix = f"add the missing one, for instance {argument}.unsqueeze(0) for one sequence with batch_first=True"
+        rule = "a tensor with a dimension of sequences and one of steps"
+        fix = f"add the missing one, e.g. {argument}.unsqueeze(0) for one sequence with batch_first=True"
         raise DimensionError(message(argument, f"shape {tuple(padded.shape)}", rule, fix))
     first, second = padded.shape[:2]
     return (first, second) if batch_first else (second, first)
@@ -53,14 +53,14 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
     """``(count,)`` int64 lengths, on the device where they are, else an array; their values are not looked at."""
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
-        fix = "count the steps of each sequence; no mask"
+        fix = "pass the number of steps of each sequence, not a mask"
         raise ShapeError(message("lengths", f"dtype {tensor.dtype}", "integers", fix))
     if tensor.dim() != 1:
         fix = "pass one number per sequence"
-        raise DimensionError(message("lengths", f"shape {tuple(tensor.shape)}", "one dimension, (B,)", fix))
+        raise DimensionError(message("lengths", f"shape {tuple(tensor.shape)}", "one-dimensional, (B,)", fix))
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
-        rule = f"one length per sequence, and the {axis} dimension of the padded batch holds {count}"
+        rule = f"one length for each of the {count} sequences in the {axis} dimension of the padded batch"
         fix = f"pass {count} of them, or batch_first={not batch_first} if the sequences are the other dimension"
         raise DimensionError(message("lengths", f"{tensor.shape[0]} lengths", rule, fix))
     if not tensor.is_cpu:
@@ -78,7 +78,7 @@ def _tensor_from(lengths: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer per sequence, in a list, a tuple or a tensor"
-        raise kind(message("lengths", quote(lengths), rule, "pass for instance [9, 8, 6]")) from error
+        raise kind(message("lengths", quote(lengths), rule, "pass e.g. [9, 8, 6]")) from error
     return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
 
 
@@ -103,7 +103,7 @@ def check_range(low: int, high: int, steps: int) -> None:
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
     """Raise because lengths must fall."""
-    rule = "none longer than the one before it, since enforce_sorted is True"
+    rule = "in decreasing order, since enforce_sorted is True"
     fix = "pass enforce_sorted=False, or sort the sequences by decreasing length"
     raise ShapeError(message("lengths", quote(lengths.tolist()), rule, fix))
 
@@ -127,7 +127,7 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
         got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
-        rule = f"above 0, none above the one before it, the first at most {count}, their sum the number of elements"
+        rule = f"positive and never rising, the first at most {count}, with the number of elements as their sum"
         raise ShapeError(message(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
 
@@ -141,13 +141,13 @@ def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, I
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
     """A permutation; its values are checked on a CPU only, since on a device that would wait."""
-    name, fix = "permutation", "pass the indices that torch.argsort gives"
+    name, fix = "permutation", "pass the result of torch.argsort"
     if not isinstance(permutation, Tensor):
         raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
     if permutation.is_nested or permutation.layout is not torch.strided:
         raise KindError(message(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
     if permutation.dim() != 1:
-        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "one dimension, (B,)", fix))
+        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "one-dimensional, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(message(name, f"dtype {permutation.dtype}", "integers", fix))
     plain: Tensor = permutation.resolve_neg()
@@ -164,7 +164,7 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(message(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))
+        raise ShapeError(message(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix))
 
 
 # -- lists of sequences -----------------------------------------------------------------------------------------------
@@ -198,27 +198,29 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 
 def _raise_no_list(sequences: Any) -> NoReturn:
     rule = "a list of tensors, one per sequence"
-    fix = "pass for instance [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
+    fix = "pass e.g. [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
     raise KindError(message("sequences", f"type {type(sequences).__name__}", rule, fix))
 
 
 def raise_unfit(sequences: tuple[Any, ...]) -> None:
     """Raise where something keeps sequences from lying one after the other, and say what."""
     if not sequences:
-        rule = "at least one, since the features and the dtype are read from them"
+        rule = "at least one sequence, from which features and dtype are read"
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
         raise ShapeError(message("sequences", "none", rule, fix))
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
             fix = "wrap it with torch.as_tensor"
-            raise KindError(message(argument, f"type {type(sequence).__name__}", "each sequence is a tensor", fix))
+            raise KindError(message(argument, f"type {type(sequence).__name__}", "a tensor", fix))
         if sequence.layout is not torch.strided or sequence.is_nested:
             got = f"a tensor of {sequence.layout}"
-            raise KindError(message(argument, got, "dense tensors", "call .to_dense() on it"))
+            raise KindError(message(argument, got, "a dense tensor", "call .to_dense() on it"))
         if sequence.dim() == 0:
             fix = "pass sequences of shape (L, *features)"
-            raise DimensionError(message(argument, "a tensor without dimensions", "the first counts steps", fix))
+            raise DimensionError(
+                message(argument, "a tensor without dimensions", "a tensor whose first dimension is the steps", fix)
+            )
         first = sequences[0]
         for what, mine, its in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
@@ -226,10 +228,10 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
             ("device", sequence.device, first.device),
         ):
             if mine != its:
-                rule = f"sequences share it, and sequences[0] has {its}"
+                rule = f"of the same {what} as sequences[0], {its}"
                 fix = f"make them agree, for instance with sequence.to({its})"
                 if what == "trailing shape":
-                    fix = "pass sequences of shape (L, *features) that differ in L alone"
+                    fix = "pass sequences of shape (L, *features) that differ only in L"
                 raise ShapeError(message(argument, f"{what} {mine}", rule, fix))
 
 
@@ -246,7 +248,7 @@ def read_padding_value(value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
-        raise KindError(message("padding_value", f"type {type(value).__name__}", "one number", "pass for instance 0.0"))
+        raise KindError(message("padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0"))
     number: float = value  # type: ignore[assignment]  # Number is what int, float, complex and NumPy's share
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
         raise KindError(message("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
@@ -274,6 +276,6 @@ def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
         rule = f"at least the longest length, {steps}"
         raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps} or more, or None"))
     if wanted * max(count, 1) >= 2**62:
-        rule = "the elements of the padded batch can be counted"
+        rule = "small enough for 64-bit numbers of elements"
         raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps}, or None"))
     return wanted

@@ -62,7 +62,7 @@ class FlatBatch:
         """
         check_tensor("values", values, least=1)
         if values.shape[0] != self._values.shape[0]:
-            rule = f"one row per element, {self._values.shape[0]}"
+            rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
             raise ShapeError(message("values", f"shape {tuple(values.shape)}", rule, "compute them from .values"))
         check_device("values", values, self._offsets.device)
         return self._like(values)
@@ -192,7 +192,7 @@ class FlatBatch:
                 return
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
-            rule = f"the same lengths as {whose}, here {int(theirs[place])}"
+            rule = f"a batch with the lengths of {whose}, here {int(theirs[place])}"
         raise ShapeError(message(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
     def _value(self, name: str, value: Any) -> Any:

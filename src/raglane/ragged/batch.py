@@ -115,11 +115,18 @@ class Ragged(SequenceOperations, Conversions):
         try:
             position = operator.index(index)
         except (TypeError, RuntimeError):
-            rule = "an integer, a slice, a list, an index tensor or a mask chooses sequences"
+            rule = "an integer, a slice, a list, an index tensor or a mask, which choose sequences"
             fix = "call r.map(lambda values: values[..., k]) to choose features"
             raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
         if not -len(self) <= position < len(self):
-            raise IndexError(message("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
+            raise IndexError(
+                message(
+                    "index",
+                    quote(position),
+                    f"an index of one of the {len(self)} sequences",
+                    "use an index below len(r)",
+                )
+            )
         host_offsets = self._host_offsets()
         position %= len(self)
         return self._values[int(host_offsets[position]) : int(host_offsets[position + 1])]
@@ -128,9 +135,9 @@ class Ragged(SequenceOperations, Conversions):
         try:
             start, stop, step = index.indices(len(self))
         except (TypeError, ValueError, RuntimeError) as error:
-            rule = "integers or None, and a step that is not 0"
+            rule = "a slice of integers or None, with a step other than 0"
             kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
-            raise kind(message("index", quote(index), rule, "pass for instance r[2:5]")) from error
+            raise kind(message("index", quote(index), rule, "pass e.g. r[2:5]")) from error
         if step != 1:
             return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
@@ -232,20 +239,20 @@ class Ragged(SequenceOperations, Conversions):
 
     def __bool__(self) -> bool:
         # A batch is a container, which would make `if a == b` true for whatever they hold.
-        rule = "a batch of many values is neither true nor false"
-        fix = "ask len(r) > 0, or (a == b).values.all()"
-        raise ArgumentTypeError(message("a Ragged", "a question for its truth", rule, fix))
+        rule = "compared or counted before it is used as a bool"
+        fix = "write len(r) > 0, or (a == b).values.all()"
+        raise ArgumentTypeError(message("a Ragged", "a batch of values, which is neither true nor false", rule, fix))
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what a Ragged does not have; for a method of tensors, say what there is instead.
+        # Reached only for what a Ragged does not have; for a method of torch.Tensor, say what there is instead.
         if hasattr(Tensor, name) and not name.startswith("__"):
-            rule = "a Ragged has no dimension for its steps, so not every one applies"
+            rule = "a method that a Ragged has"
             fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
-            raise AttributeError(message(f"Ragged.{name}", "a method of tensors", rule, fix))
+            raise AttributeError(message(f"Ragged.{name}", "a method of torch.Tensor", rule, fix))
         raise AttributeError(f"Ragged has no attribute {name!r}")
 
     # -- how it shows itself ------------------------------------------------------------------------------------------
@@ -298,7 +305,7 @@ def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exceptio
         torch.empty(0, device="cpu").to(*args, **kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError):
         got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
-        rule = f"what torch.Tensor.to takes, and a device that is here ({str(error).splitlines()[0]})"
+        rule = f"arguments of torch.Tensor.to, and an available device ({str(error).splitlines()[0]})"
         raise ArgumentTypeError(message("to", got, rule, "pass a device, a dtype or both")) from error
 
 

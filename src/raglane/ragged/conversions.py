@@ -48,7 +48,7 @@ class Conversions(FlatBatch):
         """
         values = read_values(values, "values")
         if (offsets is None) == (lengths is None):
-            rule = "exactly one of them says where the sequences are"
+            rule = "given as exactly one of the two"
             fix = "pass lengths=[...] or offsets=[0, ...]"
             raise ArgumentTypeError(message("offsets, lengths", "neither" if offsets is None else "both", rule, fix))
         if offsets is None:
@@ -60,7 +60,7 @@ class Conversions(FlatBatch):
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
-                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass real ones"))
+                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass a tensor with data"))
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # what is wrong the kernels will say when they run
@@ -103,7 +103,7 @@ class Conversions(FlatBatch):
             [tensor([1, 2]), tensor([3, 4, 5])]
         """
         if (lengths is None) == (mask is None):
-            rule = "exactly one of them says which elements are real"
+            rule = "given as exactly one of the two"
             fix = "pass the lengths, or a bool mask (B, T) for padding that is not on the right"
             raise ArgumentTypeError(message("lengths, mask", "neither" if lengths is None else "both", rule, fix))
         batch_first = check_flag("batch_first", batch_first)
@@ -116,10 +116,10 @@ class Conversions(FlatBatch):
     def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
+            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass e.g. mask.bool()"))
         check_tensor("mask", mask)
         if mask.shape != padded.shape[:2]:
-            rule = f"the first two dimensions of padded, which is {tuple(padded.shape)}"
+            rule = f"a tensor of the first two dimensions of padded, {tuple(padded.shape[:2])}"
             fix = "pass one entry for each element of the padded tensor"
             raise ShapeError(message("mask", f"shape {tuple(mask.shape)}", rule, fix))
         if not batch_first:

@@ -102,7 +102,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     kind = _TABLE.get(function)
     if kind is None:
         name = getattr(function, "__name__", str(function))
-        rule = "only functions of each element, or of its features, apply to a ragged batch as it is"
+        rule = "a function of each element, or of its features, to accept a Ragged"
         raise RaggedFunctionError(message(name, "a Ragged", rule, hint(name)))
     return kind
 
@@ -121,7 +121,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     dims = dim if isinstance(dim, tuple | list) else (dim,)
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
-    rule = f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged"
+    rule = f"a feature dimension, counted from the end (here {features})"
     raise RaggedFunctionError(message(f"dim of {name}", quote(dim), rule, hint(name)))
 
 
@@ -130,7 +130,9 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
-        raise RaggedFunctionError(message("out", "a tensor", "a Ragged is immutable", "use what the call returns"))
+        raise RaggedFunctionError(
+            message("out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call")
+        )
     found = _arguments(args, kwargs)
     batches = [value for value in found if isinstance(value, kind)]
     features = batches[0].values.dim() - 1
@@ -174,7 +176,9 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
         got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
         fix = "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))"
-        raise ShapeError(message(name, got, "elements have the same number of feature dimensions", fix))
+        raise ShapeError(
+            message(name, got, "called with elements that have the same number of feature dimensions", fix)
+        )
     other._needs_lengths_of(name, batch, "the batch beside it has")
 
 
@@ -182,7 +186,7 @@ def _broadcast_message(name: str, value: Tensor, features: int) -> str:
     return message(
         name,
         f"a tensor of shape {tuple(value.shape)}",
-        f"a plain tensor meets the features of each element, so it has at most {features} dimension(s) here",
+        f"called with a plain tensor of at most {features} dimension(s), those of an element",
         "call r.spread(x) for one value per sequence, or r.map(lambda values: values + x) for one per element",
     )
 
@@ -192,13 +196,15 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
         fix = "pass r.values"
-        raise RaggedFunctionError(message(name, "a Ragged that is not its input", "only the input may be ragged", fix))
+        raise RaggedFunctionError(
+            message(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
+        )
     needed = 0
     if name == "linear":
         needed = 1
     elif name in ("layer_norm", "rms_norm"):
         needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])
     if features < needed:
-        rule = f"it acts on the last {needed} feature dimension(s)"
+        rule = f"called with elements that have the last {needed} feature dimension(s)"
         fix = "give the elements one, r.map(lambda values: values.unsqueeze(-1))"
         raise RaggedFunctionError(message(name, f"elements of {features} feature dimension(s)", rule, fix))

@@ -49,11 +49,11 @@ def _read_sequence(item: Any, index: int) -> Tensor:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         got = f"a {type(item).__name__} that is not an array of numbers"
-        rule = "a sequence is a tensor (L, *features), or lists of numbers of one shape"
-        fix = "turn texts into indices with a vocabulary first"
+        rule = "a tensor (L, *features), or lists of numbers of one shape"
+        fix = "map texts to indices with a vocabulary first"
         raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
     if tensor.is_nested:
-        rule = "a sequence is a tensor (L, *features)"
+        rule = "a tensor (L, *features)"
         fix = "call Ragged.from_nested on the nested tensor itself"
         raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
     return tensor
@@ -62,16 +62,16 @@ def _read_sequence(item: Any, index: int) -> Tensor:
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
     """Raise a ShapeError that names the first sequence that does not go with the others."""
     if typical.dim() == 0:
-        rule = "each sequence has at least one dimension, its steps"
+        rule = "sequences with at least one dimension, the steps"
         fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
-        raise ShapeError(message("sequences", "a number where a sequence belongs", rule, fix))
+        raise ShapeError(message("sequences", "a number in place of a sequence", rule, fix))
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
             got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
             rule = (
-                f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
-                f"{typical.device}, as the others are"
+                f"(L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
+                f"{typical.device}, like the other sequences"
             )
             fix = "convert it with .to(...) or .reshape(...) first"
             raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
@@ -89,7 +89,7 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         values, lengths = from_list(list(nested.unbind()))
         return values, offsets_from_lengths(lengths).to(values.device)
     if getattr(nested, "_ragged_idx", 1) != 1:
-        rule, fix = "only dimension 1, the steps, may be ragged", "transpose it back before you convert it"
+        rule, fix = "ragged only in dimension 1, the steps", "transpose it before the conversion"
         raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
     jagged: Any = nested  # its methods are none of Tensor's
     # A copy, since whoever holds the nested tensor can write to its offsets.
@@ -101,8 +101,11 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         return values, offsets
     lengths = holes.to(torch.int64)
     if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
-        got, rule = "offsets and lengths that reach beyond its values", "each sequence is a part of the values"
-        raise ShapeError(message("nested", got, rule, "make the nested tensor anew"))
+        got, rule = (
+            "offsets and lengths that reach beyond its values",
+            "a nested tensor whose sequences are within its values",
+        )
+        raise ShapeError(message("nested", got, rule, "create the nested tensor again"))
     total = int(lengths.sum())
     index = element_index(offsets[:-1], lengths, total)
     return values.index_select(0, index), offsets_from_lengths(lengths)
@@ -135,8 +138,8 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         _refuse_nulls(flat, "array's elements")
         sizes = np.unique(np.diff(_list_offsets(flat)))
         if len(sizes) > 1:
-            rule = "every element of every sequence has the same number of channels"
-            fix = "make the inner lists equally long"
+            rule = "an array whose elements all have the same number of channels"
+            fix = "pad or cut the inner lists to one length"
             raise ShapeError(message("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix))
         channels = int(sizes[0]) if len(sizes) else int(getattr(flat.type, "list_size", 0))
         return _numbers(flat.flatten()).reshape(len(flat), channels), torch.from_numpy(offsets)
@@ -159,8 +162,8 @@ def _list_offsets(array: Any) -> NDArray[np.int64]:
 def _refuse_nulls(array: Any, name: str) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        rule = "a batch has no nulls: an empty sequence is an empty list"
-        fix = "drop or fill them first, for instance with pyarrow.compute.fill_null"
+        rule = "without nulls; an empty sequence is an empty list"
+        fix = "drop or fill them first, e.g. with pyarrow.compute.fill_null"
         raise ArgumentError(message(name, f"{array.null_count} null(s), the first at index {row}", rule, fix))
 
 
@@ -171,8 +174,8 @@ def _numbers(flat: Any) -> Tensor:
     if pyarrow.types.is_boolean(kind):
         return torch.from_numpy(flat.to_numpy(zero_copy_only=False))
     if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
-        rule = "lists of numbers or booleans, or of lists of numbers"
-        fix = "turn tokens into indices with a vocabulary, and timestamps into numbers, first"
+        rule = "an array of lists of numbers or booleans, or of lists of numbers"
+        fix = "first map tokens to indices with a vocabulary, and timestamps to numbers"
         raise ArgumentTypeError(message("array", f"a list of {kind}", rule, fix))
     return as_tensor(flat.to_numpy(zero_copy_only=True))
 
@@ -182,10 +185,12 @@ def to_arrow(values: Tensor, offsets: Tensor) -> Any:
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         fix = "convert with .to(torch.float32) first"
-        raise ArgumentTypeError(message("values", str(values.dtype), "a dtype that Arrow has", fix))
+        raise ArgumentTypeError(message("values", str(values.dtype), "of a dtype that Arrow has", fix))
     if 0 in values.shape[1:]:
-        rule = "Arrow has no empty features"
-        raise ArgumentTypeError(message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "leave them"))
+        rule = "elements with features of at least 1"
+        raise ArgumentTypeError(
+            message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "keep such batches out of Arrow")
+        )
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

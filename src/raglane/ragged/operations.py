@@ -187,7 +187,7 @@ class SequenceOperations(FlatBatch):
         check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
         check_device("per_sequence", per_sequence, self.values.device)
         if per_sequence.shape[0] != count:
-            rule, fix = f"one row per sequence, and the batch has {count}", "pass a tensor (B, *features)"
+            rule, fix = f"a tensor with one row for each of the {count} sequences", "pass a tensor (B, *features)"
             raise ShapeError(message("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix))
         return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
 
@@ -234,8 +234,8 @@ class SequenceOperations(FlatBatch):
         size = check_whole("size", size)
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
-            rule = "size is at least 1, and step at least 1 and at most size, so that no element is left out"
-            fix = "pass for instance windows(50) or windows(50, step=25)"
+            rule = "at least 1, and step at most size, so that no element is left out"
+            fix = "pass e.g. windows(50) or windows(50, step=25)"
             raise ArgumentError(message("size, step", f"{size}, {step}", rule, fix))
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
@@ -268,14 +268,16 @@ class SequenceOperations(FlatBatch):
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
                 raise ArgumentTypeError(
-                    message("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
+                    message("others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first")
                 )
             if (other.dtype, other.device) != (self.dtype, self.device):
-                got, rule = f"{other.dtype} on {other.device}", f"as here: {self.dtype} on {self.device}"
+                got, rule = f"{other.dtype} on {other.device}", f"{self.dtype} on {self.device}, like this batch"
                 raise ShapeError(message("others", got, rule, "convert it with .to(...)"))
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
                 got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
-                rule = f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}"
+                rule = (
+                    f"{self.offsets.shape[0] - 1} sequences of features {tuple(self.values.shape[1:])}, like this batch"
+                )
                 fix = "call Ragged([*a, *b]) to put more sequences into a batch"
                 raise ShapeError(message("others", got, rule, fix))
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
@@ -325,9 +327,11 @@ class SequenceOperations(FlatBatch):
     def _needs_real(self, name: str) -> None:
         if self.values.is_complex():
             fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(message(name, str(self.values.dtype), "real numbers, which can be compared", fix))
+            raise ArgumentTypeError(
+                message(name, str(self.values.dtype), "of real numbers, which can be compared", fix)
+            )
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):
             fix = f"call r.to(torch.float32).{name}()"
-            raise ArgumentTypeError(message(name, str(self.values.dtype), "a floating-point dtype", fix))
+            raise ArgumentTypeError(message(name, str(self.values.dtype), "of a floating-point dtype", fix))

@@ -69,7 +69,7 @@ def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
     """Runs beside each other, those on the same data in a group, the best first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
-        raise DataError(message("runs", "none", "at least one folder of a run", "give the folders of runs"))
+        raise DataError(message("runs", "none", "at least one folder of a run", "pass the folders of runs"))
     groups: dict[tuple[str, str], list[Reached]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)

@@ -32,9 +32,9 @@ class RunModule(nn.Module):
     def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
         super().__init__()
         if preprocessor.features:
-            got = f"{len(preprocessor.features)} beside the main column"
-            rule = "one column of numbers or tokens: features beside it are joined outside of the network"
-            fix = "prepare the data before the file, and export run.model by rl.export.onnx"
+            got = f"{len(preprocessor.features)} features"
+            rule = "left out of the model: the file contains only the network for one column"
+            fix = "preprocess the data yourself, and export run.model with rl.export.onnx"
             raise ExportError(message("features", got, rule, fix))
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None

@@ -127,8 +127,8 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
         near = nearest(unknown, [*settings, *columns])
-        fix = f"pass {near}, perhaps" if near else "see raglane.training.settings.Settings"
-        rule = "an option of raglane.training.settings.Settings, or a column"
+        fix = f"pass e.g. {near}" if near else "see raglane.training.settings.Settings"
+        rule = "options of raglane.training.settings.Settings, or columns"
         raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
     chosen = {name: _typed(name, value) for name, value in options.items() if name in settings}
     return chosen, chosen_columns({name: value for name, value in options.items() if name in columns})

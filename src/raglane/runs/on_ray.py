@@ -43,7 +43,7 @@ class Block:
 def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
     """Predict for Parquet files, in actors of a Ray cluster."""
     if os.path.lexists(output):
-        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another"))
+        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another folder"))
     check_place("output", output)
     blocks = list(_blocks(data))
     ray = connected()
@@ -84,14 +84,14 @@ def _blocks(data: str) -> Iterator[Block]:
     paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
     if not paths:
         fix = "name Parquet files, or a folder of them; raglane predict without --engine reads other formats"
-        raise DataError(message("data", f"no Parquet file at {quote(data)}", "at least one", fix))
+        raise DataError(message("data", f"{quote(data)}", "the path of at least one Parquet file", fix))
     before = 0
     for path in paths:
         try:
             metadata = parquet.read_metadata(path)
         except (arrow.ArrowException, OSError) as error:
-            got = "a file that is no whole Parquet file"
-            raise DataError(message(path, got, "Ray reads Parquet", "copy it again, or convert it")) from error
+            got = "a damaged file or another format"
+            raise DataError(message(path, got, "a Parquet file", "copy it again, or convert it")) from error
         begin, rows = 0, 0
         for group in range(metadata.num_row_groups):
             count = metadata.row_group(group).num_rows
@@ -160,4 +160,8 @@ def _check(done: list[dict[str, Any]], count: int) -> None:
     missing = set(range(count)) - {int(row["place"]) for row in done}
     if missing:
         got = f"no answer for {len(missing)} of {count} blocks"
-        raise DataError(message("engine", got, "each block is done once", f"run it again, {argument('engine', 'ray')}"))
+        raise DataError(
+            message(
+                "engine", got, "complete, with an answer for each block", f"run it again, {argument('engine', 'ray')}"
+            )
+        )

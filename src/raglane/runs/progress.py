@@ -170,8 +170,8 @@ class LoggingWatcher:
             self._logger.log_hyperparams(self._settings.to_config())
         except Exception as error:
             # What its package finds missing: an account, a server, a database.
-            got = f"{quote(self._settings.logger)}, which says: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            rule, fix = "a logger that can begin", "set it up, or leave it out"
+            got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
+            rule, fix = "a logger that starts", "configure it, or leave it out"
             raise ArgumentError(message("logger", got, rule, fix)) from error
         if self._watcher is not None:
             self._watcher.started(state, epochs, batches)

@@ -55,8 +55,8 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
         >>> rl.load("no/such/folder")
         Traceback (most recent call last):
         ...
-        raglane.errors.CheckpointError: no/such/folder: got no such folder; the rule: the folder of a run or of a \
-model. Fix: give the folder that raglane train wrote.
+        raglane.errors.CheckpointError: no/such/folder must be the folder of a run or of a model, \
+got no such folder. Pass the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
@@ -264,7 +264,7 @@ class Run:
         source = Source(None, format, renamed(trained, chosen_columns(columns)))
         if isinstance(data, (str, os.PathLike)):
             if labels is not None:
-                rule = "a file has its labels in a column"
+                rule = "the name of a column, for a file"
                 raise ArgumentTypeError(message("labels", quote(labels), rule, "name the column, as label='kind'"))
             return replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
         records = source.take(data, labels, self.task, need_labels=need_labels)
@@ -273,8 +273,8 @@ class Run:
         # Channels without names are those of training, in their order: as many as there were.
         if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
             got = f"{count_of(len(records.channels), 'channel')} without names"
-            rule = f"the model was trained on {len(self.channels)}: {quote_all(self.channels)}"
-            raise DataError(message("data", got, rule, "give sequences (steps, channels) with these channels"))
+            rule = f"sequences of {len(self.channels)} channels, as in training: {quote_all(self.channels)}"
+            raise DataError(message("data", got, rule, "pass sequences (steps, channels) with these channels"))
         return replace(records, channels=self.channels) if len(records.channels) == len(self.channels) else records
 
     def test_part(self) -> Records:
@@ -298,7 +298,7 @@ class Run:
                 return data.source(data.test).read(self.task)
             if data.path is None:
                 return Source(None, None).read(self.task, part="test")
-        raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))
+        raise ArgumentError(message("data", "nothing", "given, since this run has no test data", "pass DATA"))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model to a folder of its own, for :func:`raglane.load` and the commands.
@@ -312,7 +312,7 @@ class Run:
         """
         path = as_path(folder)
         if os.path.lexists(path):
-            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another"))
+            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another folder"))
         check_place("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))

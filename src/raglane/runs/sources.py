@@ -111,7 +111,7 @@ def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            rule = f"what data holds is said by {', '.join(known)}"
+            rule = f"one of {', '.join(known)}"
             raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
         if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
@@ -149,8 +149,8 @@ class Source:
         if not isinstance(data, (str, os.PathLike)):
             return replace(self, path=None, held=(data, labels))
         if labels is not None:
-            rule, fix = "a file has its labels in a column", "name it, as label='kind'"
-            raise ArgumentTypeError(message("labels", f"labels beside a file as {name}", rule, fix))
+            rule, fix = "left out for a file, whose labels are in a column", "name the column, e.g. label='kind'"
+            raise ArgumentTypeError(message("labels", f"labels with a file as {name}", rule, fix))
         return replace(self, path=as_path(data), held=None)
 
     @property
@@ -191,7 +191,7 @@ class Source:
         from raglane.data.objects import records_from
 
         if self.columns.on_bad_row != "fail":
-            rule = "the rows of a file may be left out; what a program holds it can leave out itself"
+            rule = "left out for data in memory"
             raise ArgumentError(message("on_bad_row", quote(self.columns.on_bad_row), rule, "pass a file"))
         return records_from(data, labels, self.asked(task, need_labels=need_labels))
 
@@ -297,8 +297,8 @@ class Sources(NamedTuple):
 def check_default(source: Source, settings: ModelSettings) -> None:
     """Refuse a task that the default data is not for."""
     if source.is_default and settings.task != "classify":
-        rule = f"the default data, {DEFAULT_DATA}, is to classify"
-        raise ArgumentError(message("task", repr(settings.task), rule, "give DATA"))
+        rule = f"classify for the default data, {DEFAULT_DATA}"
+        raise ArgumentError(message("task", repr(settings.task), rule, "pass DATA"))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class TablePredictor:
         if len(records) != rows.num_rows:
             got = f"{len(records)} sequences in {rows.num_rows} rows"
             fix = "gather the elements of a sequence into a list"
-            raise ArgumentTypeError(message("table", got, "a row is a sequence", fix))
+            raise ArgumentTypeError(message("table", got, "a table with one sequence per row", fix))
         return _like(table, self._columns(records, arrow))
 
     def _columns(self, records: Any, arrow: Any) -> Any:

@@ -71,7 +71,7 @@ def train_run(
         if resume:
             if overwrite:
                 got = f"True, with {argument('resume', True)}"
-                raise ArgumentError(message("overwrite", got, "one of the two", "leave one out"))
+                raise ArgumentError(message("overwrite", got, "left out with resume", "leave one out"))
             out = to_resume(out)
             if stack.enter_context(claimed(out, resume=True)):
                 say(IS_BACK)
@@ -195,8 +195,8 @@ def _resumed(
     settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
     if not before.data:
         if given is None:
-            rule = "this run was started from Python, with data in memory"
-            fix = f"go on from there: rl.fit(data, out={str(folder)!r}, resume=True)"
+            rule = "a run of data in files; this one was started from Python, with data in memory"
+            fix = f"resume it in Python: rl.fit(data, out={str(folder)!r}, resume=True)"
             raise ArgumentError(message("resume", quote(str(folder)), rule, fix))
         return settings, given
     saved = SavedSource.load(folder, before.data)
@@ -218,8 +218,8 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
     changes = {name: value for name, value in given.items() if value != known[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
     if refused is not None:
-        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
-        got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
+        rule = f"the value of the run that is resumed; only {', '.join(map(argument, _CHANGEABLE))} may change"
+        got = f"{changes[refused]!r}, which differs from the run in {str(folder)!r}"
         raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
     return changes
 

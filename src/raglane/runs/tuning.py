@@ -91,8 +91,8 @@ def read_space(table: Any, where: str) -> Space:
         name = known.get(str(key).replace("_", "-"))
         if name is None:
             near = nearest(str(key), known)
-            fix = f"write {near}, perhaps" if near else f"choose among {', '.join(known)}"
-            raise ArgumentError(message(where, f"the option {quote(key)}", "one that a search may choose", fix))
+            fix = f"write {near}" if near else f"choose among {', '.join(known)}"
+            raise ArgumentError(message(where, f"the option {quote(key)}", "an option that a search can choose", fix))
         space[name] = _values(said, hints[name], name, f"{key} in {where}")
     return space
 
@@ -103,7 +103,7 @@ def _values(said: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Ra
     if isinstance(said, list) and said:
         values = tuple(_value(one, hint, name, where) for one in said)
         if len(set(values)) < len(values):
-            raise ArgumentError(message(where, quote(said), "values that differ", "leave the second of two out"))
+            raise ArgumentError(message(where, quote(said), "a list of different values", "remove the duplicate"))
         return values
     if not isinstance(said, dict) or not {"low", "high"} <= set(said) <= {"low", "high", "log"}:
         raise ArgumentError(message(where, quote(said), rule, fix))
@@ -111,7 +111,7 @@ def _values(said: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Ra
     log = said.get("log", False)
     is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
     if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
-        rule = "two numbers, the lower first, and above 0 where log is true"
+        rule = "two numbers, the lower first, and above 0 if log is true"
         raise ArgumentError(message(where, quote(said), rule, fix))
     return Range(low, high, log, whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint))
 
@@ -305,21 +305,21 @@ class Search:
             check_folder(self.folder)
         except ArgumentError as error:
             fix = f"name another folder with {argument('folder')}"
-            got = f"{quote(str(self.folder))}, which holds something else"
-            raise ArgumentError(message("folder", got, "a folder that is new, or that of a study", fix)) from error
+            got = f"{quote(str(self.folder))}, which contains something else"
+            raise ArgumentError(message("folder", got, "a new folder, or that of a study", fix)) from error
 
     def _check_same(self, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         """Refuse to go on with a study of something else."""
-        fix, folder = f"leave it as it was, or begin another study with another {argument('folder')}", str(self.folder)
+        fix, folder = f"pass the same, or start another study with another {argument('folder')}", str(self.folder)
         if kept["data"] != wanted["data"]:
-            rule = "a study goes on with the same sequences and labels"
+            rule = "the folder of a study of the same sequences and labels"
             raise ArgumentError(message("folder", f"{quote(folder)}, a study of other data", rule, fix))
         for part, what in (("settings", "set"), ("space", "searched")):
             for name in {**kept[part], **wanted[part]}:
                 before, now = (side[part].get(name) for side in (kept, wanted))
                 if before != now:
-                    got = f"{quote(now)}, and the study in {quote(folder)} was started with {quote(before)}"
-                    raise ArgumentError(message(name, got, f"a study goes on with what it {what}", fix))
+                    got = f"{quote(now)}, but the study in {quote(folder)} was started with {quote(before)}"
+                    raise ArgumentError(message(name, got, f"as at the start of the study, {what}", fix))
 
     def _revive(self) -> None:
         """Ask again for the trials whose processes died; their runs go on in their folders."""
@@ -400,7 +400,7 @@ def _chosen(trial: Any, space: Space) -> dict[str, Any]:
 def _not_whole(path: Path, got: str) -> CheckpointError:
     """The error of a study that is damaged."""
     fix = f"name another folder with {argument('folder')}"
-    return CheckpointError(message(str(path), got, "a study that Raglane wrote, whole", fix))
+    return CheckpointError(message(str(path), got, "an undamaged study of Raglane", fix))
 
 
 def _short(value: Any) -> str:

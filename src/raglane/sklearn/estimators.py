@@ -57,7 +57,7 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Records:  # noqa:
         got, known = (_words(count) for count in (found, estimator._channels))
         where = "(channels, steps)" if channels == "first" else "(steps, channels)"
         fix = f"give sequences {where}, or another argument channels, which is {channels!r}"
-        raise DataError(message("X", got, f"this estimator was fitted on {known}", fix))
+        raise DataError(message("X", got, f"like the data of fit, {known}", fix))
     return records
 
 
@@ -95,7 +95,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     if odd is not None:
         where, other = ("(channels, steps)", "last") if channels == "first" else ("(steps, channels)", "first")
         got = f"{_words(widths[odd])} in an array {where}"
-        rule = f"as many in every sequence, and the first has {typical}"
+        rule = f"a sequence with the {typical} channels of the first"
         raise DataError(message(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}"))
     return found
 

@@ -97,7 +97,10 @@ def training_batches(
         return training, chunks, len(chunks.streams) * min(int(mean) + 1, settings.bptt_steps)
     order = training_order(training.lengths, settings, rank, ranks)
     if len(order) == 0 < len(training):
-        got, rule = f"{order.too_long:,} sequences, all too long for a batch", "at least one to learn from"
+        got, rule = (
+            f"{order.too_long:,} sequences, all too long for a batch",
+            "data with at least one sequence that fits a batch",
+        )
         fix = f"raise {argument('batch_elements')}, or pass {argument('too_long', 'split')}"
         raise DataError(message("data", got, rule, fix))
     return training, order, int(mean * min(order.limit.usual(mean), len(training))) // ranks

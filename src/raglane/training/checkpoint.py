@@ -167,8 +167,10 @@ def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) 
     if config.get("format") != name or not isinstance(version, int):
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
-        rule = f"this version of Raglane reads up to {newest}"
-        raise CheckpointError(message(str(path), f"format version {version}", rule, "pip install --upgrade raglane"))
+        rule = f"of format version {newest} or earlier, for this version of Raglane"
+        raise CheckpointError(
+            message(str(path), f"format version {version}", rule, "run pip install --upgrade raglane")
+        )
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -192,14 +194,14 @@ def model_folder(path: Path) -> Path:
     """The folder of a saved model."""
     # Not by the methods of Path, which fail at a name that is too long.
     if not os.path.isdir(path):
-        got, fix = "a file" if os.path.exists(path) else "no such folder", "give the folder that raglane train wrote"
+        got, fix = "a file" if os.path.exists(path) else "no such folder", "pass the folder that raglane train wrote"
         raise CheckpointError(message(str(path), got, "the folder of a run or of a model", fix))
     if (path / CONFIG).is_file():
         return path
     folder = find(path, BEST)
     if not folder.is_dir():
-        rule = "a run holds its model in the folder best"
-        fix = "give the folder that raglane train wrote; a run that was stopped in its first epoch has no model yet"
+        rule = "the folder of a run, with a model in the subfolder best"
+        fix = "pass the folder that raglane train wrote; a run that was stopped in its first epoch has no model yet"
         raise CheckpointError(message(str(path), "a folder without a saved model", rule, fix))
     return folder
 

@@ -62,8 +62,8 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
     if not overwrite:
         go_on, anew = argument("resume", True), argument("overwrite", True)
         fix = f"give another {argument('folder')}, {go_on} to go on with it, or {anew} to replace it"
-        got = f"{str(folder)!r}, where a run is already"
-        raise ArgumentError(message("folder", got, "a run is not replaced unasked", fix))
+        got = f"{str(folder)!r}, which contains a run"
+        raise ArgumentError(message("folder", got, "a new folder", fix))
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
 def to_resume(folder: Path | None) -> Path:
     """The folder of a run to go on with."""
     if folder is None:
-        rule = "to go on needs the folder of a run"
+        rule = "the folder of a run, for resume"
         raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
     return folder
 

@@ -65,7 +65,7 @@ class Predictions:
     def __getitem__(self, name: str) -> list[Any]:
         """A column."""
         if name not in self.columns:
-            rule = f"the columns are {quote_all(self.columns)}"
+            rule = f"one of the columns {quote_all(self.columns)}"
             raise ArgumentError(message("column", quote(name), rule, "choose one of them"))
         return self.columns[name]
 
@@ -107,7 +107,7 @@ class Evaluation:
     def __getitem__(self, name: str) -> float:
         """One of the numbers."""
         if name not in self.numbers:
-            rule = f"the numbers are {quote_all(self.numbers)}"
+            rule = f"one of the numbers {quote_all(self.numbers)}"
             raise ArgumentError(message("number", quote(name), rule, "choose one of them"))
         return self.numbers[name]
 
@@ -152,11 +152,11 @@ def pick_device(name: str) -> torch.device:
         device(type='cpu')
     """
     if name not in DEVICES:
-        fix = "pass auto; of several GPUs the environment variable CUDA_VISIBLE_DEVICES names one"
+        fix = "pass auto; set CUDA_VISIBLE_DEVICES to choose among several GPUs"
         raise ArgumentError(message("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        rule = "PyTorch must see a CUDA device, and sees none"
+        rule = "auto or cpu, since PyTorch finds no CUDA device"
         raise ArgumentError(message("device", "'cuda'", rule, "pass auto or cpu"))
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
@@ -256,7 +256,7 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(message(where, "no targets", "at least one to measure by", "give sequences with elements"))
+        raise DataError(message(where, "no targets", "data with at least one target", "pass sequences with elements"))
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
@@ -290,7 +290,9 @@ def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = 
     ):
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
-            raise ArgumentError(message(name, quote(value), f"goes with the task {' or '.join(tasks)}", "leave it out"))
+            raise ArgumentError(
+                message(name, quote(value), f"left out, except for the task {' or '.join(tasks)}", "leave it out")
+            )
 
 
 def _short(entry: Any) -> str:

@@ -147,10 +147,10 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
 def refuse_diverged(description: RunDescription, folder: Path) -> None:
     """Refuse to go on with a run that ran away."""
     if description.diverged is not None:
-        got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
+        got = f"{str(folder)!r}, which diverged: {description.diverged}"
         tamer = f"a smaller {argument('lr')} or with {argument('grad_clip', 1)}"
-        fix = f"train anew with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
-        raise DivergedError(message("resume", got, "to go on would do the same again", fix), description.diverged)
+        fix = f"train again with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
+        raise DivergedError(message("resume", got, "a run that did not diverge", fix), description.diverged)
 
 
 _Hashes = npt.NDArray[np.uint64]

@@ -79,7 +79,10 @@ def plan_batches(settings: Settings, training: Records | Dataset, what: str = "b
     from raglane.planner import plan, words
 
     if what == "batch_size" and settings.batch_elements is not None:
-        got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "one of them limits a batch"
+        got, rule = (
+            f"auto, with {argument('batch_elements', settings.batch_elements)}",
+            "left out with batch_elements, since only one of them limits a batch",
+        )
         raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
     device = pick_device(settings.device)
     others = ranks_of()

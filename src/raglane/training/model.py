@@ -138,7 +138,7 @@ class ModelConfig(ModelSettings):
         """
         chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         if settings.cell == "grud" and (preprocessor.is_tokens or preprocessor.features):
-            rule = "the cell grud reads features of elements, and no tokens, categories or features of whole sequences"
+            rule = "another cell for tokens, categories or features of sequences, which grud does not read"
             raise ArgumentError(message("cell", quote(settings.cell), rule, "choose another cell, or other columns"))
         return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
@@ -393,7 +393,7 @@ class SequenceModel(nn.Module):
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
-            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass one"))
+            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass a language model"))
         out, state = recurrent(encoder.embed(inputs))
         output = out.last()
         tokens = torch.full((len(inputs), most), END_TOKEN, dtype=torch.int64, device=inputs.device)

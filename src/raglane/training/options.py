@@ -74,7 +74,7 @@ def check_value(name: str, value: Any, described: Option) -> None:
         return
     other = described.or_else
     if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
-        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
+        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f", or {other.rule}")
         raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
     for rule in described.rules:
         if not rule.holds(value):

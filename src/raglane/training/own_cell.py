@@ -65,7 +65,7 @@ def name_cell(cell: object) -> str:
         path, name, wanted = _source_of(cell), cell.__name__, None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
-        raise ArgumentTypeError(message("cell", quote(cell), "a file of Python and a class in it, or a class", fix))
+        raise ArgumentTypeError(message("cell", quote(cell), "a Python file and a class in it, or a class", fix))
     elif not is_own(cell):
         return cell
     else:
@@ -87,8 +87,12 @@ def named_choice(layer: str) -> str:
     path = os.path.abspath(path)
     found = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
     if found is None or wanted not in (None, found):
-        fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
-        raise ArgumentError(message("cell", f"{quote(layer)} in a file", "no code is run because a file names it", fix))
+        fix = f"pass it with {argument('cell', f'{path}:{name}')}"
+        raise ArgumentError(
+            message(
+                "cell", f"{quote(layer)} in a file", "given in the call, since code named by a file is not run", fix
+            )
+        )
     return f"{path}:{name}@{found}"
 
 
@@ -107,27 +111,32 @@ def check_named(layer: str, cell: str | None = None) -> str:
     """Refuse the cell of a run unless the user named the same code."""
     if not is_own(layer):
         if cell is not None:
-            rule = f"the cell {layer} of the library, which was trained"
+            rule = f"the cell {layer} of the library, as in training"
             raise CheckpointError(message("cell", quote(_short(cell)), rule, f"leave {argument('cell')} out"))
         return ""
     path, name, digest = _parts(layer)
     if digest is None:
-        rule = "the SHA-256 of the file, which a run keeps"
-        raise CheckpointError(message(f"cell {name}", quote(layer), rule, "train anew"))
+        rule = "stored with the SHA-256 of its file"
+        raise CheckpointError(message(f"cell {name}", quote(layer), rule, "train again"))
     if cell is None:
         if digest not in _NAMED:
-            got, rule = f"the file {_shown(path)}, named by the run", "no code is run because a run names it"
-            fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
+            got, rule = (
+                f"the file {_shown(path)}, named by the run",
+                "given in the call, since code named by a run is not run",
+            )
+            fix = f"pass it with {argument('cell', f'{path}:{name}')}"
             raise CheckpointError(message(f"cell {name}", got, rule, fix))
         return digest
     if not is_own(cell):
-        rule = f"a file of Python and its class {name}, which was trained"
+        rule = f"a Python file and its class {name}, as in training"
         raise CheckpointError(message("cell", quote(cell), rule, f"pass path/to/file.py:{name}"))
     given = _parts(cell)
     if given.digest != digest:
         raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
     if given.name != name:
-        raise CheckpointError(message("cell", quote(given.name), f"the class {name}, which was trained", "name that"))
+        raise CheckpointError(
+            message("cell", quote(given.name), f"the class {name}, as in training", "name this class")
+        )
     return digest
 
 
@@ -135,7 +144,7 @@ def check_place(layer: str, folder: Path) -> None:
     """Refuse to train with a file that lies in the folder of the run, which may be replaced, moved or deleted."""
     if is_own(layer) and Path(_parts(layer).path).resolve().is_relative_to(folder.resolve()):
         path, name, _ = _parts(layer)
-        rule = "a file outside of the folder of the run"
+        rule = "in a file outside of the folder of the run"
         raise ArgumentError(message(f"cell {name}", _shown(path), rule, "keep the file elsewhere"))
 
 
@@ -149,8 +158,8 @@ def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
     make = getattr(module, name, None)
     if not callable(make):
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
-        rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
-        raise ArgumentError(message("cell", quote(name), rule, "name one that is there"))
+        rule = f"a class with step(x_t, state) in {_shown(path)}, which has {', '.join(classes) or 'none'}"
+        raise ArgumentError(message("cell", quote(name), rule, "name one of these"))
 
     return _maker(make)
 
@@ -174,8 +183,8 @@ def place_of_error(error: BaseException) -> str | None:
 def _parts(layer: str) -> _Choice:
     found = _FORM.fullmatch(layer)
     if found is None:
-        rule = "a cell of the library, or a file of Python and a class in it, path/to/file.py:MyCell"
-        raise ArgumentError(message("cell", quote(layer), rule, "name one of them"))
+        rule = "a cell of the library, or a Python file and a class in it, path/to/file.py:MyCell"
+        raise ArgumentError(message("cell", quote(layer), rule, "pass one of these"))
     return _Choice(*found.groups())
 
 
@@ -184,8 +193,8 @@ def _source_of(cell: type) -> str:
     try:
         return inspect.getfile(cell)
     except (TypeError, OSError) as error:
-        fix = "put it in a file, and import it"
-        raise ArgumentTypeError(message("cell", quote(cell), "a class of a file of Python", fix)) from error
+        fix = "define it in a file, and import it"
+        raise ArgumentTypeError(message("cell", quote(cell), "a class defined in a Python file", fix)) from error
 
 
 def _read(path: str) -> bytes:
@@ -194,14 +203,14 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
-        fix = "put it there, or name another"
-        raise ArgumentError(message("cell", got, "a file that can be read", fix)) from error
+        fix = "restore the file, or name another"
+        raise ArgumentError(message("cell", got, "a readable file", fix)) from error
 
 
 def _changed(path: str, found: str, trained: str) -> str:
     """The message for a file that is not the one of the training."""
     got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
-    return message("cell", got, "the file of the training, unchanged", "put the file back as it was, or train anew")
+    return message("cell", got, "the unchanged file of the training", "restore the file, or train again")
 
 
 def _run(code: NamedCode, digest: str) -> ModuleType:
@@ -217,7 +226,7 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
-        raise ArgumentError(message("cell", got, "a file that Python can run", "correct it")) from error
+        raise ArgumentError(message("cell", got, "a file that Python can import", "correct it")) from error
     _MODULES[digest] = module
     return module
 

@@ -26,8 +26,8 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
         rule = f"a name that ends in {', '.join(WRITERS)}"
         raise ArgumentError(message("output", repr(str(path)), rule, "change the suffix"))
     if escape_formulas and path.suffix.lower() != ".csv":
-        rule = "a .csv file, which spreadsheets read as text"
-        raise ArgumentError(message("escape_formulas", f"it for {quote(str(path))}", rule, "leave it out"))
+        rule = "used only for a .csv file"
+        raise ArgumentError(message("escape_formulas", f"the output {quote(str(path))}", rule, "leave it out"))
     check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")
@@ -38,14 +38,14 @@ def check_apart(path: Path, data: Path, run: Path) -> None:
     # Of a link both count: the place where it stands, and the file that it leads to.
     real, place = _real(path), _real(path.parent) / path.name
     if _real(data) in (real, place) or (path.exists() and data.exists() and path.samefile(data)):
-        rule = "another file than the data, which it would replace"
+        rule = "a file other than the data"
         raise ArgumentError(message("output", repr(str(path)), rule, "name a new file"))
     folder = _real(run)
     for name in (real, place):
         inside = any(parent in name.parents for parent in map(folder.joinpath, RUN_FOLDERS))
         if inside or (name.parent == folder and (name.name in RUN_FILES or (folder / CONFIG).exists())):
-            rule = "no file of the run or its model"
-            raise ArgumentError(message("output", repr(str(path)), rule, "name a file elsewhere"))
+            rule = "a file outside of the run and its model"
+            raise ArgumentError(message("output", repr(str(path)), rule, "name a file in another folder"))
 
 
 def _real(path: Path) -> Path:

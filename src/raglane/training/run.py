@@ -134,9 +134,9 @@ def run_job(
             return _spread(job, watcher)
     refuse_diverged(before, folder)
     if before.fingerprint != job.fingerprint:
-        got = "other data than the run was started with"
-        rule = "a run goes on with the same sequences, labels and order"
-        fix = f"restore the data, or start anew with {argument('overwrite', True)}"
+        got = "other data"
+        rule = "continued with the same sequences, labels and order"
+        fix = f"restore the data, or start again with {argument('overwrite', True)}"
         raise DataError(message("resume", got, rule, fix))
     return _spread(job, watcher)
 

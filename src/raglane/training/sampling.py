@@ -47,13 +47,13 @@ def sample(
         ArgumentError: the model is none of the task ``language``, or an argument is out of its range.
     """
     if saved.task != "language":
-        fix = "train one with the task language"
-        raise ArgumentError(message("run", f"a model of the task {saved.task}", "text comes of a language model", fix))
+        fix = "train one with the task 'language'"
+        raise ArgumentError(message("run", f"a run of the task {saved.task}", "a run of a language model", fix))
     check_kind("prompt", prompt, str, "a text", "pass a str")
     for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
         check_least(name, number, least)
     rule = "at least 0, and finite"
-    check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass 0.8, say")
+    check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
     device = device or torch.device("cpu")
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     table = {token: place for place, token in enumerate(words) if token != END}

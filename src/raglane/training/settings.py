@@ -51,7 +51,7 @@ LOGGERS = ("tensorboard", "wandb", "mlflow")
 _LARGEST = 2**31 - 1
 # Weights have 32 bits, and PyTorch stops at a number that they cannot hold.
 _HIGHEST = 3.4e38
-_WITHIN = "and at most 3.4e38, where numbers of 32 bits end"
+_WITHIN = "and at most 3.4e38, the limit of 32 bits"
 
 # Whole numbers from 1.
 _COUNT = (
@@ -140,22 +140,28 @@ class ModelSettings:
     def __post_init__(self) -> None:
         check(self)
         forwards, losses = self.task in FORWARDS, LOSSES[self.task]
-        rule = "a forecast runs forwards only; the backward direction would see the element it has to predict"
+        rule = "False for a forecast, since the backward direction would see the element to predict"
         fix = f"leave it out for the task {self.task}"
         self._refuse("bidirectional", self.bidirectional and forwards, rule, fix)
-        rule = f"the cells {' and '.join(NORMALISED_LAYERS)} can be normalised, and this is {self.cell}"
+        rule = f"False for the cell {self.cell}; {' and '.join(NORMALISED_LAYERS)} can be normalised"
         fix = "choose another cell, or leave it out"
         self._refuse("layer_norm", self.layer_norm and self.cell not in NORMALISED_LAYERS, rule, fix)
         self._refuse_pooling(self.task in ALWAYS_PER_ELEMENT)
-        rule = f"the cell grud reads when each channel was seen, and the task {self.task} foretells what has not been"
+        rule = f"another cell for the task {self.task}, since grud requires the time of each observation"
         self._refuse("cell", self.cell == "grud" and forwards, rule, "choose another cell")
-        rule = "a forecast must not know how long its sequence will be"
+        rule = "another choice for a forecast, which does not know the length"
         self._refuse("initial_state", self.initial_state == "lengths" and forwards, rule, "pass learned or zeros")
-        rule = "only a language model's answers are the tokens that it reads"
+        rule = "False except for a language model"
         self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
-        rule, fix = f"the losses of the task {self.task} are {', '.join(losses)}", "choose one of them, or leave it out"
+        rule, fix = (
+            f"one of the losses of the task {self.task}: {', '.join(losses)}",
+            "choose one of them, or leave it out",
+        )
         self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
-        rule, fix = "it belongs to the loss quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
+        rule, fix = (
+            "left out except with the loss quantile",
+            f"pass {argument('loss', 'quantile')} too, or leave it out",
+        )
         self._refuse("quantile", self.quantile != 0.5 and self.loss != "quantile", rule, fix)
 
     def to_config(self) -> dict[str, Any]:
@@ -173,7 +179,7 @@ class ModelSettings:
         return self.loss or LOSSES[self.task][0]
 
     def _refuse_pooling(self, is_per_element: bool) -> None:
-        rule = f"the task {self.task} has an answer for each element: there is nothing to pool"
+        rule = f"left out for the task {self.task}, which has an output for each element"
         self._refuse("pooling", self.pooling != "summary" and is_per_element, rule)
 
     def _refuse(self, name: str, is_broken: bool, rule: str, fix: str = "leave it out") -> None:
@@ -193,11 +199,7 @@ class Settings(ModelSettings):
         100
         >>> Settings(hidden_size=0)
         Traceback (most recent call last):
-    <<<<<<< HEAD
-        raglane.errors.ArgumentError: hidden must be at least 1, got 0. Pass a whole number above 0.
-    =======
-        raglane.errors.ArgumentError: hidden_size: got 0; the rule: at least 1. Fix: pass a whole number above 0.
-    >>>>>>> trunk
+        raglane.errors.ArgumentError: hidden_size must be at least 1, got 0. Pass a whole number above 0.
     """
 
     embedding: int = option(32, "Size of a token's embedding (token sequences only).", MODEL, *_COUNT)
@@ -333,25 +335,37 @@ class Settings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         limit = argument("batch_elements")
-        rule = f"a batch is limited by its sequences, and any fits, unless {limit} is given"
+        rule = f"left out without {limit}"
         is_unlimited = self.too_long != "refuse" and self.batch_elements is None
         self._refuse("too_long", is_unlimited, rule, f"give {limit}, or leave it out")
-        rule, fix = "the cell grud reads when each channel was seen", argument("missing", "elapsed")
+        rule, fix = (
+            "elapsed for the cell grud, which reads the time since each observation",
+            argument("missing", "elapsed"),
+        )
         is_untold = self.cell == "grud" and self.missing != "elapsed"
         self._refuse("missing", is_untold, rule, f"pass {fix}, or choose another cell")
-        rule = f"when a channel was seen is not known of what the task {self.task} foretells"
+        rule = f"another choice for the task {self.task}, which predicts elements without observation times"
         is_foretold = self.missing == "elapsed" and self.task in FORWARDS
         self._refuse("missing", is_foretold, rule, "pass forward or zero")
         for is_broken, rule in (
-            (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has no answer before a sequence's end"),
-            (self.bidirectional, "chunks are read forwards: the other direction would begin at the end"),
-            (self.initial_state == "lengths", "of a sequence that begins only the first chunk is known"),
-            (self.bucket or self.batch_elements is not None, "chunks are of one length anyway"),
+            (
+                self.task not in ALWAYS_PER_ELEMENT,
+                f"left out for the task {self.task}, whose output is at the end of a sequence",
+            ),
+            (self.bidirectional, "left out for bidirectional layers: the reverse direction would begin at the end"),
+            (
+                self.initial_state == "lengths",
+                "left out with initial_state lengths, since lengths are unknown at the first chunk",
+            ),
+            (
+                self.bucket or self.batch_elements is not None,
+                "left out with bucket or batch_elements, since all chunks have one length",
+            ),
         ):
             self._refuse("bptt_steps", self.bptt_steps is not None and is_broken, rule)
         for name in ("activation_penalty", "temporal_penalty"):
-            self._refuse(name, getattr(self, name) > 0 and self.task != "language", "it is for a language model")
-        tells_classes, rule = self.task in ("classify", "tag"), "it is for the tasks that tell classes"
+            self._refuse(name, getattr(self, name) > 0 and self.task != "language", "0 except for a language model")
+        tells_classes, rule = self.task in ("classify", "tag"), "left out except for the tasks that predict classes"
         is_weighed = tells_classes or self.task == "multilabel"
         self._refuse("class_weights", self.class_weights != "none" and not is_weighed, rule)
         self._refuse("label_smoothing", self.label_smoothing > 0 and not tells_classes, rule)
@@ -384,7 +398,10 @@ def left_to_plan(chosen: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]
     if not names:
         return dict(chosen), None
     if len(names) > 1:
-        got, rule = f"'auto', with {argument('batch_size', 'auto')}", "one of them limits a batch"
+        got, rule = (
+            f"'auto', with {argument('batch_size', 'auto')}",
+            "left out with batch_size auto, since only one of them limits a batch",
+        )
         raise ArgumentError(message("batch_elements", got, rule, "leave one of them out"))
     rest = {name: value for name, value in chosen.items() if name != names[0]}
     return rest | ({"batch_elements": _ANY} if names == ["batch_elements"] else {}), names[0]

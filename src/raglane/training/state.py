@@ -284,8 +284,8 @@ def diverged(what: str, state: TrainingState, settings: Settings, beside: str = 
     if settings.weight_decay > 0:
         fixes.append(f"a smaller {argument('weight_decay')}")
     kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
-    rule = f"the loss must stay finite, and below {_LOST:,} times what it began with"
-    fix = f"train anew with {', or '.join(fixes)}{kept}"
+    rule = f"low enough for the loss to stay finite, and below {_LOST:,} times its first value"
+    fix = f"train again with {', or '.join(fixes)}{kept}"
     return DivergedError(message("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
 
 

@@ -138,7 +138,7 @@ def _is_json(hint: Any) -> bool:
 def damaged(path: Path, what: str) -> CheckpointError:
     """The error for a file that is not as it was written."""
     return CheckpointError(
-        message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train anew")
+        message(str(path), what, "an unchanged file that Raglane wrote", "copy it again, or train again")
     )
 
 

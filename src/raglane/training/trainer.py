@@ -154,8 +154,8 @@ class Trainer:
                 raise ValueError(f"{state.batch} batches of an epoch that has {len(self.order)}")
         if settings.epochs < state.epoch:
             done = f"{settings.epochs}, and {state.epoch} are done"
-            fix = f"pass {argument('epochs', state.epoch + 10)}, say"
-            raise ArgumentError(message("epochs", done, "what is done stays done", fix))
+            fix = f"pass e.g. {argument('epochs', state.epoch + 10)}"
+            raise ArgumentError(message("epochs", done, "at least the number of epochs that are done", fix))
         self.optimizer.load_state_dict(optimizer)
         self.state = state
         if state.best_epoch == state.epoch > 0 and state.batch == 0 and self.ranks.is_first:
@@ -315,8 +315,8 @@ class Trainer:
         """Put an epoch in the history, and save it; tells whether patience is at its end."""
         state = self.state
         if not float(state.totals.count):
-            rule = "training needs at least one to learn from"
-            raise DataError(message("data", "no element with a target", rule, "give longer sequences"))
+            rule = "data with at least one target"
+            raise DataError(message("data", "no element with a target", rule, "pass longer sequences"))
         self._stop.ask()
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])

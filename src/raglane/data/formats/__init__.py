@@ -72,7 +72,7 @@ def read(
         (('cat', 'cat', 'dog'), [3, 5, 3])
     """
     path, columns = as_path(path), Columns() if columns is None else columns
-    check_kind("columns", columns, Columns, "an object of Columns, or None", "pass rl.data.Columns(label=...), say")
+    check_kind("columns", columns, Columns, "an object of Columns, or None", "pass e.g. rl.data.Columns(label=...)")
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
@@ -106,5 +106,5 @@ def pick(path: Path, format: str | None = None) -> Format:
             return known
     suffixes = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
-    rule = f"the suffix says the format: {suffixes}, or a folder of .txt files"
+    rule = f"a file with one of the suffixes {suffixes}, or a folder of .txt files"
     raise data_error(path, got, rule, "rename or convert the file")

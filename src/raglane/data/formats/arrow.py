@@ -126,13 +126,13 @@ class Reader:
         """Raise if an entry of a column is null."""
         if column.null_count:
             raise self.wrong(
-                "a null", _first_null(column), name, f"each row has a {role}", "fill it, or remove the row"
+                "a null", _first_null(column), name, f"a file with a {role} in each row", "fill it, or remove the row"
             )
 
     def refuse_inner_nulls(self, elements: Any, offsets: npt.NDArray[np.int64], name: str) -> None:
         """Raise if an element of a column of lists is null."""
         if elements.null_count:
-            rule, fix = "the elements of a sequence are not null", "fill it, remove the row, or write NaN and "
+            rule, fix = "a file without null elements", "fill it, remove the row, or write NaN and "
             raise self.wrong("a null", _first_null(elements), name, rule, fix + how_to_fill(), offsets)
 
 
@@ -145,7 +145,12 @@ def words_of(
 ) -> npt.NDArray[np.object_]:
     """A column of labels or tokens, without nulls, as ``(M,)`` str; ``offsets`` where they are elements of rows."""
     if not is_label(column.type):
-        raise reader.wrong_type(column, name, "strings, integers or booleans", "convert the column, or name another")
+        raise reader.wrong_type(
+            column,
+            name,
+            "a file with strings, integers or booleans in the column",
+            "convert the column, or name another",
+        )
     texts = column.cast("large_string")
     try:
         words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
@@ -160,9 +165,9 @@ def not_utf8(reader: Reader, texts: Any, name: str, offsets: npt.NDArray[np.int6
         try:
             content.decode()
         except UnicodeDecodeError:
-            fix = "decode the column before you write it"
-            return reader.wrong(quote(content), element, name, "a text is UTF-8", fix, offsets)
-    return reader.error(f"a text in column {quote(name)}", "a text is UTF-8", "decode it before you write it")
+            fix = "decode the column before writing the file"
+            return reader.wrong(quote(content), element, name, "text in UTF-8", fix, offsets)
+    return reader.error(f"a text in column {quote(name)}", "text in UTF-8", "decode the text before writing the file")
 
 
 def explode(column: Any) -> tuple[npt.NDArray[np.int64], Any]:
@@ -194,7 +199,7 @@ def sequences_of(
     if is_text(column.type):
         return _split_texts(reader, column, name, columns.split)
     if not is_sequence(column.type):
-        rule = "lists of numbers, lists of lists of numbers, lists of strings, or texts"
+        rule = "a file with lists of numbers, lists of lists of numbers, lists of strings, or texts in the column"
         raise reader.wrong_type(column, name, rule, f"name another with {columns_argument('sequence')}")
     lengths, elements = explode(column)
     offsets = offsets_of(lengths)
@@ -212,17 +217,17 @@ def sequences_of(
     if (widths != widths[0]).any():
         odd = int((widths != widths[0]).argmax())
         got, after = count_of(widths[odd], "channel"), f", after {count_of(widths[0], 'channel')}"
-        rule, fix = "all steps have the same channels", "correct the row, or remove it"
+        rule, fix = "a file whose steps have the same channels", "correct the row, or remove it"
         raise reader.wrong(got, odd, name, rule, fix, offsets, after)
     if widths[0] == 0:
-        rule, fix = "a step has at least one channel", "write the empty sequence as an empty list"
+        rule, fix = "a file whose steps have at least one channel", "write the empty sequence as an empty list"
         raise reader.wrong("no channel", 0, name, rule, fix, offsets)
     if entries.null_count:
         element, channel = divmod(_first_null(entries), int(widths[0]))
         row, step = place_of(offsets, element)
         got = f"a null in {reader.row(row)}, step {step}, channel {channel}, column {quote(name)}"
         fix = f"fill it, or write NaN and {how_to_fill()}"
-        raise reader.error(got, "the elements of a sequence are not null", fix)
+        raise reader.error(got, "a file without null elements", fix)
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
 
 
@@ -299,7 +304,7 @@ def read_labels(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.
 def _tags(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
     reader.refuse_nulls(column, name, "list of labels")
     if not is_list(column.type):
-        raise reader.wrong_type(column, name, "tagging needs a list of labels, one per element", _another())
+        raise reader.wrong_type(column, name, "a file with a list of one label per element, for tagging", _another())
     lengths, tags = explode(column)
     _check_lengths(reader, lengths, offsets, name, "labels")
     reader.refuse_inner_nulls(tags, offsets, name)
@@ -310,7 +315,7 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int
     """One or several numbers per sequence or per element."""
     reader.refuse_nulls(column, name, "number to learn")
     if not _is_numbers(column.type):
-        raise reader.wrong_type(column, name, "a number, or lists of numbers, are to be learned", _another())
+        raise reader.wrong_type(column, name, "a file with a number, or a list of numbers, as the target", _another())
     rows = np.arange(len(column))
     if not is_list(column.type):
         return _matrix(reader, column, name, 1, rows, None)
@@ -326,7 +331,10 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int
     odd = lengths != (lengths[0] if len(lengths) else 0)
     if odd.any() or (len(lengths) and lengths[0] == 0):
         row = int(odd.argmax())
-        rule, fix = "one number per element, or as many in each row, at least one", "correct the row, or remove it"
+        rule, fix = (
+            "a file with one target per element, or the same number of targets in each row",
+            "correct the row, or remove it",
+        )
         raise reader.wrong(count_of(int(lengths[row]), "number"), int(rows[row]), name, rule, fix)
     width = int(lengths[0]) if len(lengths) else 1
     return _matrix(reader, entries, name, width, np.repeat(rows, lengths), offsets if per_element else None)
@@ -347,7 +355,7 @@ def _matrix(
     if wrong.any():
         first = int(wrong.argmax())
         what = "a null" if entries.null_count else f"{values[first]}"
-        rule, fix = "a number to learn is finite", "fill it, or remove the row"
+        rule, fix = "a file with finite targets", "fill it, or remove the row"
         raise reader.wrong(what, int(rows[first]), name, rule, fix)
     return Targets(values.reshape(-1, width), per_element=offsets is not None, names=names_of(name, width))
 
@@ -359,7 +367,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]
         texts = words_of(reader, column, name)
         return Targets(_objects([labels_in(text) for text in texts.tolist()]))
     if not _is_sets(column.type):
-        rule = "labels are a text with ; between them, a list, or a list of lists"
+        rule = "a file with labels as a text separated by ;, a list, or a list of lists"
         raise reader.wrong_type(column, name, rule, _another())
     lengths, entries = explode(column)
     starts = offsets_of(lengths)
@@ -372,7 +380,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: npt.NDArray[np.int64]
     inner = offsets_of(lengths)
     if entries.null_count:
         row, _ = place_of(offsets, place_of(inner, _first_null(entries))[0])
-        raise reader.wrong("a null", row, name, "labels are not null", "remove it")
+        raise reader.wrong("a null", row, name, "a file without null labels", "remove it")
     return Targets(_cut(words_of(reader, entries, name), inner), per_element=True)
 
 
@@ -395,7 +403,7 @@ def _check_lengths(
     differs = lengths != np.diff(offsets)
     if differs.any():
         row = int(differs.argmax())
-        rule = f"one {'label' if what == 'labels' else 'list'} per element"
+        rule = f"a file with one {'label' if what == 'labels' else 'list'} per element"
         got = f"{lengths[row]} {what} for {np.diff(offsets)[row]} elements"
         raise reader.wrong(got, row, name, rule, "correct the row, or remove it")
 

@@ -72,15 +72,15 @@ def has_utf8(text: str) -> bool:
 def open_error(path: Path, error: OSError) -> DataError:
     """The one clear line for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
-        return data_error(path, "no such file or folder", "the data must exist", "check the path")
+        return data_error(path, "no such file or folder", "an existing file or folder", "check the path")
     if isinstance(error, PermissionError):
-        return data_error(path, "permission denied", "the data must be readable", f"try: chmod u+r '{path}'")
+        return data_error(path, "permission denied", "readable", f"run chmod u+r '{path}'")
     if isinstance(error, IsADirectoryError):
-        return data_error(path, "a folder", "this format is one file", "pass the file inside it")
+        return data_error(path, "a folder", "one file, in this format", "pass the file inside it")
     if isinstance(error, NotAFileError):
-        fix = "pass the file itself; save in one what a program writes"
-        return data_error(path, f"{error.strerror}", "the data is a file or a folder", fix)
-    return data_error(path, f"{error.strerror or error}", "the data must be readable", "check the file")
+        fix = "save the output of the program in a file, and pass that"
+        return data_error(path, f"{error.strerror}", "a file or a folder", fix)
+    return data_error(path, f"{error.strerror or error}", "readable", "check the file")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -90,7 +90,7 @@ def read_bytes(path: Path) -> bytes:
     except OSError as error:
         raise open_error(path, error) from error
     if not content or content.isspace():
-        raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
+        raise data_error(path, "an empty file", "a file with at least one sequence", "check the file")
     return content
 
 
@@ -103,18 +103,18 @@ def check_readable(path: Path) -> None:
     except OSError as error:
         raise open_error(path, error) from error
     if not first:
-        raise data_error(path, "an empty file", "it must hold at least one sequence", "check the file")
+        raise data_error(path, "an empty file", "a file with at least one sequence", "check the file")
 
 
 def check_text(path: Path, content: bytes, first: int = 1) -> None:
     """Refuse what cannot be text in UTF-8, whatever the bytes of its characters are."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        fix = "convert it, for instance with: iconv -f UTF-16 -t UTF-8"
-        raise data_error(path, "a text in UTF-16", "a text is UTF-8", fix)
+        fix = "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
+        raise data_error(path, "a text in UTF-16", "text in UTF-8", fix)
     if (place := content.find(b"\0")) >= 0:
         line = content.count(b"\n", 0, place) + first
-        fix = "check that it is a text in UTF-8, and remove the byte"
-        raise data_error(path, "a zero byte", "a text holds characters only", fix, line)
+        fix = "check that it is text in UTF-8, and remove the byte"
+        raise data_error(path, "a zero byte", "text without zero bytes", fix, line)
 
 
 def decode(path: Path, content: bytes, first: int = 1) -> str:
@@ -127,7 +127,7 @@ def decode(path: Path, content: bytes, first: int = 1) -> str:
         place = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
         line = content.count(b"\n", 0, place) + first
         got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
-        raise data_error(path, got, "a text is UTF-8", "convert it, or remove the line", line) from error
+        raise data_error(path, got, "text in UTF-8", "convert it, or remove the line", line) from error
 
 
 def columns_argument(name: str, value: str | None = None) -> str:
@@ -148,7 +148,7 @@ def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> st
     """``name``, if the file has it."""
     names = list(present)
     if name not in names:
-        there = f"its columns are {quote_all(names)}"
+        there = f"a file with the column, but its columns are {quote_all(names)}"
         raise data_error(path, f"no column {quote(name)}", there, f"pass one of them as {columns_argument(role)}")
     return name
 
@@ -164,11 +164,15 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
     if len(called) == 1:
         return called[0], f"{role} column: {quote(called[0])} (by its name)"
     if candidates:
-        got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        raise data_error(path, got, "one is taken only where there is one", f"name one with {columns_argument(role)}")
+        got = f"{len(candidates)}: {quote_all(candidates)}"
+        raise data_error(
+            path, got, "a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
+        )
     there = quote_all(present) or "none"
-    got = f"no candidate for the {role} column among its columns ({there})"
-    raise data_error(path, got, f"the {role} column is a {kind}", f"add one, or name it with {columns_argument(role)}")
+    got = f"no such column ({there})"
+    raise data_error(
+        path, got, f"a file with a {kind} for the {role} column", f"add one, or name it with {columns_argument(role)}"
+    )
 
 
 def id_column(

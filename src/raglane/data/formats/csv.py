@@ -101,7 +101,7 @@ def id_name_of(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
     name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None:
         got = f"no id column among {quote_all(present)}"
-        rule = f"a column says which sequence a row belongs to; its name is {', '.join(_ID_NAMES)}"
+        rule = f"a file with a column for the sequence of each row, named {', '.join(_ID_NAMES)}"
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
     return name, notes
 
@@ -160,14 +160,14 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
     arrow = require("pyarrow", "data")
     _refuse_header(path, entries, range(first, first + len(next(iter(entries.values())))))
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
-    wanted = {columns.label: "a number to learn is finite"} if TASKS[columns.task].label == "numbers" else {}
+    wanted = {columns.label: "a file with finite targets"} if TASKS[columns.task].label == "numbers" else {}
     words = list(columns.categorical or ())
     for name in columns.static or ():
         # The entries tell whether they are words, as those of a file with a row per element do.
         if name in words or (name in entries and numbers_in(entries[name])[1].mean() > 0.5):
             words += [] if name in words else [name]
         else:
-            wanted[name] = "features are numbers, or words throughout"
+            wanted[name] = "a file whose features are only numbers, or only words"
     for column, rule in wanted.items():
         if column is not None and column in entries:
             numbers, odd = numbers_in(entries[column])
@@ -183,7 +183,7 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
         blank = entries[chosen.label] == ""
         if blank.any():
             got = f"an empty entry in data row {first + int(blank.argmax())}, column {quote(chosen.label)}"
-            raise data_error(path, got, "each row has a label", "fill it, or remove the row")
+            raise data_error(path, got, "a file with a label in each row", "fill it, or remove the row")
     records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
     each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
     return replace(records, notes=(each, *records.notes), label_kinds=None)
@@ -197,7 +197,7 @@ def entries_of(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[st
     rows = next(parsed(path, io.BytesIO(content), None))
     header = header_of(path, rows)
     if len(rows) == 1:
-        raise data_error(path, "a header and no rows", "it must hold at least one sequence", "check the file")
+        raise data_error(path, "a header and no rows", "a file with at least one sequence", "check the file")
     entries = {name: rows[1:, place] for place, name in enumerate(header) if name}
     nameless = header.count("")
     notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
@@ -219,7 +219,7 @@ def parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[npt.NDA
         content.seek(0)
         _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
         got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "each row has an entry for each column", "correct the file") from error
+        raise data_error(path, got, "a file whose rows have one entry for each column", "correct the file") from error
 
 
 def header_of(path: Path, rows: npt.NDArray[np.object_]) -> list[str]:
@@ -230,7 +230,7 @@ def header_of(path: Path, rows: npt.NDArray[np.object_]) -> list[str]:
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
-        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file whose columns have different names", "rename one")
     return header
 
 
@@ -239,7 +239,7 @@ def _check_separator(path: Path, line: str) -> None:
     mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
     if mark is not None and "," not in line:
         fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
-        raise data_error(path, f"entries separated by {mark!r}", "a comma separates them", fix)
+        raise data_error(path, f"entries separated by {mark!r}", "a file whose entries are separated by commas", fix)
 
 
 def _refuse_header(
@@ -249,7 +249,7 @@ def _refuse_header(
     again = np.logical_and.reduce([entry == name for name, entry in entries.items()])
     if again.any():
         got = f"the header again in data row {rows[int(again.argmax())]}"
-        raise data_error(path, got, "a file has one header", "remove the row")
+        raise data_error(path, got, "a file with one header", "remove the row")
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:

@@ -70,7 +70,7 @@ def group(
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
         got = f"an empty entry in data row {rows[row]}, column {quote(id_name)}"
-        raise data_error(path, got, "each row has an id", "fill it, or remove the row")
+        raise data_error(path, got, "a file with an id in each row", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
     else:
@@ -85,9 +85,9 @@ def group(
         if again.any():
             row = int(again.argmax()) + 1
             got = f"the time {quote(table.entries[time][row])} again in {table.place(row)}"
-            feature = f"if it is a feature, say so with {columns_argument('features')}"
+            feature = f"if it is a feature, declare it with {columns_argument('features')}"
             fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
-            raise data_error(path, got, "a sequence has one row for each time", fix)
+            raise data_error(path, got, "a file whose sequences have one row for each time", fix)
         refuse_contradiction(path, table.entries, columns, time, np.diff(sorted_codes) == 0)
     return table
 
@@ -135,7 +135,7 @@ def choose_label(table: Table, columns: Columns, free: list[str]) -> tuple[str |
     candidates = [name for name in free if name not in (columns.features or ())]
     if TASKS[columns.task].label == "numbers":
         names = f"{columns_argument('label')}; several, as in 'x,y', are learned together"
-        rule = "every column of numbers could be the one to learn"
+        rule = "a file with a named label column, since any column of numbers could be it"
         raise data_error(path, f"no label column named among {quote_all(table.entries)}", rule, f"name it with {names}")
     kind = "column of words, or of integers"
     if columns.task == "classify":
@@ -171,7 +171,7 @@ def _refuse_change(table: Table, name: str) -> None:
     row = int((~same).argmax())
     first = table.entries[name][table.offsets[place_of(table.offsets, row)[0]]]
     fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
-    rule, after = "the rows of a sequence have one label", f", after {quote(first)}"
+    rule, after = "a file with one label per sequence", f", after {quote(first)}"
     table.refuse(~same, name, rule, fix, "the label {}", after)
 
 
@@ -189,7 +189,7 @@ def features_of(
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...], tuple[str, ...]]:
     """The values, ``(N, C)`` float32 or ``(N,)`` tokens; their channels; categories beside them; and the notes."""
     if not names:
-        rule = "a column is left for the features"
+        rule = "a file with at least one feature column"
         raise data_error(
             table.path, "no feature column", rule, f"add one, or name it with {columns_argument('features')}"
         )
@@ -227,14 +227,14 @@ def _as_features(
     """The numbers of a column as float32; raises for the first that is none."""
     fix = f"correct it, name the features with {columns_argument('features')}"
     fix += f", or those that are categories with {columns_argument('categorical')}"
-    table.refuse(odd, name, "features are numbers, or words throughout", fix)
+    table.refuse(odd, name, "a file whose features are only numbers, or only words", fix)
     return as_float32(numbers)
 
 
 def static_feature(table: Table, name: str, columns: Columns) -> Feature:
     """What each sequence has as a whole: the entry that is the same in all its rows."""
-    rule = "what a sequence has as a whole is the same in all its rows"
-    fix = f"correct it, or take the column with {columns_argument('features')}"
+    rule = "a file whose features per sequence are the same in all rows of a sequence"
+    fix = f"correct it, or read the column with {columns_argument('features')}"
     table.refuse(~table.constant(name), name, rule, fix, after=", after another entry")
     found, odd = numbers_in(table.entries[name])
     first = table.offsets[:-1]
@@ -247,7 +247,7 @@ def with_gaps(
     table: Table, values: npt.NDArray[Any], channels: tuple[str, ...]
 ) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
     """The features, and the time since the element before as one more."""
-    rule = "the time since the element before is a feature beside numbers, in the rows of a time column"
+    rule = "a file of numbers with a time column, from which the time since the previous element is computed"
     if table.time is None:
         fix = f"name the column with {columns_argument('time')}"
         raise data_error(table.path, f"no time column for {argument('time_gaps', value=True, of='Columns')}", rule, fix)
@@ -266,7 +266,7 @@ def labels_of(
     if TASKS[columns.task].label != "class":
         return None, None, _targets(table, columns, name)
     entries = table.entries[name]
-    table.refuse(entries == "", name, "each row has a label", "fill it, or remove the row", "an empty entry")
+    table.refuse(entries == "", name, "a file with a label in each row", "fill it, or remove the row", "an empty entry")
     if columns.task == "tag":
         return None, entries, None
     _refuse_change(table, name)
@@ -291,7 +291,7 @@ def _targets(table: Table, columns: Columns, label: str) -> Targets:
     for place, name in enumerate(names):
         numbers, odd = numbers_in(table.entries[name])
         wrong = odd | ~np.isfinite(numbers)
-        table.refuse(wrong, name, "a number to learn is finite", "correct it, or remove the row")
+        table.refuse(wrong, name, "a file with finite targets", "correct it, or remove the row")
         values[:, place] = numbers[rows]
     return Targets(values, per_element=per_element, names=tuple(names))
 
@@ -337,8 +337,8 @@ def refuse_contradiction(
             continue  # no time, so a feature or a label, which is looked at where they are
         if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(time)} and {quote(name)}, which order the rows differently"
-            fix = f"name the one that does with {columns_argument('time')}"
-            raise data_error(path, got, "one column orders the rows", fix)
+            fix = f"name the right one with {columns_argument('time')}"
+            raise data_error(path, got, "a file with one column that orders the rows", fix)
 
 
 def _is_words(entries: npt.NDArray[np.object_]) -> bool:
@@ -360,9 +360,9 @@ def read_times(path: Path, entries: npt.NDArray[np.object_], name: str) -> npt.N
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
         got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
-        rule = "times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
+        rule = "a file whose times are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
         other = f"name another column with {columns_argument('time')}"
-        fix = f"correct it, {other}, or remove this one where the rows are in order"
+        fix = f"correct it, {other}, or remove this column if the rows are in order"
         raise data_error(path, got, rule, fix)
     return np.asarray(dates.astype("int64"))
 

@@ -50,13 +50,15 @@ def described(path: Path) -> dict[str, Any]:
         version = description["format_version"]
         is_whole = version != FORMAT_VERSION or is_sealed(description)
     except FileNotFoundError as error:
-        rule = f"a folder of Arrow files was written by raglane convert and holds {DESCRIPTION}"
+        rule = f"a folder that raglane convert wrote, with {DESCRIPTION}"
         raise data_error(path, f"no {DESCRIPTION}", rule, "pass the files, or convert them") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
         got = f"format {version} of a converted folder"
-        raise data_error(path, got, f"this Raglane reads format {FORMAT_VERSION}", "convert the data again")
+        raise data_error(
+            path, got, f"a folder of format {FORMAT_VERSION}, for this version of Raglane", "convert the data again"
+        )
     if not is_whole:
         raise damaged(path / DESCRIPTION, "its checksum differs")
     return description
@@ -230,9 +232,9 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
 
 def damaged(path: Path, detail: str = "") -> DataError:
     """The error for a file of a converted folder that is not as it was written, or not there."""
-    rule = "the file that raglane convert wrote"
+    rule = "a file that raglane convert wrote, unchanged"
     if not path.exists():
-        fix = "put it back, or delete the folder and convert the data again"
+        fix = "restore it, or delete the folder and convert the data again"
         return data_error(path, "no such file", rule, fix)
     got = "a damaged file" + (f": {detail}" if detail else "")
     return data_error(path, got, rule, "delete the folder, and convert the data again")

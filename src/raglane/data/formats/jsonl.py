@@ -96,7 +96,7 @@ def _rows(path: Path, texts: Sequence[tuple[int, str]]) -> tuple[list[dict[str, 
         row = _row(path, decoder, line.strip(), number)
         if not isinstance(row, dict):
             got = f"a JSON {_kind(row)}"
-            raise data_error(path, got, "one JSON object per line", 'write {"values": [...], ...}', number)
+            raise data_error(path, got, "a JSON object", 'write {"values": [...], ...}', number)
         rows.append(row)
         lines.append(number)
     return rows, lines
@@ -124,19 +124,21 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
         is_whole = not _HALF_A_PAIR.search(line) or has_utf8(json.dumps(row, ensure_ascii=False))
     except _TwiceError as error:
         got = f"the key {quote(str(error))} twice"
-        raise data_error(path, got, "a key stands once in an object", "remove one of them", number) from error
+        raise data_error(path, got, "an object with each key once", "remove one of them", number) from error
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
-        raise data_error(path, got, "one JSON object per line", "correct the line", number) from error
+        raise data_error(path, got, "a JSON object", "correct the line", number) from error
     except RecursionError as error:
         got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
-        raise data_error(path, got, "a sequence is a list, or a list of lists", "correct the line", number) from error
+        raise data_error(
+            path, got, "an object whose sequence is a list, or a list of lists", "correct the line", number
+        ) from error
     except ValueError as error:
         # Python turns no more than some thousands of digits into a number.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
     if not is_whole:
         got = "half a surrogate pair, which is not a character"
-        raise data_error(path, got, "a text is Unicode characters", "correct the line", number)
+        raise data_error(path, got, "text of Unicode characters", "correct the line", number)
     return row
 
 
@@ -171,7 +173,9 @@ def _refuse_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> 
     room = len(rows) * len(names)
     if room > _MUCH and room > _SPARSE * sum(map(len, rows)):
         got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
-        raise data_error(path, got, "the lines have the same keys", "put what varies into a list, or leave it out")
+        raise data_error(
+            path, got, "a file whose lines have the same keys", "put varying entries into a list, or leave them out"
+        )
 
 
 def _kind(value: Any, room: int = _DEEPEST) -> str:
@@ -195,14 +199,14 @@ def _has_large(value: Any, most: int, room: int = _DEEPEST) -> bool:
 
 
 def _too_large(path: Path, got: str, line: int) -> DataError:
-    return data_error(path, got, "a whole number fits 64 bits", "write it as 1e30, or as a string", line)
+    return data_error(path, got, "an object of integers that fit 64 bits", "write it as 1e30, or as a string", line)
 
 
 def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
     """The error for a column whose values are not all of one kind; names the first that is not like the others."""
-    rule = "the values of a column are of one kind: all numbers, or all strings, equally deep in lists"
+    rule = "a file whose columns have values of one kind: only numbers, or only strings, in equally nested lists"
     names = f"{columns_argument('sequence')} and {columns_argument('label')}"
-    fix = f"write them alike, or name the columns to use with {names}"
+    fix = f"convert the values, or name the columns to use with {names}"
     first: str | None = None
     for value, line in zip(values, lines, strict=True):
         kind = _kind(value)
@@ -218,5 +222,7 @@ def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataEr
     for value, line in zip(values, lines, strict=True):
         if _has_large(value, 2**53):
             got = f"a whole number beyond 2**53 among fractions as {quote(name)}"
-            return data_error(path, got, "a float holds whole numbers up to 2**53", "write it as a float", line)
+            return data_error(
+                path, got, "an object of integers up to 2**53 in a column of floats", "write it as a float", line
+            )
     return data_error(path, f"values of several kinds as {quote(name)}", rule, fix)

@@ -83,10 +83,10 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     if len(present) < len(fields):
         counts = Counter(field.name for field in fields)
         twice = next(name for name in present if counts[name] > 1)
-        raise data_error(path, f"two columns {quote(twice)}", "a column's name is its own", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file whose columns have different names", "rename one")
     if columns.time in kinds:
         got = f"the time column {quote(columns.time)}"
-        rule = "a row is a whole sequence, its elements in their order; no column sorts them"
+        rule = "a file with one sequence per row, whose elements are already in order"
         raise data_error(path, got, rule, f"sort the lists before, and leave {columns_argument('time')} out")
     notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if is_id(kinds[name])])
@@ -140,7 +140,7 @@ def records_of(
 ) -> Records:
     """Turn the chosen columns of a table into records."""
     if table.num_rows == 0:
-        raise data_error(path, "no rows", "it must hold at least one sequence", "check the file")
+        raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
     reader = Reader(path, ids, lines, first)
     values, offsets = sequences_of(reader, table.column(chosen.sequence), chosen.sequence, columns)
@@ -181,7 +181,7 @@ def beside(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[
         role = next((role for role, taken in others.items() if name in taken), None)
         if role is not None:
             got = f"{quote(name)} as {columns_argument('static')} and as {columns_argument(role)}"
-            raise data_error(path, got, "a column has one role", "leave one of the two out")
+            raise data_error(path, got, "a file whose columns have one role each", "leave one of the two out")
     return features, static
 
 
@@ -196,15 +196,15 @@ def with_features(
         asked = replace(columns, tokens=name in (columns.categorical or ()), task="tag")
         column = table.column(name)
         if not is_list(column.type):
-            rule = "a feature of elements is a list as long as the sequence"
-            fix = f"for one that a sequence has as a whole: {columns_argument('static')}"
+            rule = "a file whose features of elements are lists as long as the sequence"
+            fix = f"declare a feature of whole sequences with {columns_argument('static')}"
             raise reader.wrong_type(column, name, rule, fix)
         found, ends = sequences_of(reader, column, name, asked)
         if not np.array_equal(ends, offsets):
             row = int((np.diff(ends) != np.diff(offsets)).argmax())
             lengths = f"{ends[row + 1] - ends[row]} elements in {reader.row(row)}, column {quote(name)}"
             got = f"{lengths}, and {offsets[row + 1] - offsets[row]} in {quote(chosen.sequence)}"
-            raise reader.error(got, "the columns of a sequence are equally long", "correct the row, or remove it")
+            raise reader.error(got, "a file whose rows have lists of one length", "correct the row, or remove it")
         if found.ndim == 2 and found.shape[1] == 0:
             # No row has an element, so nobody knows how many channels there would be.
             found = np.zeros((0, 1), dtype=np.float32)
@@ -237,6 +237,6 @@ def static_of(reader: Reader, column: Any, name: str, columns: Columns) -> Featu
     if is_words and is_label(column.type):
         return Feature(name, words_of(reader, column.cast("large_string").fill_null(""), name), per_sequence=True)
     if is_words or not is_number(column.type):
-        rule = "what a sequence has as a whole is a number or a word"
+        rule = "a file whose features of sequences are numbers or words"
         raise reader.wrong_type(column, name, rule, "convert the column, or leave it out")
     return Feature(name, as_float32(column.cast("double").to_numpy()), per_sequence=True)

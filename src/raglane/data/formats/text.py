@@ -62,7 +62,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 
 def _check_asked(path: Path, columns: Columns) -> None:
     if columns.wants_labels:
-        rule = f"the task {columns.task} needs labels, and a line of a text has none"
+        rule = f"a file with labels, for the task {columns.task}"
         fix = f"pass {columns_argument('task', 'language')}, or a folder with a text per class"
         raise data_error(path, "a text file", rule, fix)
 
@@ -90,7 +90,7 @@ def read_folder(path: Path, columns: Columns) -> Records:
         lines += found
         counts.append(len(found))
     if not lines:
-        raise data_error(path, "texts of blank lines only", "a line is a sequence", "check the files")
+        raise data_error(path, "texts of blank lines only", "a file with a sequence per line", "check the files")
     many = "1 class" if len(texts) == 1 else f"{len(texts)} classes"
     notes = [f"{many}, one per file; a sequence is the {columns.split or 'characters'} of a line"]
     if left_out:
@@ -121,9 +121,9 @@ def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Sta
 def _check_folder(path: Path, columns: Columns) -> None:
     if columns.task in _TASKS:
         return
-    rule = "a folder has one class per sequence"
+    rule = "data of another format, since a folder has one class per sequence"
     if columns.task == "tag":
-        rule = "a folder has one label per sequence, tagging needs one per element"
+        rule = "data with a label per element, for tagging"
     fix = f"pass {columns_argument('task', 'classify')}, or another format"
     raise data_error(path, f"a folder for the task {columns.task}", rule, fix)
 
@@ -133,7 +133,7 @@ def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
     try:
         entries = sorted(path.iterdir())
     except NotADirectoryError as error:
-        raise data_error(path, "a file", "this format is a folder", "pass the folder") from error
+        raise data_error(path, "a file", "a folder, in this format", "pass the folder") from error
     except OSError as error:
         raise open_error(path, error) from error
     texts = [
@@ -143,9 +143,14 @@ def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
     ]
     if not texts:
         got = f"{len(entries)} entries, none of them a text" if entries else "an empty folder"
-        raise data_error(path, got, "a folder holds one .txt file per class", "add them, or pass a file")
+        raise data_error(path, got, "a folder with one .txt file per class", "add them, or pass a file")
     odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
     if odd is not None:
-        raise data_error(path, f"a file named {quote(odd)}", "a name is the class, text in UTF-8", "rename the file")
+        raise data_error(
+            path,
+            f"a file named {quote(odd)}",
+            "a folder whose files are named after the classes, in UTF-8",
+            "rename the file",
+        )
     kept = set(texts)
     return texts, [entry.name for entry in entries if entry not in kept]

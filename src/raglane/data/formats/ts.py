@@ -106,9 +106,9 @@ def _wants_target(columns: Columns) -> bool:
 def _check_asked(path: Path, header: _Header, columns: Columns) -> None:
     """Refuse a file that does not have what is asked for, and note what of it is not used."""
     if columns.task in ("tag", "multilabel"):
-        rule = "the .ts format has one label per sequence, tagging needs one per element"
+        rule = "a file of another format for tagging, since .ts has one label per sequence"
         if columns.task == "multilabel":
-            rule = "the .ts format has one label per sequence"
+            rule = "a file of another format, since .ts has one label per sequence"
         raise data_error(
             path,
             f"a .ts file for the task {columns.task}",
@@ -117,12 +117,14 @@ def _check_asked(path: Path, header: _Header, columns: Columns) -> None:
         )
     wants_target = _wants_target(columns)
     if wants_target and not header.has_target:
-        got = "@classLabel, words to tell" if header.has_class else "no '@targetLabel true'"
-        raise data_error(path, got, "regression needs a number for each sequence", "pass a file that has them")
+        got = "@classLabel, classes" if header.has_class else "no '@targetLabel true'"
+        raise data_error(
+            path, got, "a file with a number for each sequence, for regression", "pass a file that has them"
+        )
     if columns.wants_labels and not wants_target and not header.has_class:
-        got = "@targetLabel, a number to predict" if header.has_target else "no '@classLabel true'"
+        got = "@targetLabel, numbers" if header.has_target else "no '@classLabel true'"
         fix = f"pass {columns_argument('task', 'regress')}" if header.has_target else "pass a file that has them"
-        raise data_error(path, got, "classifying needs class labels", fix)
+        raise data_error(path, got, "a file with class labels, for classification", fix)
     if header.has_target and not wants_target:
         header.notes.append("the target of each sequence (@targetLabel) is not used")
 
@@ -143,7 +145,7 @@ def _records(path: Path, header: _Header, lines: Sequence[tuple[int, str]], colu
                 labels.append(_label(path, header, label, number))
         matrices.append(_matrix(path, header, fields, number))
     if not matrices:
-        raise data_error(path, "no line after @data", "it must hold at least one sequence", "check the file")
+        raise data_error(path, "no line after @data", "a file with at least one sequence", "check the file")
     values = as_float32(np.concatenate(matrices))
     return Records(
         values,
@@ -171,18 +173,18 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
     for number, line in lines:
         if not line.startswith("@"):
             got = f"{quote(line)} before @data"
-            rule = "a .ts file begins with lines that start with '@', the last of them @data"
+            rule = "one of the first lines of a .ts file, which start with '@' and end with @data"
             raise data_error(path, got, rule, "check that it is a .ts file", number)
         name, *words = line[1:].split() or [""]
         directive = _ALIASES.get(name.lower(), name.lower())
         if directive == "data" and not words:
             return header
         if directive in ("", "data"):
-            fix = "put what follows on a line of its own" if words else "name the directive, or remove the line"
-            rule = "a line that starts with '@' names a directive; @data stands alone"
+            fix = "put the rest on another line" if words else "name the directive, or remove the line"
+            rule = "a directive after '@', and nothing after @data"
             raise data_error(path, quote(line), rule, fix, number)
         _read_directive(path, header, directive, words, number)
-    rule = "a line @data stands before the sequences"
+    rule = "a file with a line @data before the sequences"
     raise data_error(path, "no line @data", rule, "check that it is a whole .ts file")
 
 
@@ -192,10 +194,10 @@ def _read_directive(path: Path, header: _Header, name: str, words: list[str], nu
         _refuse_again(path, header, name, words, number)
     if name in _ONE_WORD and len(words) > 1:
         got = f"@{name} {quote(' '.join(words))}"
-        raise data_error(path, got, "one word follows it", "remove the others", number)
+        raise data_error(path, got, "a directive with one word", "remove the others", number)
     if name == "timestamps":
         if _flag(path, name, words, number):
-            rule = "values with timestamps are not supported"
+            rule = "@timeStamps false, since timestamps are not supported"
             raise data_error(path, "@timeStamps true", rule, "save the series without timestamps", number)
     elif name == "univariate":
         if _flag(path, name, words, number):
@@ -213,7 +215,7 @@ def _read_directive(path: Path, header: _Header, name: str, words: list[str], nu
     elif name not in _DESCRIPTIVE:
         header.notes.append(f"line {number}: @{ascii(name)[1:-1]} is not known and not used")
     if header.has_class and header.has_target:
-        rule = "a line ends in a class or in a target, not in both"
+        rule = "a header with either a class or a target"
         raise data_error(path, "@classLabel true and @targetLabel true", rule, "write one of them false", number)
 
 
@@ -222,9 +224,9 @@ def _read_classes(path: Path, header: _Header, words: list[str], number: int) ->
     classes = words[1:]
     odd = next((word for word in classes if not has_utf8(word)), None)
     if odd is not None:
-        raise data_error(path, f"the class {quote(odd)}", "a class is text in UTF-8", "convert the file", number)
+        raise data_error(path, f"the class {quote(odd)}", "a class in UTF-8", "convert the file", number)
     if header.has_class and not classes:
-        rule = "the classes are listed after '@classLabel true'"
+        rule = "'@classLabel true' and a list of the classes"
         raise data_error(path, "no class", rule, "list the classes there", number)
     header.classes = {word.lower(): word for word in classes} | {word: word for word in classes}
 
@@ -234,7 +236,7 @@ def _refuse_again(path: Path, header: _Header, name: str, words: list[str], numb
     before, line = header.seen.setdefault(name, (words, number))
     if [word.lower() for word in before] != [word.lower() for word in words]:
         got = f"@{name} {quote(' '.join(words))}, after {quote(' '.join(before))} in line {line}"
-        raise data_error(path, got, "a directive says one thing", "remove one of the lines", number)
+        raise data_error(path, got, "the only line with this directive", "remove one of the lines", number)
 
 
 def _set_dimensions(path: Path, header: _Header, count: int, number: int) -> None:
@@ -242,7 +244,7 @@ def _set_dimensions(path: Path, header: _Header, count: int, number: int) -> Non
     if header.dimensions not in (None, count):
         got = f"{count_of(count, 'channel')}, after {header.dimensions}"
         fix = "remove @univariate or @dimensions, or make them agree"
-        raise data_error(path, got, "@univariate true says 1, @dimensions the number", fix, number)
+        raise data_error(path, got, "a header whose @univariate and @dimensions agree", fix, number)
     header.dimensions = count
 
 
@@ -272,7 +274,7 @@ def _fields(path: Path, header: _Header, line: str, number: int) -> list[str]:
     if count != header.dimensions:
         label = " and a label" if header.has_label else ""
         channels = "some channels" if header.dimensions is None else count_of(header.dimensions, "channel")
-        rule = f"{channels}{label}, as the header says"
+        rule = f"a line of {channels}{label}, as in the header"
         fix = "restore the line, or correct the header"
         raise data_error(path, f"{len(fields)} fields separated by ':'", rule, fix, number)
     return fields
@@ -282,7 +284,7 @@ def _label(path: Path, header: _Header, label: str, number: int) -> str:
     if label not in header.classes and label.lower() not in header.classes:
         known = quote_all(dict.fromkeys(header.classes.values()))
         fix = "add it to @classLabel, or restore the line"
-        raise data_error(path, f"the label {quote(label)}", f"@classLabel lists {known}", fix, number)
+        raise data_error(path, f"the label {quote(label)}", f"a label of @classLabel, {known}", fix, number)
     return header.classes.get(label) or header.classes[label.lower()]
 
 
@@ -290,7 +292,7 @@ def _target(path: Path, text: str, number: int) -> float:
     if _is_value(text) and text != "?" and math.isfinite(float(text)):
         return float(text)
     fix = "correct it, or remove the line"
-    raise data_error(path, f"the target {quote(text)}", "a number to learn is finite", fix, number)
+    raise data_error(path, f"the target {quote(text)}", "a finite target", fix, number)
 
 
 def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:
@@ -298,7 +300,7 @@ def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.
     lengths = {channel.count(",") for channel in fields}
     if len(lengths) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)
-        rule = "the channels of a sequence are equally long"
+        rule = "a sequence whose channels have the same length"
         raise data_error(path, f"channels of {counts} values", rule, "restore or remove the line", number)
     if not any(map(str.strip, fields)):
         matrix = np.empty((0, len(fields)))
@@ -321,7 +323,9 @@ def _matrix(path: Path, header: _Header, fields: list[str], number: int) -> npt.
             stated = f"@seriesLength {header.length}" if "serieslength" in header.seen else f"{header.length} before"
             fix = "restore the line, or write @equalLength false"
             got = f"a sequence of {count_of(len(matrix), 'step')}"
-            raise data_error(path, got, f"@equalLength true and {stated}", fix, number)
+            raise data_error(
+                path, got, f"a sequence of the stated length (@equalLength true and {stated})", fix, number
+            )
     return matrix
 
 
@@ -331,9 +335,9 @@ def _bad_value(path: Path, fields: list[str], number: int) -> DataError:
         for step, entry in enumerate(entries.split(",")):
             if not _is_value(entry):
                 got = f"{quote(entry)} as channel {channel}, step {step}"
-                fix = "correct it, or write ? where a value is missing"
-                return data_error(path, got, "a value is a number, NaN or ?", fix, number)
-    return data_error(path, "a value that is not a number", "a value is a number, NaN or ?", "correct it", number)
+                fix = "correct it, or write ? for a missing value"
+                return data_error(path, got, "a list of numbers, NaN or ?", fix, number)
+    return data_error(path, "a value that is not a number", "a list of numbers, NaN or ?", "correct it", number)
 
 
 def _is_value(entry: str) -> bool:

@@ -232,7 +232,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
             fits = fits and done <= epoch.firsts[-1]
         if not fits:
             got, rule = f"done = {done}, pool = {pool}, before = {before}", f"a place in epoch {state['epoch']}"
-            raise ArgumentError(message("state", got, rule, "pass what state_dict() gave"))
+            raise ArgumentError(message("state", got, rule, "pass the result of state_dict()"))
         if len(epoch.firsts) == 1:
             epoch.begin, epoch.firsts = pool, [before]
         self._known = epoch

@@ -67,7 +67,7 @@ class BatchLimit:
         check_choice("too_long", self.too_long, TOO_LONG)
         if self.sequences is self.elements is self.padded is None:
             fix = "pass one of sequences, elements and padded"
-            raise ArgumentError(message("limit", "no number", "at least one number limits a batch", fix))
+            raise ArgumentError(message("limit", "no number", "at least one number that limits a batch", fix))
 
     def __str__(self) -> str:
         parts = {"sequences": self.sequences, "elements": self.elements, "padded elements": self.padded}
@@ -183,9 +183,9 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
     over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(given)])
     if limit.too_long == "refuse":
         place = int(over[0])
-        got = f"{int(given[place]):,} at index {place}" + f", one of {len(over):,} such" * (len(over) > 1)
-        fix = f"raise the limit, or choose what becomes of it: {argument('too_long', 'split')}, drop or alone"
-        raise ArgumentError(message("lengths", got, f"no sequence longer than a batch, {limit}", fix))
+        got = f"{int(given[place]):,} at index {place}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
+        fix = f"raise the limit, or pass {argument('too_long', 'split')}, drop or alone"
+        raise ArgumentError(message("lengths", got, f"at most the limit of a batch, {limit}", fix))
     if limit.too_long == "alone":
         return Settled(_held(given, longest), np.empty(0, np.int64), len(over), elements, longest)
     if limit.too_long == "split":

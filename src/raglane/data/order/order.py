@@ -129,7 +129,7 @@ class EpochOrder:
 
 
 def _check_noise(noise: float) -> float:
-    return check_real("noise", noise, "from 0 to 1", lambda share: 0 <= share <= 1, "pass 0.1, say")
+    return check_real("noise", noise, "from 0 to 1", lambda share: 0 <= share <= 1, "pass e.g. 0.1")
 
 
 class EpochPools:

@@ -28,7 +28,7 @@ class ElementwiseLayer(Layer):
 
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
-            rule = "the kernels of element-wise cells save what backward needs"
+            rule = "0 for element-wise cells, which save what the backward pass needs"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
         facts = cell_facts()[spec.cell]
         super().__init__(spec, facts.number, input_size=spec.input_size, hidden_size=spec.sizes[0])

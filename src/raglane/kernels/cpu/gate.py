@@ -140,8 +140,10 @@ class Gate:
         begin = len(tensors) - len(self._weights)
         refuse(self.cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], self.sizes, self.directions, depth)
         if tensors[0].shape[1] != self.input_size:
-            rule = f"{self.input_size} features, as when the layer ran"
-            raise ShapeError(message("input", f"{tensors[0].shape[1]} features", rule, "leave its tensors alone"))
+            rule = f"a tensor with {self.input_size} features, as in the forward pass"
+            raise ShapeError(
+                message("input", f"{tensors[0].shape[1]} features", rule, "do not change the tensors of the call")
+            )
         spec = CELLS[self.cell]
         names = ["input", *(f"hx ({name})" for name in spec.states[: begin - 1])]
         for direction in range(self.directions):
@@ -151,7 +153,7 @@ class Gate:
             copies = [None if part is None else plain(name, part) for name, part in zip(names, tensors, strict=True)]
         found = self.look(plain("offsets", offsets), tuple(copies))
         if found is None:
-            rule, fix = "tensors that stay as they are during a call", "let no other thread change them"
+            rule, fix = "unchanged during a call", "do not change them in another thread"
             raise ShapeError(message("input, hx, weights", "tensors that changed", rule, fix))
         return found
 
@@ -172,14 +174,18 @@ def refuse(
     spec = CELLS[cell]
     each = len(spec.weights_type._fields)
     if isinstance(values, Tensor) and values.dim() == 2 and (not values.is_cpu or values.dtype not in DTYPES):
-        rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
+        rule = f"of a dtype of the cpu kernels, {', '.join(map(str, DTYPES))}"
         raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
     if directions not in (1, 2) or len(weights) != each * directions:
         got = f"{len(weights)} weights for {directions} directions"
-        raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+        raise ShapeError(
+            message("weights", got, f"{each} weights for each of one or two directions", "pass all of them")
+        )
     if len(sizes) != len(spec.states) or (initial and len(initial) != len(sizes)):
         got = f"{len(initial)} of sizes {sizes}"
-        raise ShapeError(message("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"))
+        raise ShapeError(
+            message("hx", got, f"tensors for the states {', '.join(spec.states)}", "pass one tensor for each")
+        )
     own = tuple([spec.weights_type(*weights[each * direction :][:each]) for direction in range(directions)])
     request = Request(spec, values, offsets, None, tuple(initial), own, 1, directions, state_sizes=sizes, depth=depth)
     check(request)
@@ -202,7 +208,9 @@ def admit(
             part = plain(name, part)
             found = place(part, shape, dtype)
             if found is None:
-                raise ShapeError(message(name, "a tensor that changed", "one that stays as it is", "leave it alone"))
+                raise ShapeError(
+                    message(name, "a tensor that changed", "unchanged until the backward pass", "do not change it")
+                )
         tensors.append(part)
         addresses.append(found[0])
         storages.append(found[1])

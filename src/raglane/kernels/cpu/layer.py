@@ -194,7 +194,7 @@ class Layer(ABC):
         if packed is not torch.int8:
             return self.dtype
         if self.dtype is not torch.float32:
-            rule, fix = "int8 weights stand beside float32", "convert the tensors"
+            rule, fix = "torch.float32 with int8 weights", "convert the tensors with .to(torch.float32)"
             raise ArgumentError(message("dtype", str(self.dtype), rule, fix))
         return packed
 

@@ -38,10 +38,10 @@ def _layer_of(
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
-            rule = "(directions, sequences, size)"
+            rule = "a tensor (directions, sequences, size)"
             raise ShapeError(message(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
     if checkpoint_every < 0:
-        rule = "0, or the steps that are computed again at a time"
+        rule = "0, or the number of steps that are recomputed at a time"
         raise ArgumentError(message("checkpoint_every", repr(checkpoint_every), rule, "pass 0 or more"))
     directions, each = states[0].shape[0], len(CELLS[cell].weights_type._fields)
     weights, rest = padded[2:][: each * directions], padded[2:][each * directions :]
@@ -100,7 +100,7 @@ def _backward_op(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> list
     given = Given(grad_output, grad_c_states, tuple(grad_final[:states]))
     kept = (wanted[0], *wanted[1 : 1 + states], *wanted[3 : 3 + weights])
     if len(wanted) != 1 + _PADDED:
-        rule = f"{1 + _PADDED} bools: of the values, two states and {_WEIGHTS} weights"
+        rule = f"{1 + _PADDED} bools: for the values, two states and {_WEIGHTS} weights"
         raise ArgumentError(message("wanted", f"{len(wanted)} bools", rule, "pass one for each"))
     saved = Saved(output, gates, c_states, is_shared=True)
     found = layer.backward(offsets, tensors, saved, given, kept, overwrite=False)

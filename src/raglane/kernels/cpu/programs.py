@@ -48,8 +48,8 @@ def run(
     given = (elements, sequences, states, vectors, weights)
     for name, own, shapes in zip(_GIVEN, given, encoded.shapes, strict=True):
         if len(own) != len(shapes):
-            got, rule = f"{len(own)} tensors", f"{len(shapes)}, from the program"
-            raise ShapeError(message(name, got, rule, "pass as many"))
+            got, rule = f"{len(own)} tensors", f"{len(shapes)} tensors, as in the program"
+            raise ShapeError(message(name, got, rule, "pass that many tensors"))
     count, batch = _sizes(offsets, elements)
     dtype = _computed_in(given)
     narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
@@ -66,7 +66,7 @@ def run(
             _add(fields, kept[-1])
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
-        rule = f"{len(program.outputs)} of {', '.join(map(str, narrow))}"
+        rule = f"{len(program.outputs)} dtypes of {', '.join(map(str, narrow))}"
         raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
     outputs = [
         _memory(over.get(place), (count, width), kind)
@@ -131,8 +131,8 @@ def encode(program: Program) -> Encoded:
             numbers += instruction.columns
         code = array("q", numbers)
     except (KeyError, ValueError, OverflowError, TypeError, struct.error) as error:
-        rule = "kinds, operations and numbers as raglane.programs.program has them"
-        raise ArgumentError(message("program", quote(str(error)), rule, "build it anew")) from error
+        rule = "built of kinds, operations and numbers of raglane.programs.program"
+        raise ArgumentError(message("program", quote(str(error)), rule, "build it again")) from error
     _check_counts(program)
     shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
@@ -147,7 +147,7 @@ def _check_counts(program: Program) -> None:
         if counts != wanted:
             got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
             rule = f"{wanted[0]} and {wanted[1]}"
-            raise ArgumentError(message(f"instructions[{number}]", got, rule, "build it anew"))
+            raise ArgumentError(message(f"instructions[{number}]", got, rule, "build it again"))
 
 
 def _place(place: Operand) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:
         return torch.float32
     if not isinstance(first, Tensor) or first.dtype not in DTYPES:
         got = str(first.dtype) if isinstance(first, Tensor) else f"a {type(first).__name__}"
-        rule = f"the cpu kernels compute in {', '.join(map(str, DTYPES))}"
+        rule = f"of a dtype of the cpu kernels, {', '.join(map(str, DTYPES))}"
         raise ShapeError(message("elements", got, rule, "convert it with .to()"))
     return torch.float64 if first.dtype is torch.float64 else torch.float32
 
@@ -212,7 +212,7 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
     """``rows @ weight.T``, group by group."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
-        rule = "(groups, width, depth), none of them 0"
+        rule = "a tensor (groups, width, depth), none of them 0"
         raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
     offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
@@ -239,7 +239,7 @@ def outer_products(
     wide = columns if right is None else right.shape[1]
     if groups < 1 or columns % groups or wide % groups or not columns or not wide:
         got = f"{groups} for {columns} and {wide} columns"
-        raise ArgumentError(message("groups", got, "a number that divides both", "cut off what does not belong to any"))
+        raise ArgumentError(message("groups", got, "a number that divides both", "cut off the columns of no group"))
     shape = (groups, columns // groups, wide // groups)
     to = None if right is None else torch.empty(shape, dtype=left.dtype, device="cpu")
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None

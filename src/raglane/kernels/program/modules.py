@@ -124,20 +124,23 @@ def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, .
     module = own.module()
     there = {} if module is None else _tensors(module)
     if tuple(there) != own.names or len(tensors) != len(own.names):
-        got, rule = f"{name!r} with {', '.join(there)}", f"it has what it was compiled with, {', '.join(own.names)}"
+        got, rule = (
+            f"{name!r} with {', '.join(there)}",
+            f"a cell with the tensors with which it was compiled, {', '.join(own.names)}",
+        )
         raise DispatchError(message("cell", got, rule, "call torch.compiler.reset()"))
     given = {id(part): other for part, other in zip(there.values(), tensors, strict=True)}
     weights = replaced(module, lambda part: given.get(id(part), part))
     reason = _unsuited(own.cell, weights, width, sizes, dtype)
     if reason:
-        got, rule = f"{name!r}, changed since it was compiled", f"a graph can hold it, but {reason}"
+        got, rule = f"{name!r}, a changed cell", f"unchanged since it was compiled ({reason})"
         raise DispatchError(message("cell", got, rule, "call torch.compiler.reset()"))
     return weights
 
 
 def _find(name: str) -> _Known:
     if name not in _known:
-        rule = "the layer that was compiled is alive, in the process that compiled it"
+        rule = "a compiled layer that is alive, in the process that compiled it"
         raise DispatchError(message("cell", repr(name), rule, "keep the layer; in another process compile it again"))
     return _known[name]
 

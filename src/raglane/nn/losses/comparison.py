@@ -73,8 +73,8 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         weights._needs_lengths_of("weights", batch, "the predictions have")
         given = weights.values
         if given.dim() != 1:
-            rule = "one number per element"
-            fix = "pass a Ragged without features, for instance weights.map(lambda values: values.squeeze(-1))"
+            rule = "a Ragged of one number per element"
+            fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
             raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
         check_tensor("weights", given, batch, "pass real numbers")
         check_numbers("weights", given)
@@ -90,7 +90,7 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     """Check weights of sequences."""
     given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if given.shape != (len(batch),):
-        rule = f"one number per sequence, and the batch has {len(batch)}"
+        rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
         raise ShapeError(message("weights", f"shape {tuple(given.shape)}", rule, fix))
     check_numbers("weights", given)
@@ -121,7 +121,7 @@ def check_predictions(name: str, batch: Any) -> None:
     fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
     check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
-        raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
+        raise ArgumentTypeError(message(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"))
 
 
 def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
@@ -131,7 +131,7 @@ def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
         return check_tensor(name, given.values, batch, "pass real numbers")
     check_tensor(name, given, batch, "wrap it with rl.Ragged, for one per element, or pass a tensor, one per sequence")
     if given.dim() == 0 or given.shape[0] != len(batch):
-        rule = f"a tensor has one row per sequence, and the batch has {len(batch)}"
+        rule = f"a tensor with one row for each of the {len(batch)} sequences"
         fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
         raise ShapeError(message(name, f"a tensor of shape {tuple(given.shape)}", rule, fix))
     return segments.spread(given, batch.offsets, batch.values.shape[0])
@@ -153,8 +153,8 @@ def check_numbers(name: str, numbers: Tensor) -> None:
     if numbers.is_cpu and not torch.compiler.is_compiling():
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):
-            got = f"{numbers[wrong][0].item()} among them"
-            raise ArgumentError(message(name, got, "finite numbers of at least 0", "see where it comes from"))
+            got = f"{numbers[wrong][0].item()}"
+            raise ArgumentError(message(name, got, "finite numbers of at least 0", "check how they are computed"))
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ class Recurrent(RecurrentLayer):
         self._spec = _spec_of(modules[0])
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
-                rule = "a user's own cell has its own equations"
-                raise ArgumentError(message(name, repr(options[name]), rule, "write it into step"))
+                rule = "left out for a user's cell, which has its own equations"
+                raise ArgumentError(message(name, repr(options[name]), rule, "implement it in step"))
         self._set_options(**options)
 
     def __setstate__(self, state: Any) -> None:
@@ -110,17 +110,17 @@ class Recurrent(RecurrentLayer):
                 ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
             ):
                 if value not in (None, own):
-                    raise ArgumentError(message(name, repr(value), f"the cell's own, {own}", "leave it out"))
+                    raise ArgumentError(message(name, repr(value), f"the cell's, {own}", "leave it out"))
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
-                rule = "one module is one layer in one direction"
+                rule = "a class or function if there are several layers or directions"
                 raise ArgumentError(message("cell", got, rule, "pass its class, or a function that makes it"))
             return [_checked(cell)]
         if not callable(cell):
-            rule = "a module with step(x_t, state), or what makes one from (input_size, hidden_size)"
-            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
+            rule = "a module with step(x_t, state), or a function that builds one from (input_size, hidden_size)"
+            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass a module or its class"))
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
-        check_signature("cell", cell, "what makes a module from (input_size, hidden_size)", width, size)
+        check_signature("cell", cell, "a function that builds a module from (input_size, hidden_size)", width, size)
         modules: list[Any] = []
         for _ in range(self.num_layers):
             layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
@@ -129,8 +129,8 @@ class Recurrent(RecurrentLayer):
         kinds = {_kind_of(module) for module in modules}
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
-            rule = "the same class, output_size and sizes of states in every layer and direction"
-            raise ArgumentError(message("cell", got, rule, "make all modules alike"))
+            rule = "built of modules with the same class, output_size and sizes of states"
+            raise ArgumentError(message("cell", got, rule, "make all modules the same"))
         return modules
 
     @property
@@ -167,7 +167,7 @@ class Recurrent(RecurrentLayer):
             return super().summary(out, state)
         if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-            rule = "an output that knows its lengths: this cell's output is not its state"
+            rule = "a Ragged or a PackedSequence: this cell's output is not its state"
             fix = "call the layer with a Ragged, without return_output=False"
             raise ArgumentTypeError(message("out", got, rule, fix))
         inputs = read(out, None, self.batch_first)
@@ -265,8 +265,8 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
     module = _checked(factory(input_size, hidden_size))
     for name, wanted in (("input_size", input_size), ("hidden_size", hidden_size)):
         if getattr(module, name) != wanted:
-            got = f"what makes a {type(module).__name__} with {name}={getattr(module, name)}"
-            rule = f"modules of the sizes asked for, here {name}={wanted}"
+            got = f"a function that builds a {type(module).__name__} with {name}={getattr(module, name)}"
+            rule = f"a function that uses its arguments, here {name}={wanted}"
             raise ArgumentError(message("cell", got, rule, "pass both arguments on to the module"))
     return module
 
@@ -274,7 +274,7 @@ def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int)
 def _checked(module: Any) -> Any:
     """The module, if it can be a cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
-        rule = "a cell, which runs one step; a layer runs a batch of sequences by itself"
+        rule = "a cell, which computes one step; this layer runs a batch of sequences"
         got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
         raise ArgumentTypeError(message("cell", got, rule, fix))
     for name in ("prepare", "initial_state"):
@@ -287,7 +287,7 @@ def _checked(module: Any) -> Any:
         lacking = "" if is_cell else "step(x_t, state)"
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
         rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
-        raise ArgumentTypeError(message("cell", got, rule, "give it what is missing"))
+        raise ArgumentTypeError(message("cell", got, rule, "add the missing attributes"))
     for name in ("input_size", "hidden_size", "output_size"):
         if hasattr(module, name):
             check_count(f"{type(module).__name__}.{name}", getattr(module, name))

@@ -145,7 +145,7 @@ def run(
         output = inputs.restore_layout(result.output) if need_output and result.output is not None else None
         return output, one_or_tuple(result.state if inputs.is_batched else _unbatched(result.state))
     if plan.is_jit_traced:
-        rule = "a trace holds PyTorch's own operators and the sizes of one batch: it could not run another"
+        rule = "called with torch's own operators: a trace is fixed to the sizes of one batch"
         fix = "use torch.export.export or torch.compile, or backend='torch' with a tensor without lengths"
         raise DispatchError(message("torch.jit.trace", f"a layer {type(layer).__name__}", rule, fix))
     pieces: Pieces | None = None
@@ -306,9 +306,7 @@ def _not_a_state(plan: Plan, hx: Any, argument: str) -> ArgumentTypeError:
     names = plan.cell.states
     got = "a nested tensor" if isinstance(hx, Tensor) and hx.is_nested else f"a {type(hx).__name__}"
     rule = "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors"
-    return ArgumentTypeError(
-        message(argument, got, rule, "pass what the layer returned as its state, or None for zeros")
-    )
+    return ArgumentTypeError(message(argument, got, rule, "pass the state that the layer returned, or None for zeros"))
 
 
 def _own_state(layer: Stack, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
@@ -327,7 +325,7 @@ def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any
     if values.dim() != 2 or values.shape[1] != layer.input_size:
         got, rule = (
             f"elements of shape {tuple(values.shape[1:])}",
-            f"each element has input_size = {layer.input_size} features",
+            f"a batch whose elements have input_size = {layer.input_size} features",
         )
         fix = "embed or reshape it, or build the layer with another input_size"
         raise ShapeError(message("input", got, rule, fix))
@@ -353,7 +351,7 @@ def _check_state(plan: Plan, hx: Any, count: int | None, values: Tensor, argumen
     for name, size, part in zip(names, plan.state_sizes, given, strict=True):
         wanted = (rows, size) if count is None else (rows, count, size)
         if part.shape != wanted:
-            rule = f"{wanted}: layers times directions, {'' if count is None else 'sequences, '}size"
+            rule = f"of shape {wanted}: layers times directions, {'' if count is None else 'sequences, '}size"
             fix = "give each sequence its state, in the order of the batch"
             raise ShapeError(message(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix))
         check_fits(f"{argument} ({name})", part, values)

@@ -68,7 +68,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
         got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
         raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"))
     if layer.bidirectional:
-        rule = "chunks are read in one direction: the other would begin at an end that has not arrived"
+        rule = "unidirectional: the reverse direction would begin at an end that has not arrived"
         fix = "build the layer with bidirectional=False"
         raise ArgumentTypeError(message("layer", "a bidirectional layer", rule, fix))
     if not isinstance(input, Ragged):
@@ -77,7 +77,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
         raise ArgumentTypeError(message("begins", got, "a bool tensor", "pass chunk.begins"))
     if begins.shape != (len(input),):
-        rule = f"one bool per sequence: ({len(input)},)"
+        rule = f"a tensor of one bool per sequence, ({len(input)},)"
         raise ShapeError(message("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
 
 
@@ -88,6 +88,6 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
     goes_on = ~begins.cpu() & (input.host_lengths > 0)
     if bool(goes_on.any()):
         got = f"None, and row {int(goes_on.nonzero()[0, 0])} that does not begin"
-        rule = "a sequence goes on from the state in which the last chunk left it"
-        fix = "pass the state that the layer returned then; save it with whatever is saved in the middle of an epoch"
+        rule = "the state after the previous chunk, from which sequences continue"
+        fix = "pass the state that the layer returned; save it with every checkpoint within an epoch"
         raise ArgumentError(message("hx", got, rule, fix))

@@ -78,18 +78,18 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     """
     check_model(model)
     if dtype is not None and dtype is not torch.int8:
-        rule = "torch.int8, or None for that of the weights"
+        rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        rule, fix = "int8 weights are for inference", "call model.eval() first"
+        rule, fix = "in evaluation mode, since int8 weights are for inference", "call model.eval() first"
         raise ArgumentError(message("model", "a model in training mode", rule, fix))
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
-        got = f"{name or type(model).__name__}, of which no layer can be frozen: {reason}"
+        got = f"{name or type(model).__name__}, whose layers cannot be frozen: {reason}"
         rule = "one layer at least that the cpu kernels run, with weights that stay from call to call"
-        fix = "call rl.accelerate(model) first for torch's own layers, or leave the model as it is"
+        fix = "call rl.accelerate(model) first for torch's own layers, or use the model without rl.freeze"
         if dtype is not None:
             rule = f"{rule}, as an RNN, LSTM or GRU in float32"
         raise DispatchError(message("model", got, rule, fix))

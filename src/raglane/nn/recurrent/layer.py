@@ -124,8 +124,8 @@ class RecurrentLayer(Stack):
             check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
-                rule, fix = "a graph cannot hold one", "pass a Ragged, or a padded tensor with lengths"
-                raise DispatchError(message("input", "a PackedSequence under torch.export", rule, fix))
+                rule, fix = "a Ragged or a tensor under torch.export", "pass a Ragged, or a padded tensor with lengths"
+                raise DispatchError(message("input", "a PackedSequence", rule, fix))
             # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
             # take up again within a transformation of torch.func what it leaves out.
             wishes = {"return_output": return_output, "return_states": return_states}
@@ -136,7 +136,7 @@ class RecurrentLayer(Stack):
         __call__ = forward
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = "TorchScript cannot compile it", "use torch.compile or torch.export.export"
+        rule, fix = "called with layers that TorchScript can compile", "use torch.compile or torch.export.export"
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -161,7 +161,7 @@ class RecurrentLayer(Stack):
             (torch.Size([2, 4]), torch.Size([1, 2, 4]))
         """
         if self.bidirectional:
-            rule = "a stream has one direction: the other would begin at an end that has not arrived"
+            rule = "called on a unidirectional layer: the reverse direction would begin at an end that has not arrived"
             fix = "build the layer with bidirectional=False"
             raise ArgumentTypeError(message("step", "a bidirectional layer", rule, fix))
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
@@ -198,13 +198,13 @@ class RecurrentLayer(Stack):
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
-            got, fix = f"a {type(state).__name__}", "pass what the layer returned second"
-            raise ArgumentTypeError(message("state", got, "the final state", fix))
+            got, fix = f"a {type(state).__name__}", "pass the second result of the layer"
+            raise ArgumentTypeError(message("state", got, "the final state of this layer", fix))
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
-            rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
-            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass what this layer returned second"))
+            rule = f"of shape ({rows}, B, {size}), or ({rows}, {size}) without a batch"
+            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass the second result of this layer"))
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:

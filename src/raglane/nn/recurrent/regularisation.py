@@ -44,7 +44,7 @@ class Regularisation:
             for share in given if name == "zoneout" and isinstance(given, tuple) else (given,):
                 if not (isinstance(share, float | int) and 0 <= share < 1):
                     rule = "a probability, at least 0 and below 1"
-                    raise ArgumentError(message(name, repr(given), rule, "pass 0.2, say"))
+                    raise ArgumentError(message(name, repr(given), rule, "pass e.g. 0.2"))
 
     def check_fits(self, states: tuple[str, ...], reads_state: bool) -> None:
         """Refuse a probability that acts on nothing in a cell.
@@ -61,7 +61,7 @@ class Regularisation:
             raise ArgumentError(message("zoneout", repr(self.zoneout), rule, f"pass {len(states)} numbers"))
         for name in ("state_dropout", "weight_dropout"):
             if getattr(self, name) and not reads_state:
-                got, rule = repr(getattr(self, name)), "no weight of this cell meets the state"
+                got, rule = repr(getattr(self, name)), "0 for a cell without recurrent weights"
                 raise ArgumentError(message(name, got, rule, "use input_dropout or zoneout"))
 
     def held(self, states: int) -> tuple[float, ...] | None:

@@ -99,7 +99,7 @@ class Stack(torch.nn.Module):
             check_count(name, getattr(self, name))
         if count != self.num_layers * (2 if self.bidirectional else 1):
             got = f"{self.num_layers!r}, {self.bidirectional!r}"
-            rule = f"the layer was built with weights for {count}: layers times directions"
+            rule = f"as when the layer was built, with weights for {count} layers times directions"
             fix = "build a layer of the size that you need"
             raise ArgumentError(message("num_layers, bidirectional", got, rule, fix))
         check_every(self.checkpoint_every)
@@ -120,7 +120,7 @@ class Stack(torch.nn.Module):
         """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
         for name, value in regularisation.items():
             if name not in OPTIONS:
-                rule = f"this layer takes torch's arguments and {', '.join(OPTIONS)}"
+                rule = f"an argument of torch's layer or one of {', '.join(OPTIONS)}"
                 raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend

@@ -76,7 +76,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             return self._variant
         if self.mode not in _CELL_OF_MODE:
             rule = f"one of {', '.join(_CELL_OF_MODE)}"
-            raise ArgumentError(message("mode", repr(self.mode), rule, "leave it alone"))
+            raise ArgumentError(message("mode", repr(self.mode), rule, "do not change it"))
         return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
@@ -98,8 +98,8 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             if not self.bias:
                 part[2:2] = (None, None)
             elif len(part) < 4:
-                rule = "the layer was built without biases"
-                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer that has them"))
+                rule = "False, since the layer was built without biases"
+                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer with bias=True"))
             found.append(Weights(part[0], part[1], part[2], part[3], part[-1] if projects else None))
         return tuple(found)
 
@@ -107,9 +107,11 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
     """A projection's size as it is."""
     if mode != "LSTM" and proj_size != 0:
-        raise ArgumentError(message("proj_size", repr(proj_size), "only an LSTM projects its state", "leave it out"))
+        raise ArgumentError(
+            message("proj_size", repr(proj_size), "0, since only an LSTM projects its state", "leave it out")
+        )
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
-        rule = f"a whole number below hidden_size, {hidden_size}, and 0 for no projection"
+        rule = f"a whole number below hidden_size, {hidden_size}, or 0 for no projection"
         raise ArgumentError(message("proj_size", repr(proj_size), rule, "pass a smaller one, or leave it out"))
     return proj_size
 

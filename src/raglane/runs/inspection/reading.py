@@ -124,9 +124,9 @@ def refuse_empty(contents: Contents) -> None:
     if contents.lengths.any():
         return
     count = len(contents.lengths)
-    got = f"{count_of(count, 'sequence')}, none of which has an element" if count else "no sequence"
+    got = f"{count_of(count, 'sequence')}, all of length 0" if count else "no sequence"
     error: DataError = data_error(
-        contents.path or Path(contents.name), got, "at least one sequence has an element", "check the data"
+        contents.path or Path(contents.name), got, "data with at least one element", "check the data"
     )
     raise error
 
@@ -171,8 +171,8 @@ def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Conte
 _CHUNK = 1 << 22
 # Digits of a length: more make no sequence that a machine can hold.
 _DIGITS = 9
-_RULE = f"one length per line, a whole number from 0 to {10**_DIGITS - 1:,}"
-_FIX = "write how many elements each sequence has, and nothing else"
+_RULE = f"a file with one length per line, a whole number from 0 to {10**_DIGITS - 1:,}"
+_FIX = "write only the number of elements of each sequence"
 
 
 def lengths_of_text(path: Path, progress: Progress) -> Contents:

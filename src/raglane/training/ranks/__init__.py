@@ -85,7 +85,7 @@ class Ranks:
         if self.local >= there:
             got = f"{self.local + 1} or more on a machine with {count_of(there, 'GPU')}"
             fix = f"pass {argument('ranks', there)}, or {argument('device', 'cpu')}"
-            raise ArgumentError(message("ranks", got, "each rank has a GPU of its own", fix))
+            raise ArgumentError(message("ranks", got, "at most the number of GPUs, for one GPU per rank", fix))
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
 
@@ -155,15 +155,15 @@ class Ranks:
 def lost(what: str, folder: Path | None) -> LostRankError:
     """The error of a training of which a rank has gone."""
     goes_on = _how_to_go_on(folder)
-    fix = "train again" if goes_on is None else f"{goes_on}, with as many ranks as you like"
-    return LostRankError(message("ranks", what, "all of them live until the end", fix))
+    fix = "train again" if goes_on is None else f"{goes_on}, with any number of ranks"
+    return LostRankError(message("ranks", what, "alive until the end", fix))
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
     """The error of a training of which a process that prepares batches has gone."""
-    what = "one that died, as where the machine has no memory left"
-    fix = f"{_how_to_go_on(folder) or 'train again'}; fewer of them take less memory"
-    return LostRankError(message("workers", what, "a worker lives until the end", fix))
+    what = "a worker that died, possibly for lack of memory"
+    fix = f"{_how_to_go_on(folder) or 'train again'}; fewer workers need less memory"
+    return LostRankError(message("workers", what, "alive until the end", fix))
 
 
 def _how_to_go_on(folder: Path | None) -> str | None:
@@ -210,6 +210,6 @@ def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks | None:
         text = environment[variable]
         if not text.isdecimal():
             fix = "start the command with torchrun, or unset it"
-            raise ArgumentError(message(variable, quote(text), "a whole number from 0", fix))
+            raise ArgumentError(message(variable, quote(text), "a whole number of at least 0", fix))
         numbers[name] = int(text)
     return Ranks(numbers["rank"], numbers["count"], numbers["local"]) if numbers["count"] > 1 else None

@@ -63,12 +63,12 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
             # Also where Raglane cannot be imported, of which Ray tells in many lines.
             found, sees = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})", True
         if found != version("raglane"):
-            got, rule = f"the machine {name}, with Raglane {found}", f"Raglane {version('raglane')} on every machine"
-            fix = "install it there, or give Ray a runtime_env that does"
+            got, rule = f"the machine {name}, with Raglane {found}", f"on machines with Raglane {version('raglane')}"
+            fix = "install that version there, or pass Ray a runtime_env that installs it"
             raise ArgumentError(message("engine", got, rule, fix))
         if not sees:
-            got = f"{quote(str(folder.parent))}, which the machine {name} does not see"
-            rule, fix = "a folder on storage that all machines share", f"give another {argument(given_as)}"
+            got = f"{quote(str(folder.parent))}, which the machine {name} does not find"
+            rule, fix = "a folder on storage shared by all machines", f"give another {argument(given_as)}"
             raise ArgumentError(message(given_as, got, rule, fix))
 
 
@@ -159,7 +159,7 @@ def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     """Do a training in workers of a Ray cluster."""
     folder = job.folder
     if folder is None:
-        rule = "workers of a cluster write to a folder that all of them see"
+        rule = "a folder that all workers of the cluster share"
         raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
     ray = connected()
     require("ray.train.torch", "ray")

@@ -54,8 +54,8 @@ def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
     fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
         # Any model would be right, and none would have learned.
-        got, rule = f"one class throughout, {quote((fitted.labels or ())[0])}", "at least two classes to tell apart"
-        fix = "add data of another, or check which column holds the labels"
+        got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data with at least two classes"
+        fix = "add data of another class, or check which column contains the labels"
         raise DataError(message(str(training.source), got, rule, fix))
     return fitted
 

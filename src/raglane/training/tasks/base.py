@@ -190,6 +190,6 @@ def values_of(output: Tensor | Ragged) -> Tensor:
 def targets_of(batch: Batch) -> Tensor:
     """The targets of a batch."""
     if batch.targets is None:
-        rule, fix = "a score needs targets", "give data with labels"
+        rule, fix = "a batch with targets", "pass data with labels"
         raise ArgumentError(message("batch", "sequences without targets", rule, fix))
     return batch.targets

@@ -142,8 +142,8 @@ class Forecast(Task):
     def output_size(preprocessor: Preprocessor) -> int:
         """The number of channels."""
         if preprocessor.is_tokens:
-            rule = "a forecast is of numbers"
-            raise DataError(message("task", "'forecast' and token sequences", rule, "use classify or tag"))
+            rule = "classify or tag for token sequences, since a forecast predicts numbers"
+            raise DataError(message("task", "'forecast'", rule, "use classify or tag"))
         return len(preprocessor.channels)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
@@ -183,7 +183,7 @@ class Forecast(Task):
         for name in self.preprocessor.channels if self.is_binary else ():
             if not known[name].is_binary:
                 got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"
-                rule = "binary cross-entropy is for channels that are 0 or 1"
+                rule = "data with channels of 0 or 1, for binary cross-entropy"
                 fix = f"correct them, or train with {argument('loss', 'mse')}"
                 raise DataError(message(str(records.source), got, rule, fix))
 
@@ -204,7 +204,7 @@ class Forecast(Task):
                 sums[place] += ((answer - known).abs() * scale).sum((0, 2))
             sums[3] += real.sum((0, 2))
         if not sums[3].any():
-            rule = f"a sequence of more than {horizon} elements is needed, to hold {horizon} of them back"
+            rule = "less than the length of a sequence, of which the last elements are held out"
             raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller one, or longer sequences"))
         names = ("MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE")
         means = (sums[:3] / sums[3]).T.tolist()
@@ -215,8 +215,8 @@ class Forecast(Task):
         fed_back = [encoder.name for encoder in self.preprocessor.features if not encoder.per_sequence]
         if horizon > 1 and fed_back:
             got = f"{horizon}, and the features {quote_all(fed_back)}"
-            rule = "what elements have beside the channels that are forecast is not known of those to come"
-            raise DataError(message("horizon", got, rule, "forecast one step, or train without these features"))
+            rule = "1 with features of elements, which are unknown for future elements"
+            raise DataError(message("horizon", got, rule, "pass 1, or train without these features"))
         forecasts: Tensor = model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
         return forecasts
 
