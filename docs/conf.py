@@ -32,7 +32,8 @@ nitpick_ignore_regex = [
     (
         r"py:class",
         r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Counted|Batch|Meter"
-        r"|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified|ElementwiseWeights)"
+        r"|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified|ElementwiseWeights"
+        r"|Cost|Plan|Choice|Row|TablePredictor)"
         r"|.*\bWatcher",
     ),
     # Docstrings that refer to the implemented name without its module.

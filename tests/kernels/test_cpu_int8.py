@@ -188,10 +188,10 @@ def test_what_is_refused() -> None:
         layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed)
     wide = tuple(part if part is None else part.double() for part in tensors)
     of_double = layer_of("lstm", offsets, wide, 5, layer.sizes, 1)
-    with pytest.raises(ArgumentError, match="torch.float32 with int8 weights"):
+    with pytest.raises(ArgumentError, match=r"torch.float32 with int8 weights"):
         of_double.packed(wide[3:], dtype=torch.int8)
     admitted = of_double.admit(offsets, wide)
-    with pytest.raises(ArgumentError, match="torch.float32 with int8 weights"):
+    with pytest.raises(ArgumentError, match=r"torch.float32 with int8 weights"):
         of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
     with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
         layer.forward(

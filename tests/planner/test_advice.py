@@ -11,7 +11,7 @@ import torch
 import raglane as rl
 from looped import looped
 from planner.made_up import Measured, costs, held, make_up, seen
-from raglane.planner import advice, words
+from raglane.planner import Plan, advice, words
 from raglane.planner.model import Floats, Profile, Way
 from raglane.planner.rows import Row
 
@@ -26,7 +26,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
     return make_up(monkeypatch)
 
 
-def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> rl.Plan:
+def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> Plan:
     return rl.plan(lengths, layer or rl.nn.LSTM(3, 4), **{"threads": [1, 2], **options})  # type: ignore[arg-type]
 
 

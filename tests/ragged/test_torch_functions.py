@@ -12,7 +12,7 @@ from torch import nn
 
 import raglane as rl
 from looped import looped
-from raglane.errors import RaggedFunctionError, RaglaneError, ShapeError
+from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError
 
 
 def a_batch(*features: int) -> rl.Ragged:
@@ -137,7 +137,7 @@ def test_equal_lengths_of_other_origin() -> None:
     ],
 )
 def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> None:
-    with pytest.raises((RaggedFunctionError, AttributeError), match=says):
+    with pytest.raises((ArgumentTypeError, AttributeError), match=says):
         call(a_batch(4))
 
 
@@ -157,7 +157,7 @@ def test_refuses_what_does_not_fit(call: Callable[[rl.Ragged], Any], says: str) 
 
 
 def test_linear_needs_a_feature() -> None:
-    with pytest.raises(RaggedFunctionError, match="unsqueeze"):
+    with pytest.raises(ArgumentTypeError, match="unsqueeze"):
         nn.Linear(1, 2)(a_batch())
 
 

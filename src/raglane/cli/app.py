@@ -107,7 +107,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         got = "a worker that died, possibly for lack of memory"
         fix = "pass fewer; resume the run from its last checkpoint with --resume"
-        return message("--workers", got, "alive until the end", fix), 2
+        return message("--workers", got, "processes that run until the end", fix), 2
     place = place_of_error(error)
     if place is not None:
         return message(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.messages import message, quote
-from raglane.errors import RaggedFunctionError, ShapeError
+from raglane.errors import ArgumentTypeError, ShapeError
 
 Kind = str
 """``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""
@@ -103,7 +103,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     if kind is None:
         name = getattr(function, "__name__", str(function))
         rule = "a function of each element, or of its features, to accept a Ragged"
-        raise RaggedFunctionError(message(name, "a Ragged", rule, hint(name)))
+        raise ArgumentTypeError(message(name, "a Ragged", rule, hint(name)))
     return kind
 
 
@@ -122,7 +122,7 @@ def check_dimension(name: str, dim: Any, features: int) -> None:
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
     rule = f"a feature dimension, counted from the end (here {features})"
-    raise RaggedFunctionError(message(f"dim of {name}", quote(dim), rule, hint(name)))
+    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, hint(name)))
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
-        raise RaggedFunctionError(
+        raise ArgumentTypeError(
             message("out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call")
         )
     found = _arguments(args, kwargs)
@@ -196,7 +196,7 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
         fix = "pass r.values"
-        raise RaggedFunctionError(
+        raise ArgumentTypeError(
             message(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
         )
     needed = 0
@@ -207,4 +207,4 @@ def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: d
     if features < needed:
         rule = f"called with elements that have the last {needed} feature dimension(s)"
         fix = "give the elements one, r.map(lambda values: values.unsqueeze(-1))"
-        raise RaggedFunctionError(message(name, f"elements of {features} feature dimension(s)", rule, fix))
+        raise ArgumentTypeError(message(name, f"elements of {features} feature dimension(s)", rule, fix))

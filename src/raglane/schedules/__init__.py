@@ -68,7 +68,8 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
         lanes: the number of rows of the schedule ``lanes``, at least 1; None for its default.
 
     Returns:
-        A :class:`Cost` for each schedule, by its name, in the order of SCHEDULES.
+        A dict from the names of schedules to their ``Cost``: ``steps``, ``elements``, ``waste`` (computed elements
+        that do not exist), ``multiplications`` and ``additions``.
 
     Raises:
         ArgumentTypeError: ``lengths`` or ``lanes`` are not integers.

@@ -61,7 +61,7 @@ def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False)
         raise ArgumentError(message("folder", repr(str(folder)), "a new folder, or that of a run", fix))
     if not overwrite:
         go_on, anew = argument("resume", True), argument("overwrite", True)
-        fix = f"give another {argument('folder')}, {go_on} to go on with it, or {anew} to replace it"
+        fix = f"give another {argument('folder')}, {go_on} to resume it, or {anew} to replace it"
         got = f"{str(folder)!r}, which contains a run"
         raise ArgumentError(message("folder", got, "a new folder", fix))
 

@@ -156,21 +156,21 @@ def lost(what: str, folder: Path | None) -> LostRankError:
     """The error of a training of which a rank has gone."""
     goes_on = _how_to_go_on(folder)
     fix = "train again" if goes_on is None else f"{goes_on}, with any number of ranks"
-    return LostRankError(message("ranks", what, "alive until the end", fix))
+    return LostRankError(message("ranks", what, "processes that run until the end", fix))
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
     """The error of a training of which a process that prepares batches has gone."""
     what = "a worker that died, possibly for lack of memory"
     fix = f"{_how_to_go_on(folder) or 'train again'}; fewer workers need less memory"
-    return LostRankError(message("workers", what, "alive until the end", fix))
+    return LostRankError(message("workers", what, "processes that run until the end", fix))
 
 
 def _how_to_go_on(folder: Path | None) -> str | None:
     """The fix for a run that has ended too early; None where it has no checkpoint."""
     if folder is None or whole_folder(folder / LAST) is None:
         return None
-    return f"go on with {argument('resume', True)} and {argument('out', str(folder))}"
+    return f"resume with {argument('resume', True)} and {argument('out', str(folder))}"
 
 
 class Stop:
