@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from torch._utils import ExceptionWrapper
 
-from looped import looped
 from raglane import errors
 from raglane._utils.messages import message, printable, quote, quote_all, shorten
 from raglane.cli import main
@@ -29,7 +28,7 @@ def test_what_is_not_printable_is_an_escape() -> None:
     assert printable("née 日本 ü 😀") == "née 日本 ü 😀"
 
 
-@looped("kind", _KINDS)
+@pytest.mark.parametrize("kind", _KINDS)
 def test_every_error_is_one_printable_line(kind: type[RaglaneError]) -> None:
     """Also one whose message no helper put together."""
     error = kind(f"{EVIL}: wrong")

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import options
 from raglane.training.settings import LAYERS, Settings
-
-__all__ = ["undrawn_pictures"]
 
 
 def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
-from made_plans import made_plans
 from raglane.cli import main
-
-__all__ = ["made_plans"]
 
 
 @pytest.fixture

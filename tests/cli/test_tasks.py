@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures
+from commands import FAST, fails, tree
 from raglane.cli import main
-
-__all__ = ["undrawn_pictures"]
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:

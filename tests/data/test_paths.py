@@ -29,12 +29,12 @@ def _fifo(path: Path) -> str:
 
 def _dangling(path: Path) -> str:
     path.symlink_to("nowhere")
-    return "a link to what is not there"
+    return "a dangling link"
 
 
 def _loop(path: Path) -> str:
     path.symlink_to(path.name)
-    return "a link that leads back to itself"
+    return "a circular link"
 
 
 def _to_a_device(path: Path) -> str:

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.data.records import Feature, Records, Targets, offsets_of
 from raglane.runs.comparison import compare
 from raglane.training.job import identity
-
-__all__ = ["undrawn_pictures"]
 
 
 @pytest.fixture(scope="module")

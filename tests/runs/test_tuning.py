@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
@@ -25,8 +25,6 @@ from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_spa
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
 from raglane.training.tasks import TASKS
-
-__all__ = ["undrawn_pictures"]
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from fuzz.memory import WRONG
-from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import gate, matrix, operators
 from raglane.kernels.cpu.gate import guard
@@ -56,7 +55,7 @@ def same_refusals(run: Callable[[str], Any]) -> tuple[type[Exception], str]:
 # ---- the same message everywhere ----------------------------------------------------------------------------------
 
 
-@looped("change", WRONG)
+@pytest.mark.parametrize("change", WRONG)
 def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -> None:
     for name in ("weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0_reverse"):
         for direct in (False, True):  # torch's own kernels take a tensor without lengths unchanged
@@ -75,7 +74,7 @@ def test_a_wrong_parameter_gets_the_same_words_from_every_backend(change: str) -
             )
 
 
-@looped("change", WRONG)
+@pytest.mark.parametrize("change", WRONG)
 def test_a_wrong_weight_is_refused_before_it_is_clamped(change: str) -> None:
     found = []
     for length in (None, 9):

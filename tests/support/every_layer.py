@@ -17,30 +17,6 @@ from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.stack import one_or_tuple
 
-__all__ = [
-    "GATED",
-    "KINDS",
-    "LAYERS",
-    "LENGTHS",
-    "PAIRS",
-    "READ",
-    "READING",
-    "SINGLE",
-    "D",
-    "H",
-    "Kind",
-    "a_batch",
-    "a_state",
-    "assert_same",
-    "build",
-    "gradients",
-    "parts",
-    "regularisation_of",
-    "results_of",
-    "slopes",
-    "truth_of",
-]
-
 D, H = 3, 4
 LENGTHS = [3, 0, 1, 5, 2]
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["looped"]
-
 Test = Callable[..., None]
 
 
@@ -26,7 +24,7 @@ def looped(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test
     """
     keys, found = ((names,) if isinstance(names, str) else names), list(cases)
     if not found:
-        raise ValueError(f"cases of {names} must be .*got none; a loop over them would test nothing")
+        raise ValueError(f"cases of {names}: got none; a loop over them would test nothing")
 
     def decorate(test: Test) -> Test:
         @wraps(test)

@@ -25,8 +25,6 @@ from fuzz.odd_files import build
 from raglane.data import Columns, Dataset, Preprocessor, Records, convert, read
 from raglane.errors import RaglaneError
 
-__all__ = ["check", "start"]
-
 # Seconds and additional kilobytes that a reader of a few kilobytes cannot need.
 _LIMIT, _ROOM = 60, 1_000_000
 

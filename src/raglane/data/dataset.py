@@ -73,7 +73,7 @@ class Sequences(TorchDataset[dict[str, Tensor]]):
                 message(
                     "index",
                     f"{index}",
-                    f"an index of one of the {len(self)} sequences",
+                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
                     "use an index below len(dataset)",
                 )
             )

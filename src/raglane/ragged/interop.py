@@ -1,4 +1,4 @@
-"""Between flat values and lists of sequences, tensors of :mod:`torch.nested`, or list arrays of Arrow."""
+"""Conversions between flat values and lists of sequences, :mod:`torch.nested` tensors and Arrow list arrays."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from raglane.segments import element_index, offsets_from_lengths
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Lay sequences one after the other."""
+    """Concatenate sequences; return values and lengths."""
     if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
         shape = ""
-        # A nested tensor has no shape that it could tell.
+        # A nested tensor has no shape.
         if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
             shape = f" of shape {tuple(sequences.shape)}"
         rule = "a list with one tensor (L_i, *features) for each sequence"
@@ -32,7 +32,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
         return torch.empty(0), torch.empty(0, dtype=torch.int64, device="cpu")
-    # An empty Python list has neither features nor a dtype of its own: it takes those of the others.
+    # An empty Python list takes features and dtype of the other sequences.
     bare = [isinstance(item, list | tuple) and len(item) == 0 for item in items]
     typical = next((tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0])
     if any(bare):
@@ -44,7 +44,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _read_sequence(item: Any, index: int) -> Tensor:
-    """One sequence as a tensor, or an error that says which one is not a sequence."""
+    """Convert one sequence to a tensor."""
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -60,7 +60,7 @@ def _read_sequence(item: Any, index: int) -> Tensor:
 
 
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
-    """Raise a ShapeError that names the first sequence that does not go with the others."""
+    """Raise if a sequence differs from the others in features, dtype or device."""
     if typical.dim() == 0:
         rule = "sequences with at least one dimension, the steps"
         fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
@@ -81,7 +81,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """The flat values, its own memory where it is jagged without holes, and offsets of a :mod:`torch.nested` tensor."""
+    """Return values and offsets; a jagged tensor without holes shares its memory."""
     if not (isinstance(nested, Tensor) and nested.is_nested):
         fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
         raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
@@ -91,8 +91,8 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
     if getattr(nested, "_ragged_idx", 1) != 1:
         rule, fix = "ragged only in dimension 1, the steps", "transpose it before the conversion"
         raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
-    jagged: Any = nested  # its methods are none of Tensor's
-    # A copy, since whoever holds the nested tensor can write to its offsets.
+    jagged: Any = nested  # methods that Tensor's stubs lack
+    # Copied, because the owner of the nested tensor may change its offsets.
     values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)
     holes = jagged.lengths()
     if holes is None:
@@ -112,7 +112,7 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """A jagged :mod:`torch.nested` tensor over the same memory."""
+    """Return a jagged :mod:`torch.nested` tensor that shares the memory."""
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
     return nested
 
@@ -121,11 +121,11 @@ def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
-    """The flat values, in Arrow's memory where that is one chunk of numbers, and offsets of an Arrow list array."""
+    """Return values and offsets of an Arrow list array; one chunk of numbers shares its memory."""
     pyarrow = require("pyarrow", "data")
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
-    if isinstance(array, pyarrow.ChunkedArray):  # several chunks whose joined size is above 32-bit offsets
+    if isinstance(array, pyarrow.ChunkedArray):  # chunks too large for 32-bit offsets
         array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
@@ -152,7 +152,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _list_offsets(array: Any) -> NDArray[np.int64]:
-    """Offsets of a list array from 0, whatever slice of a larger one it is."""
+    """Return the offsets of a list array, which may be a slice, from 0."""
     if hasattr(array, "offsets"):
         offsets: NDArray[np.int64] = np.array(array.offsets.to_numpy(), dtype=np.int64)
         return np.asarray(offsets - offsets[0])
@@ -181,7 +181,7 @@ def _numbers(flat: Any) -> Tensor:
 
 
 def to_arrow(values: Tensor, offsets: Tensor) -> Any:
-    """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU."""
+    """Return a ``pyarrow`` LargeListArray, which shares memory with a contiguous CPU tensor."""
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         fix = "convert with .to(torch.float32) first"
