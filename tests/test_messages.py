@@ -13,7 +13,7 @@ from raglane._utils.messages import message, printable, quote, quote_all, shorte
 from raglane.cli import main
 from raglane.cli.console import complain, say
 from raglane.errors import DataError, RaglaneError
-from raglane.report.figures import confusion_png, confusion_table, curves_png
+from raglane.report.figures import confusion_png, confusion_table, curves
 
 # An escape sequence, line breaks of every kind, a zero byte, marks that turn the direction, half a pair, markup.
 EVIL = "a\x1b[31mb\nc\r\x0b\x85\u2028\0\u202e\u2066\u200b\ud800[red]d[/red]"
@@ -144,7 +144,7 @@ def test_names_in_tables_and_pictures_are_text() -> None:
     assert len(table) < 2000
     assert confusion_png(matrix, labels, f"${EVIL}\\frac{{\nsecond $^")[1:4] == b"PNG"
     row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}
-    assert curves_png([row], "accuracy", "a $^{ b")[1:4] == b"PNG"
+    assert curves([row], "accuracy", "a $^{ b")[1:4] == b"PNG"
 
 
 def test_an_error_of_data_is_shown_as_the_caller_of_the_library_sees_it() -> None:

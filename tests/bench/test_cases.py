@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +21,8 @@ from harness.cases import (
     select,
 )
 from harness.competitors import COMPETITORS, RIVALS, TORCH
-from harness.lengths import LENGTHS, QUANTILES, Lengths, draw_like, of_file
+from harness.lengths import LENGTHS, QUANTILES, Lengths, draw_like
 
-from looped import looped
 from raglane.errors import ArgumentError
 
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
@@ -86,7 +84,7 @@ def test_operations_are_those_of_the_matrix_products(cell: str, gates: int) -> N
     assert operations(cell, Size(7, 6, 4), "train") == 3 * counted
 
 
-@looped(("cell", "products"), [("indrnn_tanh", 1), ("mingru", 2), ("minlstm", 3), ("sru", 4)])
+@pytest.mark.parametrize(("cell", "products"), [("indrnn_tanh", 1), ("mingru", 2), ("minlstm", 3), ("sru", 4)])
 def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) -> None:
     assert cell in ELEMENTWISE
     assert operations(cell, Size(7, 6, 4), "infer") == 2 * products * 6 * 4
@@ -95,8 +93,8 @@ def test_an_elementwise_cell_has_input_products_alone(cell: str, products: int) 
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-@looped("name", LENGTHS)
-@looped("count", [32, 33, 256])
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("count", [32, 33, 256])
 def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> None:
     drawn = LENGTHS[name].draw(count)
     assert len(drawn) == count
@@ -105,14 +103,14 @@ def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> N
     assert LENGTHS[name].draw(count) == drawn
 
 
-@looped("count", [32, 64, 256, 257])
+@pytest.mark.parametrize("count", [32, 64, 256, 257])
 def test_a_filled_batch_has_as_many_elements_as_an_equal_one(count: int) -> None:
     lengths = LENGTHS["fill-0.1"].draw(count)
     assert sum(lengths) == sum(LENGTHS["equal"].draw(count)) == 30 * count
     assert sum(lengths) / (count * max(lengths)) == pytest.approx(0.1)
 
 
-@looped("name", QUANTILES)
+@pytest.mark.parametrize("name", QUANTILES)
 def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
     quantiles = QUANTILES[name]
     assert len(quantiles) == 101
@@ -122,16 +120,6 @@ def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
     assert drawn[-1] <= quantiles[100]
     for percent in (10, 25, 50, 75, 90):
         assert drawn[percent * 200] == pytest.approx(quantiles[percent], rel=0.05, abs=0.6)
-
-
-def test_lengths_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.txt"
-    path.write_text("9\n\n 1 \n4\n")
-    lengths = of_file(path)
-    assert (lengths.name, lengths.draw(3)) == ("mine", [9, 1, 4])
-    many = lengths.draw(300)
-    assert set(many) == {1, 4, 9}
-    assert lengths.draw(300) == many
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

@@ -215,13 +215,6 @@ def test_ratios_are_those_of_each_round() -> None:
     assert rows["ours"].share == pytest.approx(100 / 2.0 / 5.0)
 
 
-def test_without_torch_there_is_no_ratio_and_without_ours_none_to_ours() -> None:
-    (row,) = rows_of({"ours": [1.0]}, {"ours": 1}, rate=1.0)
-    assert (row.ratio, row.of_ours) == (None, 1.0)
-    (row,) = rows_of({"torch-packed": [1.0]}, {"torch-packed": 1}, rate=1.0)
-    assert (row.ratio, row.of_ours) == (1.0, None)
-
-
 def _result(case: Case, ratio: float | None, *others: Row, milliseconds: float = 1.0) -> CaseResult:
     mine = Row("ours", fault="wrong") if ratio is None else Row("ours", milliseconds, ratio, 1.0, 0.5)
     return CaseResult(case, 25, 7, 0.5, (mine, *others), rate=1e9, rounds=3, load=0.5)

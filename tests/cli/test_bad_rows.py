@@ -39,7 +39,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     # The task that most rows are for: to classify only one has a class.
     assert "task: regress (guessed" in said
     assert "rows left out, because they break a rule: 2 of 30; the first: line 5" in said
-    assert "rows left out: 3; run/skipped.jsonl says which, and why" in said
+    assert "rows left out: 3, listed with reasons in run/skipped.jsonl" in said
     listed = [("a.jsonl", "line 5"), ("a.jsonl", "line 10"), ("b.jsonl", "line 3")]
     assert _places(Path("run", "skipped.jsonl")) == listed
     assert "Rows left out, because they break a rule: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
@@ -50,12 +50,12 @@ def test_bad_rows_are_left_out_counted_and_listed(
     # Of other data, whoever reads it decides.
     fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["evaluate", "run", "b.jsonl", *skip]) == 0
-    assert "rows left out: 1; run/evaluation.json says which, and why" in capsys.readouterr().out
+    assert "rows left out: 1, listed with reasons in run/evaluation.json" in capsys.readouterr().out
     evaluation = json.loads(Path("run/evaluation.json").read_text())
     assert (evaluation["sequences"], evaluation["skipped"][0]["place"]) == (29, "line 3")
     fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["predict", "run", "b.jsonl", "-o", "p.csv", *skip]) == 0
-    assert "rows left out: 1; p.skipped.jsonl says which, and why" in capsys.readouterr().out
+    assert "rows left out: 1, listed with reasons in p.skipped.jsonl" in capsys.readouterr().out
     assert _places(Path("p.skipped.jsonl")) == [("b.jsonl", "line 3")]
     ids = [line.partition(",")[0] for line in Path("p.csv").read_text().splitlines()[1:]]
     assert ids == [str(row) for row in range(30) if row != 2]

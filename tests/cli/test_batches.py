@@ -61,7 +61,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
 ) -> None:
     train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
     for flags, words in (
-        (["--batch-elements", "3"], ("no sequence longer than a batch, 3 elements", "--too-long split")),
+        (["--batch-elements", "3"], ("at most the size of a batch, 3 elements", "--too-long split")),
         (["--batch-elements", "0"], ("batch-elements must be ... got 0", "at least 1")),
         (["--too-long", "drop"], ("too-long must be ... got 'drop'", "give --batch-elements")),
         (["--too-long", "keep", "--batch-elements", "3"], ("keep",)),

@@ -59,7 +59,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_busy_machine_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 1e4)
     assert main(_TINY) == 0
-    assert "the load is above the number of processors" in capsys.readouterr().out.splitlines()[-1]
+    assert "the load exceeds the number of processors" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,4 +107,4 @@ def test_a_wrong_answer_of_ours_is_a_failure(
         return layer
 
     monkeypatch.setitem(probe.CELLS, "gru", (wrong, torchs))
-    fails(_TINY, capsys, "gru 3x5x4: outputs differ", "a fault of Raglane", code=1)
+    fails(_TINY, capsys, "gru 3x5x4: outputs differ", "internal error", code=1)

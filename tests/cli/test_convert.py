@@ -30,13 +30,13 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     _words("words.jsonl")
     assert main(["convert", "words.jsonl", "words"]) == 0
     said = capsys.readouterr()
-    assert "words: 24 sequences of up to 3 elements, 36 in all; 3 different tokens; 2 labels" in said.out
+    assert "words: 24 sequences of up to 3 elements, 36 in total; 3 different tokens; 2 labels" in said.out
     assert "next: raglane train words" in said.out
     assert said.err == ""
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["convert", "words.jsonl", "words"]) == 0
-    assert "holds this already: nothing to do" in capsys.readouterr().out
+    assert "is already complete: nothing to do" in capsys.readouterr().out
     with Path("words.jsonl").open("a") as file:
         file.write("\n{\n")
     fails(["convert", "words.jsonl", "words"], capsys, "where other data was converted", "--overwrite")
@@ -44,7 +44,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25 must be ... got bad JSON")
     assert tree(Path("words")) == before
     assert main(["convert", "words.jsonl", "words", "--overwrite", "--on-bad-row", "skip"]) == 0
-    assert "rows left out: 1; words/skipped.jsonl says which, and why" in capsys.readouterr().out
+    assert "rows left out: 1, listed with reasons in words/skipped.jsonl" in capsys.readouterr().out
     write_steps(Path("steps.csv"))
     assert main(["convert", "*.csv", "steps", "--task", "forecast", "--feature-column", "a"]) == 0
     assert "1 channel" in capsys.readouterr().out

@@ -231,7 +231,7 @@ def test_paths_that_cannot_be(
     }
     for name, command in commands.items():
         for path in ("", "a\0b"):
-            fails([*command, path], capsys, name, "an empty path" if not path else "which no file can be called")
+            fails([*command, path], capsys, name, "an empty path" if not path else "which is no valid path")
     for path in ("file", "file/below"):
         fails([*commands["--out"], path], capsys, "out must be ")
         fails(["predict", path, data, "-o", "a.csv"], capsys, "got a file" if path == "file" else "no such folder")

@@ -155,7 +155,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
     command = ["train", str(write_steps(tmp_path / "ok.csv")), "--out", str(tmp_path / "deep" / "run"), *FAST]
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
-        fails(command, capsys, "no room for 12 bytes more")
+        fails(command, capsys, "too little for 12 bytes more")
     assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
     # What the user has put in a folder of its own stays, and the command works once it is corrected.
     (tmp_path / "deep").mkdir()
@@ -180,7 +180,7 @@ def test_sigterm_is_told_from_ctrl_c(
     with monkeypatch.context() as patched:
         patched.setattr(LineWatcher, "batch_done", stop)
         assert main(["train", str(write_steps(tmp_path / "ok.csv")), *out, *FAST, "--batch-size", "3"]) == 143
-    assert f"go on with: raglane train --resume --out {tmp_path / 'run'}" in capsys.readouterr().out
+    assert f"resume with: raglane train --resume --out {tmp_path / 'run'}" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == before
     assert main(["train", "--resume", *out, "--quiet"]) == 0
 
@@ -387,4 +387,4 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     for part in ("--validation", "--test"):
         fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
-    fails([*command, *both], capsys, "--validation-fraction must be ... got it beside --validation", "leave one out")
+    fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "leave one out")

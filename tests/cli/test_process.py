@@ -82,7 +82,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
     command.signal(number)
     assert command.end() == code
     assert command.errors() == ""
-    assert "go on with: raglane train --resume --out run" in command.printed()
+    assert "resume with: raglane train --resume --out run" in command.printed()
     state, _, _ = load_state(tmp_path / "run" / "last")
     assert state.epoch >= 3
     assert load_model(tmp_path / "run").task == "classify"

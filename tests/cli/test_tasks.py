@@ -76,7 +76,7 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["table"][1]["number"] == "mass"
     text = data.read_text().replace(",7,3.5", ",7,heavy")
     data.write_text(text)
-    fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a file with finite targets")
+    fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a finite number")
 
 
 def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

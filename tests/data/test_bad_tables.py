@@ -35,7 +35,7 @@ def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
         ({"x": [[1], [], [2, 3]], "y": lists}, tags, "row 2, step 0, column 'y'"),
     ):
         parquet.write_table(pa.table(table), path := tmp_path / "data.parquet")
-        with pytest.raises(DataError, match=rf"a text is UTF-8, got b'caf.*xe9' in {place}. "):
+        with pytest.raises(DataError, match=rf"got b'caf.*xe9' in {place}; the rule: a text in UTF-8. "):
             read(path, columns)
 
 
@@ -93,7 +93,8 @@ def test_a_time_column_of_lists_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         path.write_text('{"x": [1.0, 2.0], "t": [2, 1], "y": "a"}\n')
     with pytest.raises(
-        DataError, match=r"a row is a whole sequence.*the time column 't'.*eave Columns\(time=\.\.\.\) out"
+        DataError,
+        match=r"the time column 't'; the rule: None, because a row.*leave Columns\(time=\.\.\.\) out",
     ):
         read(path, Columns(sequence="x", time="t"))
     notes = read(path, Columns(sequence="x", time="hour")).notes
@@ -148,7 +149,7 @@ def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
     path.write_text('{"x": [NaN, Infinity, -Infinity, 1e999, -1e999, 1e300, 5], "y": 1}\n')
     values = read(path).values[:, 0]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, np.inf, -np.inf, np.inf, 5], np.float32))
-    with pytest.raises(DataError, match="data with finite features"):
+    with pytest.raises(DataError, match="the rule: finite numbers"):
         refuse_missing(read(path))
 
 

@@ -160,7 +160,7 @@ def test_tokens_with_features_stand_last() -> None:
     [
         ('{"x": [1, 2], "y": [1], "k": "a"}\n', {"features": ("x", "y")}, ["1 elements in row 0", "2 in 'x'"]),
         ('{"x": [1], "y": 1, "k": "a"}\n', {"features": ("x", "y")}, ["column 'y'", "Columns(static=...)"]),
-        ('{"x": [1], "y": [1], "k": "a"}\n', {"sequence": "x", "static": ("y",)}, ["a number or a word"]),
+        ('{"x": [1], "y": [1], "k": "a"}\n', {"sequence": "x", "static": ("y",)}, ["numbers or words"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("z",)}, ["no column 'z'", "Columns(static=...)"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "categorical": ("z",)}, ["no column 'z'"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("x",)}, ["one role"]),
@@ -179,7 +179,7 @@ def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str,
 def test_features_of_csv_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("id,x,town,y\n1,1,Rome,a\n1,2,Bonn,a\n2,3,Rome,b\n")
-    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all its rows"):
+    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all rows"):
         read(path, Columns(label="y", static=("town",)))
 
 

@@ -12,7 +12,7 @@ import pytest
 from raglane.data.dataset import held_out
 from raglane.data.encoders import FeatureEncoder, encode, fit_vocabulary, look_up, places_of, sort_labels
 from raglane.data.epochs import check_least
-from raglane.data.formats.arrow import labels_in, names_of
+from raglane.data.formats.arrow import labels_in
 from raglane.data.formats.base import (
     check_text,
     choose_column,
@@ -24,7 +24,6 @@ from raglane.data.formats.base import (
     takes_tokens,
 )
 from raglane.data.formats.csv import repeats_ids
-from raglane.data.formats.csv_table import gaps_between
 from raglane.data.formats.ipc import is_converted, is_sealed, seal, with_names
 from raglane.data.formats.pieces import lines_of, skipped_lines
 from raglane.data.fragments import Fragment, Layout
@@ -33,7 +32,7 @@ from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
 from raglane.data.objects import is_panel, is_text
 from raglane.data.order.batches import assign_ranks, balance
 from raglane.data.order.limit import BatchLimit, pieces_of, settle
-from raglane.data.order.order import Permutation, descending_keys, key_of, shares_of, shuffle
+from raglane.data.order.order import Permutation, descending_keys, key_of, shuffle, uniform
 from raglane.data.records import (
     Columns,
     Feature,
@@ -109,7 +108,9 @@ def test_decode() -> None:
 
 
 def test_check_text() -> None:
-    with pytest.raises(DataError, match=re.escape("a.csv, line 2 must be text without zero bytes, got a zero byte. ")):
+    with pytest.raises(
+        DataError, match=re.escape("a.csv, line 2 must be a text without zero bytes, got a zero byte. ")
+    ):
         check_text(Path("a.csv"), b"id,x\n1\0,2\n")
 
 
@@ -141,10 +142,6 @@ def test_is_converted() -> None:
     assert not (is_converted(Path("no/such/folder")))
 
 
-def test_names_of() -> None:
-    assert (names_of("size", 1), names_of("size", 2)) == (("size",), ("size_0", "size_1"))
-
-
 def test_labels_in() -> None:
     assert (labels_in("jazz; live;jazz"), labels_in(" ")) == (("jazz", "live"), ())
 
@@ -153,10 +150,6 @@ def test_lines_of(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"[1]\n\n[2]")
     assert [(line.number, line.content, line.end) for line in lines_of(path)] == [(1, b"[1]", 4), (3, b"[2]", 8)]
-
-
-def test_gaps_between() -> None:
-    assert (gaps_between(np.array(["2024-01-01T00:00", "2024-01-01T00:01"], dtype=object)).tolist()) == [0.0, 60.0]
 
 
 def test_places_of() -> None:
@@ -269,7 +262,7 @@ def test_pieces_of() -> None:
 
 
 def test_limit_shares() -> None:
-    assert (BatchLimit(sequences=4, elements=10).shares(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
+    assert (BatchLimit(sequences=4, elements=10).usage(np.array([2, 6, 4])).tolist()) == [0.25, 0.8, 1.2]
 
 
 def test_limit_cut() -> None:
@@ -296,8 +289,8 @@ def test_shuffle() -> None:
     assert (shuffle(7, 6).tolist()) == [1, 5, 0, 4, 3, 2]
 
 
-def test_shares_of() -> None:
-    assert (shares_of(7, np.array([3, 4, 3])).round(2).tolist()) == [0.58, 0.45, 0.58]
+def test_uniform() -> None:
+    assert (uniform(7, np.array([3, 4, 3])).round(2).tolist()) == [0.58, 0.45, 0.58]
 
 
 def test_key_of() -> None:

@@ -275,7 +275,7 @@ def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Excepti
 def test_a_state_of_other_chunks() -> None:
     state = TBPTTSampler(numbered([1, 2, 3]), 2, 3).state_dict()
     for other, words in (
-        (TBPTTSampler(numbered([1, 2, 4]), 2, 3), "elements = 6; .*TBPTTSampler has elements = 7"),
+        (TBPTTSampler(numbered([1, 2, 4]), 2, 3), "elements = 6; .*TBPTTSampler, which has elements = 7"),
         (TBPTTSampler(numbered([1, 2, 3]), 2, 4), "steps"),
         (TBPTTSampler(numbered([1, 2, 3]), 3, 3), "batch_size"),
         (TBPTTSampler(numbered([1, 2, 3]), 2, 3, seed=1), "seed"),

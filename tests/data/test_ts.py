@@ -125,9 +125,9 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         ("@dimensions many\n@data\n", 1, ["'many'", "whole number"]),
         ("@dimensions 0\n@data\n", 1, ["'0'", "above 0"]),
         ("@classLabel true\n@data\n", 1, ["no class"]),
-        ("@\n@data\n", 1, ["'@'", "names a directive"]),
-        ("@classLabel true a\n@ \t\n@data\n", 2, ["'@'", "names a directive"]),
-        ("@classLabel true a\n@data 1,2:a\n3:a\n", 2, ["'@data 1,2:a'", "@data stands alone"]),
+        ("@\n@data\n", 1, ["'@'", "a directive after '@'"]),
+        ("@classLabel true a\n@ \t\n@data\n", 2, ["'@'", "a directive after '@'"]),
+        ("@classLabel true a\n@data 1,2:a\n3:a\n", 2, ["'@data 1,2:a'", "nothing after @data"]),
         ("@dimensions\n@data\n", 1, ["@dimensions ''", "whole number"]),
         ("@dimensions -1\n@data\n", 1, ["'-1'", "whole number"]),
         ("@dimensions ٣\n@data\n", 1, ["'٣'", "whole number"]),
@@ -139,8 +139,12 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         ("@univariate true\n@dimensions 2\n@data\n", 2, ["2 channels, after 1", "make them agree"]),
         ("@dimensions 2\n@dimension 3\n@data\n", 2, ["@dimensions '3', after '2' in line 1"]),
         ("@classLabel true a\n@classLabel true b\n@data\n", 2, ["@classlabel 'true b', after 'true a' in line 1"]),
-        ("@classLabel true a\n@targetLabel true\n@data\n", 2, ["@targetLabel true", "not in both"]),
-        ("@equalLength true\n@classLabel true a\n@data\n1,2:a\n1,2,3:a\n", 5, ["3 steps", "true and 2 before"]),
+        ("@classLabel true a\n@targetLabel true\n@data\n", 2, ["@targetLabel true", "not both"]),
+        (
+            "@equalLength true\n@classLabel true a\n@data\n1,2:a\n1,2,3:a\n",
+            5,
+            ["3 steps", "2 steps, because of @equalLength true and earlier"],
+        ),
         (HEADER + "1,1_5:2,3:a\n", 11, ["'1_5' as channel 0, step 1"]),
         (HEADER + "1,٣:2,3:a\n", 11, ["'٣' as channel 0, step 1"]),
         (HEADER + "1,-?:2,3:a\n", 11, ["'-?' as channel 0, step 1"]),
@@ -182,7 +186,7 @@ def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
 def test_a_class_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "data.ts"
     path.write_bytes(b"@classLabel true caf\xe9 b\n@data\n1,2:caf\xe9\n")
-    with pytest.raises(DataError, match=r"line 1 must be a class in UTF-8.*, got the class 'caf.udce9'"):
+    with pytest.raises(DataError, match=r"line 1 must be a text in UTF-8.*, got the class 'caf.udce9'"):
         read(path)
 
 

@@ -49,8 +49,8 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
     run.save(folder)
     assert main(["export", str(folder), str(path)]) == 0
     printed = capsys.readouterr().out
-    assert f"what it takes and gives: {tmp_path}/model.json" in printed
-    assert "checked in ONNX Runtime: " in printed
+    assert f"metadata: {tmp_path}/model.json" in printed
+    assert "verified in ONNX Runtime: " in printed
     described = json.loads((tmp_path / "model.json").read_text())
     assert described["labels"] == ["no", "yes"]
     assert described["channels"] == ["a", "time_gap"]
@@ -72,7 +72,7 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
 def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run()
     beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
-    with pytest.raises(ExportError, match=r"features must be .*run\.model.*, got 1 beside the main column"):
+    with pytest.raises(ExportError, match=r"features must be .*run\.model.*, got 1 in columns of their own"):
         RunModule(run.model, beside)
     folder = tmp_path / "model"
     run.save(folder)
@@ -114,7 +114,7 @@ def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
     for missing, channels in itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap"))):
         preprocess = replace(run.preprocess, missing=missing, channels=channels)
         wanted = preprocess.scaled(values, batch.offsets.numpy())
-        found = RunModule(run.model, preprocess)._read(batch).values
+        found = RunModule(run.model, preprocess)._preprocess(batch).values
         assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
 
 

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 import raglane as rl
 from looped import looped
 from raglane.errors import ArgumentError, DispatchError
-from raglane.kernels.program import operators, steps
-from raglane.kernels.program.loop import StepCall, run_loop
+from raglane.kernels.program import backend, operators
+from raglane.kernels.program.backend import run_loop
+from raglane.kernels.program.backward import StepCall
+from raglane.kernels.program.verify import verify
 from raglane.programs import gradients
-from raglane.programs.step import trace
+from raglane.programs.rules import trace
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
 
@@ -148,7 +150,7 @@ def test_numbers_of_sixteen_bits() -> None:
 
 
 def test_what_cannot_be_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_warned", set())
+    monkeypatch.setattr(backend, "_warned", set())
     batch = a_batch()
     for kind, reason in ((Arc, "no program has the operation atan"), (Hooked, "it reads requires_grad of a tensor")):
         layer = rl.nn.Recurrent(kind, 5, 4)
@@ -235,14 +237,14 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
 
 def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps._steps.clear()
+    backend._steps.clear()
     traced: list[Any] = []
 
     def counted(*given: Any) -> Any:
         traced.append(given)
         return trace(*given)
 
-    monkeypatch.setattr("raglane.kernels.program.steps.trace", counted)
+    monkeypatch.setattr("raglane.kernels.program.backend.trace", counted)
     batch = a_batch()
     rl.nn.LayerNormLSTM(5, 5, num_layers=4)(batch)
     rl.nn.LayerNormLSTM(5, 5)(batch)
@@ -296,7 +298,7 @@ def test_a_step_that_asks_whether_gradients_are_recorded_is_refused() -> None:
     assert "something else where no gradients are recorded" in choice.reason
 
 
-def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_is_no_reason_to_refuse() -> None:
     """An sLSTM divides by a state, which among random numbers is nearly 0 now and then; what is wrong is refused."""
     verdicts = []
     for seed in range(60):
@@ -304,28 +306,27 @@ def test_rounding_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> Non
         layer = rl.nn.SLSTM(3, 13)
         for weight in layer.parameters():
             nn.init.normal_(weight, std=0.5)
-        step = steps.step_of(layer.cell, layer._weights()[0], 3, (13,) * 4, torch.float32)
-        compiled = steps.ready(step)
-        verdicts.append(steps.verify(step, compiled))
+        step = backend.step_of(layer.cell, layer._weights()[0], 3, (13,) * 4, torch.float32)
+        compiled = backend.ready(step)
+        verdicts.append(verify(step, compiled, run_loop))
     assert not any(verdicts)
 
     def wrong(call: StepCall, tensors: tuple[Tensor, ...]) -> Any:
         output, finals, states = run_loop(call, tensors)
         return None if output is None else 1.001 * output, finals, states
 
-    monkeypatch.setattr(steps, "run_loop", wrong)
-    assert steps.verify(step, compiled) == "the values of its program differ from those of torch"
+    assert verify(step, compiled, wrong) == "the values of its program differ from those of torch"
 
 
 def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    monkeypatch.setattr(steps, "_warned", set())
+    monkeypatch.setattr(backend, "_warned", set())
     layer, batch = rl.nn.LayerNormGRU(5, 3), a_batch()
     weights, state = [*layer.parameters()], torch.zeros(4, 3)
     present = [part is not None for part in layer._weights()[0]]
 
     def call() -> None:
-        steps._steps.clear()
+        backend._steps.clear()
         values, offsets = batch.values, batch.offsets
         with torch.no_grad():
             operators.program("layernorm_gru", present, values, offsets, [state], weights, False, True, False)
@@ -342,4 +343,4 @@ def test_the_first_call_within_an_operator_verifies_gradients(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
     call()  # a warning would be an error
     assert [file.parent.name for file in tmp_path.rglob("*.json")] == ["programs"]
-    steps._steps.clear()
+    backend._steps.clear()

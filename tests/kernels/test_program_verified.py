@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from looped import looped
-from raglane.kernels.program import steps
+from raglane.kernels.program import backend
 from raglane.programs import gradients
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
@@ -26,7 +26,7 @@ Step = Callable[[Any, Tensor, Tensor], Tensor]
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps._steps.clear()
+    backend._steps.clear()
 
 
 class Cell(nn.Module):
@@ -130,7 +130,7 @@ def test_shapes_made_of_the_number_of_rows_are_followed(step: Step) -> None:
 def test_the_first_call_is_compared_on_its_own_rows() -> None:
     """What no trace sees: a list as long as there are rows."""
     for count, rows in ((7, 5), (70, 56)):
-        steps._steps.clear()
+        backend._steps.clear()
         layer = layer_of(lambda m, x, h: h - m.lin(x) if len([None] * x.shape[0]) > 40 else h + m.lin(x))
         batch = a_batch(count)
         assert int((batch.lengths > 0).sum()) == rows
@@ -147,7 +147,7 @@ def test_the_first_call_is_compared_on_its_own_rows() -> None:
 
 def test_a_program_that_no_longer_holds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A global is read when a program is made: one of so many calls tells that it has changed."""
-    monkeypatch.setattr(steps, "_CALLS", 3)
+    monkeypatch.setattr(backend, "_CALLS", 3)
     monkeypatch.setitem(AROUND, "scale", 0.5)
     layer, batch = layer_of(lambda m, x, h: AROUND["scale"] * h + m.lin(x)), a_batch()
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_a_program_that_no_longer_holds_ends(monkeypatch: pytest.MonkeyPatch) ->
     AROUND["scale"] = 0.25
     with pytest.warns(UserWarning, match="runs in plain torch from now on"):
         agrees_once(layer, batch)
-    monkeypatch.setattr(steps, "_warned", {"module Own"})
+    monkeypatch.setattr(backend, "_warned", {"module Own"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agrees_once(layer, batch)
@@ -180,7 +180,7 @@ def test_a_wrong_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = gradients._RULES["tanh"]
     layer = layer_of(lambda m, x, h: (h + m.lin(x)).tanh())
     for factor in (1.0, 1.01):
-        steps._steps.clear()
+        backend._steps.clear()
 
         def wrong(graph: Any, gradient: Any, *given: Any, by: float = factor) -> Any:
             return right(graph, graph.each("mul", gradient, by), *given)
@@ -189,7 +189,7 @@ def test_a_wrong_gradient_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choice = rl.explain(layer, a_batch())
         assert choice.backend == ("program" if factor == 1 else "reference")
         assert ("the gradients of its program differ from those of torch" in choice.reason) == (factor != 1)
-    steps._steps.clear()
+    backend._steps.clear()
 
 
 def test_gradients_of_what_a_module_computed_beforehand_stay_possible() -> None:

@@ -1,4 +1,4 @@
-"""A machine of which every time is known: what tests of the planner measure in place of this one."""
+"""A simulated machine with known times, on which tests of the planner measure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Costs = Callable[[Way, str], Floats]
 
 
 class Measured(NamedTuple):
-    """A call that stands for its way, mode and batch."""
+    """A simulated call: its way, mode and batch."""
 
     way: Way
     mode: str
     lengths: torch.Tensor
 
     def __call__(self) -> None:
-        """Nothing to do: its time is known."""
+        """Do nothing."""
 
 
 def costs(way: Way, mode: str) -> Floats:
@@ -53,11 +53,11 @@ def seen(way: Way, lengths: torch.Tensor) -> Floats:
 
 
 def say_nothing(share: float) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""
 
 
 def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:
-    """Let every measurement give these costs; the calls that were measured gather in the list."""
+    """Replace all measurements by these costs; return the list of measured calls."""
     measured: list[Measured] = []
 
     def step_of(layer: RecurrentLayer, batch: Ragged, mode: str) -> Measured:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import raglane as rl
-from looped import looped
 from planner.made_up import Measured, costs, held, make_up, seen
 from raglane.planner import Plan, advice, words
 from raglane.planner.model import Floats, Profile, Way
@@ -192,7 +191,7 @@ def test_print_shows_what_matters(measured: list[Measured]) -> None:
     assert repr(found) == f"<Plan of {len(found.rows)} rows: {found.why}>"
 
 
-@looped(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
+@pytest.mark.parametrize(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
 def test_why_compares_with_the_fastest_of_torch_in_the_table(
     measured: list[Measured], size: int | None, dtype: str
 ) -> None:
@@ -239,7 +238,7 @@ def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
     assert all(best == found[0] for best in found)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"lengths": []}, "lengths must be .*got 0 sequences"),

@@ -8,7 +8,7 @@ from torch import nn
 
 import raglane as rl
 from raglane.kernels.dispatch import BACKENDS, override
-from raglane.planner.model import Way, as_layer, at, cast, thread_counts, ways_of
+from raglane.planner.model import Way, as_layer, at, cast, ways_of
 
 
 def test_every_pair_that_can_run_the_layer() -> None:
@@ -68,9 +68,3 @@ def test_cast_copies_only_what_changes() -> None:
     assert cast(layer, "float32") is layer
     assert cast(layer, "bfloat16").weight_hh_l0.dtype is torch.bfloat16
     assert layer.weight_hh_l0.dtype is torch.float32
-
-
-def test_thread_counts_end_with_all() -> None:
-    assert thread_counts(2) == [1, 2]
-    assert thread_counts(3) == [1, 2, 3]
-    assert thread_counts(64) == [1, 2, 4, 8, 16, 32, 64]

@@ -1,4 +1,4 @@
-"""The histogram counts what is there, and waste is what rl.cost counts for the sampler's own batches."""
+"""The histogram counts lengths, and waste is that of rl.cost for the batches of the sampler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 import raglane as rl
 from drawings import EIGHT
-from looped import looped
 from raglane import plot
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 
@@ -61,7 +60,7 @@ def test_borders_are_those_of_the_batches() -> None:
     assert len(plot.histogram(lengths, 8).axes[0].lines) == 0
 
 
-@looped("lengths", [[], [0], [7], [0, 0, 0]])
+@pytest.mark.parametrize("lengths", [[], [0], [7], [0, 0, 0]])
 def test_hardly_any_lengths(lengths: list[int]) -> None:
     counts, _ = plot.histogram(lengths, 2).axes
     assert sum(_bars(counts).values()) == len(lengths)

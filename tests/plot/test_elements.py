@@ -1,4 +1,4 @@
-"""Colours and numbers stand at the elements that they belong to."""
+"""Colours and numbers are at their elements."""
 
 from __future__ import annotations
 
@@ -108,18 +108,3 @@ def test_no_elements(lengths: list[int]) -> None:
     ):
         assert not picture.axes[0].texts
         picture.figure.canvas.draw()
-
-
-def test_of_more_than_200_a_sample_is_drawn() -> None:
-    batch = _batch(1, [1] * 300)
-    axes = plot.gates(batch).axes[0]
-    sampled = [place * 299 // 199 for place in range(200)]
-    expected = colormaps["viridis"](batch.values[sampled, 0].double().numpy())
-    assert np.allclose(_colors(axes)[:, 0], expected)
-    assert axes.get_xlabel() == "step; 200 of 300 sequences drawn"
-
-
-def test_gradients_and_half_precision_are_no_obstacle() -> None:
-    values = torch.rand(6, 2).requires_grad_()
-    assert plot.norms(rl.Ragged.from_flat(values, lengths=_LENGTHS)).axes[0].texts
-    assert plot.gates(rl.Ragged.from_flat(values.detach().bfloat16(), lengths=_LENGTHS)).axes[0].texts

@@ -1,4 +1,4 @@
-"""Wrong arguments of the pictures: which one it was, what it held, the rule, and the fix."""
+"""Errors of the pictures name the argument, its value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from matplotlib.figure import Figure
 
 import raglane as rl
-from looped import looped
 from raglane import plot
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 
@@ -23,7 +22,7 @@ def _roofline(**given: Any) -> Any:
     return plot.roofline(**{"kernels": [_KERNEL], "peak": 1e11, "bandwidth": 1e10, **given})
 
 
-@looped(
+@pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
         (lambda: plot.padded([3, 2], labels=["abc"]), ShapeError, "labels must be one label for each.*, got 1 lists"),
@@ -103,7 +102,7 @@ def test_errors_teach(call: Callable[[], Any], kind: type[RaglaneError], words: 
     assert " must be " in str(caught.value)
 
 
-@looped("draw", [plot.padded, plot.packed, plot.lanes, plot.schedules, plot.histogram, plot.waste])
+@pytest.mark.parametrize("draw", [plot.padded, plot.packed, plot.lanes, plot.schedules, plot.histogram, plot.waste])
 def test_lengths_are_read_as_cost_reads_them(draw: Callable[[Any], Any]) -> None:
     for wrong in ([3, -1], [3.0], [[1, 2]], 5, "3", None, [torch.zeros(3)]):
         with pytest.raises(RaglaneError) as expected:

@@ -1,4 +1,4 @@
-"""The pictures look as they did: compared with images that somebody has looked at."""
+"""The pictures are compared with reviewed images."""
 
 from __future__ import annotations
 

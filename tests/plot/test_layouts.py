@@ -1,4 +1,4 @@
-"""What the pictures of layouts and schedules draw is what the schedules compute, and what rl.cost counts."""
+"""The pictures of layouts show the elements of the schedules, and the counts of rl.cost."""
 
 from __future__ import annotations
 

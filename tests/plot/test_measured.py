@@ -1,4 +1,4 @@
-"""Measurements stand where their numbers say."""
+"""Charts of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture shows and saves itself, in a theme, and leaves matplotlib as it was."""
+"""A picture shows and saves itself, in a theme, and does not change the state of matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written can be read: nothing below 8 points, no two texts over each other, none outside the figure."""
+"""Texts are legible: at least 8 points, no overlaps, none outside the figure."""
 
 from __future__ import annotations
 

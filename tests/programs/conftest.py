@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from program_interpreter import run_program
-from raglane.kernels.program import loop
+from raglane.kernels.cpu import programs
 from raglane.programs.program import Program
 
 
@@ -23,4 +23,4 @@ def _run(program: Program, *, offsets: Tensor, ascending: bool = True, over: Any
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "run_program", _run)
+    monkeypatch.setattr(programs, "run", _run)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from looped import looped
 from raglane.programs.graph import Refused, Unkept
 from raglane.programs.keys import lasting_key
-from raglane.programs.weights import survey
+from raglane.programs.step import Survey
 
 
 class Named(dict):  # type: ignore[type-arg]
@@ -183,11 +183,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def test_whatever_changes_is_seen() -> None:
     for name, change in CHANGES.items():
         cell = a_cell()
-        before, again = survey(cell), survey(cell)
+        before, again = Survey.of(cell), Survey.of(cell)
         assert (before.key, *before.classes) == (again.key, *again.classes), name
         hash((before.key, *before.classes))
         change(cell)
-        after = survey(cell)
+        after = Survey.of(cell)
         assert (before.key, *before.classes) != (after.key, *after.classes), name
 
 
@@ -211,7 +211,7 @@ def test_what_may_change_unseen_is_no_program(name: str) -> None:
     for where, module in ((made := cls(), made), (cls, cls())):
         where.held = WATCHED[name]()
         with pytest.raises(Refused, match=f"it holds a {name}, which may change where no program can see it"):
-            survey(module)
+            Survey.of(module)
         del where.held
 
 
@@ -220,14 +220,14 @@ def test_what_holds_itself_is_no_program() -> None:
     made.held = held = [0.5]
     held.append(held)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="within itself"):
-        survey(made)
+        Survey.of(made)
 
 
 @looped("part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options])
 def test_what_is_no_constant_has_no_key_for_another_process(part: Any) -> None:
     made: Any = nn.Linear(2, 2)
-    lasting_key(survey(made).key)
+    lasting_key(Survey.of(made).key)
     made.held = part
-    survey(made)
+    Survey.of(made)
     with pytest.raises(Unkept):
-        lasting_key(survey(made).key)
+        lasting_key(Survey.of(made).key)

@@ -16,7 +16,7 @@ from looped import looped
 from raglane.programs import keys
 from raglane.programs.graph import Unkept
 from raglane.programs.keys import lasting_key
-from raglane.programs.weights import survey
+from raglane.programs.step import Survey
 from scripts import Script
 
 SOURCE = """
@@ -122,7 +122,7 @@ def own(source: str = SOURCE, **space: Any) -> Any:
 
 
 def key_of(module: nn.Module) -> str:
-    return lasting_key(survey(module).key)
+    return lasting_key(Survey.of(module).key)
 
 
 def test_a_source_has_one_key() -> None:
@@ -274,7 +274,7 @@ def test_another_process_has_the_same_key(script: Script) -> None:
         names = {{"__name__": "somebody"}}
         exec(source, names)
         from raglane.programs.keys import lasting_key
-        from raglane.programs.weights import survey
-        print(lasting_key(survey(names["Own"]()).key))
+        from raglane.programs.step import Survey
+        print(lasting_key(Survey.of(names["Own"]()).key))
     """)
     assert script(code).stdout == key_of(own()()) + "\n"

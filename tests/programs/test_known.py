@@ -125,5 +125,7 @@ def test_programs_are_made_for_what_a_call_needs() -> None:
     module = Own()
     module.of = SUMS["two"][0]
     compiled, *_ = compiled_of(module_cell(module), module, (4,), 4)
-    made = {id(compiled.forward(*flags)) for flags in ((True, False), (False, True), (True, True), (False, False))}
+    made = {
+        id(compiled.forward(*flags, None)) for flags in ((True, False), (False, True), (True, True), (False, False))
+    }
     assert len(made) == 4

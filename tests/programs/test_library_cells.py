@@ -53,6 +53,6 @@ def test_dropout_on_the_state_and_zoneout(name: str) -> None:
 
 def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     compiled = agree(CELLS["lstm"], weights_of(CELLS["lstm"]), (4, 4), 4, width=6)
-    program = compiled.forward(True, False).lowered.program
+    program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
     assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])

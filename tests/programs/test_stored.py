@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import KINDS, H, a_batch, build
-from raglane.kernels.program import steps
+from raglane.kernels.program import backend
 from raglane.programs import stored
 from raglane.programs.compiled import CompiledStep
 from raglane.programs.graph import Refused, Unkept
@@ -50,7 +50,7 @@ class Leaky(nn.Module):
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
-    steps._steps.clear()
+    backend._steps.clear()
     return tmp_path / "programs"
 
 
@@ -69,7 +69,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 def compiled() -> list[CompiledStep]:
     """All programs of this process."""
-    found = list(steps._steps.values())
+    found = list(backend._steps.values())
     assert all(isinstance(part, CompiledStep) for part in found)
     return found  # type: ignore[return-value]
 
@@ -79,7 +79,7 @@ def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
     torch.manual_seed(0)
     layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
     expected = answers(layer, batch)
-    steps._steps.clear()
+    backend._steps.clear()
     return layer, batch, expected
 
 
@@ -93,12 +93,12 @@ def test_every_cell_of_the_library_comes_back_with_its_bits(folder: Path) -> Non
     ]
     batch = a_batch()
     for layer in cases:
-        steps._steps.clear()
+        backend._steps.clear()
         expected = answers(layer, batch)
         # A regularised cell is traced as the cell inside of it, too, which may be there already.
         assert {part.not_kept for part in compiled()} == {""}, layer
         assert not compiled()[-1].is_read
-        steps._steps.clear()
+        backend._steps.clear()
         assert same(answers(layer, batch), expected)
         assert compiled()
         assert all(part.is_read for part in compiled()), layer
@@ -113,7 +113,7 @@ def test_random_cells_are_what_they_were() -> None:
         layer = rl.nn.Recurrent(lambda *_, cell=cell: cell, cell.input_size, cell.hidden_size)
         step = _step(layer)
         try:
-            trace = steps.ready(step).trace
+            trace = backend.ready(step).trace
         except Refused:
             continue
         # They reach their parameters by themselves: no file may hold them, but it could.
@@ -125,7 +125,7 @@ def test_random_cells_are_what_they_were() -> None:
 
 def _step(layer: Any) -> Step:
     sizes = layer.cell.state_sizes(layer.hidden_size)
-    return steps.step_of(layer.cell, layer.cells[0], layer.input_size, sizes, next(layer.parameters()).dtype)
+    return backend.step_of(layer.cell, layer.cells[0], layer.input_size, sizes, next(layer.parameters()).dtype)
 
 
 def test_a_fresh_process_finds_it(script: Script, folder: Path) -> None:
@@ -159,8 +159,8 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
     for content in spoilt:
         assert content != whole
         file.write_bytes(content)
-        steps._steps.clear()
-        assert not steps.ready(_step(layer)).is_read
+        backend._steps.clear()
+        assert not backend.ready(_step(layer)).is_read
         assert file.read_bytes() == whole
     assert same(answers(layer, batch), expected)
 
@@ -189,8 +189,8 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
             _spoil(changed, drawn)
         body = json.dumps(changed)
         file.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
-        steps._steps.clear()
-        is_read = steps.ready(_step(layer)).is_read
+        backend._steps.clear()
+        is_read = backend.ready(_step(layer)).is_read
         refused += not is_read
         read += is_read
         if is_read:  # another spelling of the same, or a number that rounding hides
@@ -280,5 +280,5 @@ def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAGLANE_CACHE", str(folder.parent / "file"))
     layer = rl.nn.Recurrent(Leaky, 3, H)
     layer(batch)
-    steps._steps.clear()
+    backend._steps.clear()
     assert "; traced and verified in" in rl.explain(layer, batch).reason

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from looped import looped
-from raglane.report.figures import confusion_png, confusion_table, curves_png
+from raglane.report.figures import confusion_png, confusion_table, curves
 
 
 def _size(png: bytes) -> tuple[int, int]:
@@ -31,9 +31,9 @@ def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
 @pytest.mark.parametrize("epochs", [1, 7])
 def test_curves(metric: str, validation: bool, epochs: int) -> None:
     history = [_row(epoch + 1, validation, metric) for epoch in range(epochs)]
-    plain = curves_png(history, metric, "a run")
+    plain = curves(history, metric, "a run")
     assert _size(plain) == (1350, 540)
-    assert curves_png(history, metric, "a run", best_epoch=1) != plain
+    assert curves(history, metric, "a run", best_epoch=1) != plain
 
 
 @looped("classes", [1, 2, 9, 60])
@@ -50,7 +50,7 @@ def test_confusion_of_huge_counts_and_long_labels() -> None:
 
 def test_no_global_state_of_pyplot() -> None:
     sys.modules.pop("matplotlib.pyplot", None)
-    curves_png([_row(1, True, "accuracy")], "accuracy", "a run")
+    curves([_row(1, True, "accuracy")], "accuracy", "a run")
     confusion_png([[1]], ["a"], "a run")
     assert "matplotlib.pyplot" not in sys.modules
 

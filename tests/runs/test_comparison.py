@@ -216,7 +216,7 @@ def test_a_logger_that_cannot_begin_is_one_line(
 
     monkeypatch.setattr("raglane.runs.progress._PACKAGES", {"wandb": ("math",)})
     monkeypatch.setattr("raglane.runs.progress.require", lambda *_: None)
-    monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._made", made)
+    monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._create", made)
     command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
-    fails([*command, "--logger", "wandb"], capsys, "--logger must be ... got 'wandb', which says: no key: log in")
+    fails([*command, "--logger", "wandb"], capsys, "--logger must be ... got 'wandb', which failed: no key: log in")
     assert not (tmp_path / "run").exists()

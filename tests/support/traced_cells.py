@@ -11,9 +11,11 @@ from raglane.cells import CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.program.loop import StepCall, run_loop
+from raglane.kernels.program.backend import run_loop
+from raglane.kernels.program.backward import StepCall
 from raglane.programs.compiled import CompiledStep
-from raglane.programs.step import Step, trace
+from raglane.programs.rules import trace
+from raglane.programs.step import Step
 
 OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # lengths 3, 0, 1, 5
 N, B = 9, 4
@@ -69,8 +71,7 @@ def agree(
             part.requires_grad_()
     tensors = (x, *more, *states, *leaves)
     for ascending in (True, False):
-        counts = (1 + len(more), len(states), len(leaves))
-        call = StepCall(compiled, step, OFFSETS, ascending, True, need_states, counts)
+        call = StepCall(compiled, step, OFFSETS, ascending, True, need_states)
         mine, finals, steps = run_loop(call, tensors)
         request = Request(step.whole(prepares), x, OFFSETS, None, (), (weights,), need_states=need_states)
         theirs = reference.run_direction(request, weights, tuple(states), not ascending)

@@ -187,5 +187,5 @@ def test_exit_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["train"], ["evaluate"], ["predict"], ["bench"]):
         assert main([*command, "--help"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
-        assert "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input" in printed
-        assert "3 a training that ran away" in printed
+        assert "Exit codes: 1 internal error; 2 invalid input" in printed
+        assert "3 training diverged" in printed

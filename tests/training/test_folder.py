@@ -191,7 +191,7 @@ def test_a_run_that_was_killed_after_its_last_epoch_is_completed(
         (run / ".evaluation.json.partial").write_text("{")
         assert main(["train", "--resume", "--out", str(run)]) == 0
         printed = capsys.readouterr().out
-        assert "nothing is left to train after epoch 2; pass --epochs 12, say, to train on" in printed
+        assert "training is complete at epoch 2; pass e.g. --epochs 12 to continue" in printed
         assert "best: epoch " in printed
         assert "test: accuracy " in printed
         assert tree(run) == before
@@ -206,7 +206,7 @@ def test_a_run_that_stopped_early_is_complete(work: Path, capsys: pytest.Capture
     assert rows < 60
     assert main(["train", "--resume", "--out", str(run)]) == 0
     assert tree(run) == before
-    assert "nothing is left to train" in capsys.readouterr().out
+    assert "training is complete" in capsys.readouterr().out
     # More patience lets it go on.
     assert main(["train", "--resume", "--out", str(run), "--patience", "4", "--quiet"]) == 0
     assert len((run / "curves.csv").read_text().splitlines()) > rows

@@ -28,6 +28,8 @@ class ModuleCell(CellSpec):
         self.output_size = output_size
         self.is_tuple = is_tuple
         self._sizes = state_sizes
+        # Everything that affects the result, apart from the module.
+        self.facts = ModuleCell, output_size, is_tuple, state_sizes
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
         """The sizes that the module's own initial state has."""

@@ -1,4 +1,4 @@
-"""The command ``raglane``. This file needs nothing beyond Python, so that it can say what is missing."""
+"""The command ``raglane``. This module imports only the standard library, so that it can report missing packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     if any(importlib.util.find_spec(module) is None for module in ("typer", "rich")):
         print(
-            "raglane: error: the command line needs packages that are not installed. Run pip install 'raglane[cli]'.",
+            "raglane: error: the command line requires typer and rich. Fix: pip install 'raglane[cli]'.",
             file=sys.stderr,
         )
         return 2

@@ -1,4 +1,4 @@
-"""The commands of ``raglane`` joined, and what becomes of their errors: one line, and an exit code."""
+"""The application ``raglane``: its commands, and their errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
 
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 a fault of Raglane; 2 bad input, or a machine that is full; 3 a training that ran away; "
+    "Exit codes: 1 internal error; 2 invalid input or out of disk or memory; 3 training diverged; "
     "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
 )
-# Characters of a message that is not our own: it quotes what was typed, however long.
+# The longest message of another package, in characters: it may quote any input.
 _LONGEST = 500
 
-# What Typer says, in words of Pydantic, of an entry that is no number.
+# Typer's message, in the words of Pydantic, for an invalid number.
 _NO_NUMBER = re.compile(r"Input should be a valid (integer|number)")
 
+_HELP = "Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."
 app = typer.Typer(
     name="raglane",
     epilog=_EXIT_CODES,
-    help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
+    help=_HELP,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -42,8 +43,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         try:
             say(f"raglane {version('raglane')}")
         except PackageNotFoundError:
@@ -51,31 +52,31 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _raglane(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
-    ] = False,
-) -> None:
-    """Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict."""
+_Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+
+
+@app.callback(help=_HELP)
+def _raglane(version: _Version = False) -> None:
+    pass
 
 
 for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
-# The root of the errors that Typer raises for wrong usage. Typer does not export it, and brings its own copy of
-# click or imports it, depending on its version; an ancestor of a class that it does export is right in both.
+# The base class of Typer's errors of usage. Depending on its version, Typer bundles click or imports it, and does not
+# export this class.
 _UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and turn its errors into one line each."""
+    """Run a command, print an error as one line, and return the exit code."""
     debug = "--debug" in arguments
     try:
         with warnings.catch_warnings():
             if not debug:
-                # Warnings of libraries are for those who write the program, not for those who run it.
+                # Warnings of libraries address programmers.
                 warnings.simplefilter("ignore")
             return app(arguments, prog_name="raglane", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
@@ -84,13 +85,13 @@ def run(arguments: list[str]) -> int:
         if debug:
             complain(*traceback.format_exc().splitlines())
         message, code = _explain(error, arguments)
-    # Our own messages are one line; those of libraries may be several.
+    # Messages of libraries may have several lines.
     complain(f"raglane: error: {' '.join(message.splitlines())}")
     return code
 
 
 def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
-    """What an error means to the user, and the exit code."""
+    """Return the message and the exit code of an error."""
     if isinstance(error, _UsageError):
         return shorten(_no_number(error, arguments) or error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
     if isinstance(error, DivergedError):
@@ -98,15 +99,17 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if isinstance(error, RaglaneError):
         return str(error), 2
     if isinstance(error, OSError):
-        return _describe(error), 2
+        reason = os.strerror(error.errno) if error.errno is not None else str(error)
+        file = f"{shorten(str(error.filename), _LONGEST)}: " if error.filename else ""
+        return f"{file}{reason}; no partial file is left", 2
     if _is_out_of_memory(error):
-        asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
-        got = f"too little for {asked[1]} more" if asked else "too little"
+        size = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        got = f"too little for {size[1]} more" if size else "too little"
         fix = "reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)"
-        return message("memory", got, "large enough for the model and a batch", fix), 2
+        return message("memory", got, "large enough for model and batch", fix), 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        got = "a worker that died, possibly for lack of memory"
-        fix = "pass fewer; resume the run from its last checkpoint with --resume"
+        got = "a worker that died, e.g. because memory was full"
+        fix = "pass fewer workers; --resume continues the run from its last checkpoint"
         return message("--workers", got, "processes that run until the end", fix), 2
     place = place_of_error(error)
     if place is not None:
@@ -114,32 +117,25 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
             "--cell", shorten(place, _LONGEST), "a cell whose step runs", "correct it; use --debug for the traceback"
         ), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
-    return f"{text} (a fault of Raglane; --debug shows the trace)", 1
+    return f"{text} (internal error; --debug shows the traceback)", 1
 
 
 def _no_number(error: Any, arguments: list[str]) -> str | None:
-    """The line of what is no number where one belongs: Typer's does not say what was given. None of other errors."""
-    found = _NO_NUMBER.search(error.format_message())
+    """Return a message that quotes the invalid number of an option, which Typer's message does not; else None."""
+    match = _NO_NUMBER.search(error.format_message())
     flags: list[str] = getattr(getattr(error, "param", None), "opts", [])
-    given = [f"{before}={after}" for before, after in pairwise(arguments) if before in flags] + arguments
-    values = [text.split("=", 1)[1] for text in given if text.split("=", 1)[0] in flags and "=" in text]
-    if found is None or not values:
+    pairs = [f"{before}={after}" for before, after in pairwise(arguments) if before in flags] + arguments
+    values = [text.split("=", 1)[1] for text in pairs if text.split("=", 1)[0] in flags and "=" in text]
+    if match is None or not values:
         return None
-    kind, example = ("a whole number", "8") if found[1] == "integer" else ("a number", "0.5")
+    kind, example = ("a whole number", "8") if match[1] == "integer" else ("a number", "0.5")
     return message(flags[0], quote(values[-1]), kind, f"write it in digits, such as {example}")
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, which PyTorch says of a CPU in the words of a RuntimeError only."""
+    """Return True if memory ran out; on a CPU, PyTorch raises a RuntimeError then."""
     words = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "size calculation overflowed")
-    # By its name, so that a command that needs no PyTorch does not wait for it.
-    named = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-    told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return isinstance(error, MemoryError) or named or told
-
-
-def _describe(error: OSError) -> str:
-    """An error of the system in a line, with the file where it happened."""
-    reason = os.strerror(error.errno) if error.errno is not None else str(error)
-    place = f"{shorten(str(error.filename), _LONGEST)}: " if error.filename else ""
-    return f"{place}{reason}; nothing half-written is left"
+    # By name, because torch may not be imported.
+    is_on_device = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    is_on_cpu = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or is_on_device or is_on_cpu

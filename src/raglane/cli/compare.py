@@ -1,4 +1,4 @@
-"""``raglane compare`` and ``raglane bench``: tables of runs beside each other, and of our layers beside PyTorch's."""
+"""``raglane compare`` and ``raglane bench``: tables that compare runs, and Raglane's layers with PyTorch's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Runs = Annotated[
 _Outputs = Annotated[
     list[Path] | None,
     option(
-        "File for the table (.md or .csv) or a picture (.png or .svg); repeat it for several.",
+        "File for the table (.md or .csv) or a picture (.png or .svg); may be repeated.",
         options.RUN,
         "--output",
         "-o",
@@ -44,9 +44,9 @@ def compare(
     output: _Outputs = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Put runs beside each other: what differs in their settings, what they reached, and what it took.
+    """Compare runs: their differing settings, results and training times.
 
-    Runs on other data, or for another task, stand in a table of their own. The best validation loss comes first.
+    Runs are grouped by data and task, and sorted by validation loss, the lowest first.
 
     For example:
 
@@ -57,15 +57,16 @@ def compare(
     from raglane._utils.files import write_files
     from raglane._utils.table import as_text
     from raglane.report.figures import compared_picture
-    from raglane.runs.comparison import compare as put_together
+    from raglane.runs.comparison import compare as compare_runs
 
     places = output or []
     _check_outputs(places, ".md, .csv, .png, .svg")
-    groups = put_together(runs)
+    groups = compare_runs(runs)
     content = {}
     for place in places:
-        is_picture, is_svg = place.suffix.lower() in (".png", ".svg"), place.suffix.lower() == ".svg"
-        content[place] = compared_picture(groups, is_svg) if is_picture else _written(place, groups)
+        suffix = place.suffix.lower()
+        is_picture = suffix in (".png", ".svg")
+        content[place] = compared_picture(groups, suffix == ".svg") if is_picture else _to_bytes(place, groups)
     write_files(content)
     if not quiet:
         console.say(*as_text(groups).splitlines())
@@ -74,36 +75,36 @@ def compare(
 
 
 def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
-    """Refuse files of another kind, or in no folder, before anything is read or measured."""
+    """Raise if an output file has another suffix or cannot be written."""
     from raglane._utils.files import check_new_file
 
     for place in places:
         if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
-            rule = f"a name that ends in {suffixes}"
+            rule = f"a file with one of the suffixes {suffixes}"
             raise ArgumentError(message("output", quote(str(place)), rule, "change the suffix"))
         check_new_file("output", place)
 
 
-def _written(place: Path, tables: Sequence[Table]) -> bytes:
-    """Tables as the suffix of their file says."""
+def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
+    """Return tables in the format of a file's suffix."""
     from raglane._utils.table import as_csv, as_markdown
 
     return as_csv(tables) if place.suffix.lower() == ".csv" else as_markdown(tables).encode()
 
 
-_Cells = Annotated[str, typer.Option(metavar="NAME,...|all", help="lstm, gru and rnn_tanh.")]
-_Sizes = Annotated[str, typer.Option(metavar="BxHxD,...", help="Sequences of a batch, units, features.")]
+_Cells = Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")]
+_Sizes = Annotated[str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")]
 _Lengths = Annotated[
     Path | None,
     typer.Option(
         "--lengths",
         parser=options.path,
         metavar="FILE",
-        help="Text file with the length of a sequence per line.",
+        help="Text file with one sequence length per line.",
         show_default="lognormal, 30 on average",
     ),
 ]
-_Modes = Annotated[str, typer.Option(metavar="train,infer|all", help="Modes.")]
+_Modes = Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")]
 _Output = Annotated[
     Path | None,
     option(
@@ -121,10 +122,10 @@ def bench(
     output: _Output = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Time the recurrent layers against PyTorch's, on packed and on padded batches.
+    """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.
 
-    Each is timed only after its outputs are verified. "times faster" is to the faster of torch's two ways. By default,
-    it takes a minute or two.
+    A layer is timed only if its outputs are correct. "times faster" is relative to the faster of PyTorch's two results.
+    With default options the command takes a minute or two.
 
     For example:
 
@@ -142,29 +143,29 @@ def bench(
     if output is not None:
         _check_outputs([output], ".csv or .md")
     listed = lognormal(1000, 30, 1) if lengths is None else lengths_of_file(lengths)
-    wanted = [size_of(text) for text in parts_of("sizes", sizes)]
+    shapes = [size_of(text) for text in parts_of("sizes", sizes)]
     chosen, ways = pick("cells", cells, CELLS), pick("modes", modes, MODES)
-    rows = [time_layer(cell, size, listed, mode) for cell in chosen for size in wanted for mode in ways]
+    rows = [time_layer(cell, size, listed, mode) for cell in chosen for size in shapes for mode in ways]
     name = "lognormal lengths" if lengths is None else f"lengths of {shorten(lengths.name, 40)}"
     table = Table(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
     if output is not None:
-        write_file(output, _written(output, [table]))
+        write_file(output, _to_bytes(output, [table]))
     if not quiet:
         console.say(*as_text([replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]).splitlines())
         if is_busy(load()):
-            console.say("the load is above the number of processors: other programs make these times too long")
+            console.say("the load exceeds the number of processors: other programs slow these measurements down")
 
 
 def parts_of(option: str, text: str) -> list[str]:
-    """The parts of a list with commas, none twice."""
+    """Split a comma-separated list, and remove duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(message(option, quote(text), "names separated by commas", "remove the empty names"))
+        raise ArgumentError(message(option, quote(text), "a comma-separated list", "leave no entry empty"))
     return list(dict.fromkeys(parts))
 
 
 def pick(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Names among those known, or all of them."""
+    """Return the selected names, all of them for 'all'."""
     parts = parts_of(option, text)
     if parts == ["all"]:
         return list(known)
@@ -175,7 +176,7 @@ def pick(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def size_of(text: str) -> Size:
-    """The size of a batch and a layer, such as 64x256x80."""
+    """Parse the size of a batch and a layer, such as 64x256x80."""
     from raglane.planner.probe import Size
 
     match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)

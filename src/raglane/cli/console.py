@@ -1,4 +1,4 @@
-"""Where the commands print: what a file or a user wrote is shown, and does nothing else to the terminal."""
+"""Output of the commands: control characters are escaped, so that data cannot affect the terminal."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from raglane._utils.messages import printable
 
 
 def say(*lines: str) -> None:
-    """Print lines to the standard output, each as one line of printable characters."""
+    """Print lines to standard output, with escapes for unprintable characters."""
     for line in lines:
-        print(_shown(line, sys.stdout.encoding), flush=True)
+        print(_encodable(line, sys.stdout.encoding), flush=True)
 
 
 def speaker(quiet: bool) -> Callable[[str], None]:
-    """A function that prints a line, or nothing where a command is to be quiet."""
-    return (lambda _: None) if quiet else say
+    """Return :func:`say`, or a function that prints nothing."""
+    return (lambda *_: None) if quiet else say
 
 
 def complain(*lines: str) -> None:
-    """Print lines to the standard error, each as one line of printable characters."""
+    """Print lines to standard error, with escapes for unprintable characters."""
     for line in lines:
-        print(_shown(line, sys.stderr.encoding), file=sys.stderr)
+        print(_encodable(line, sys.stderr.encoding), file=sys.stderr)
 
 
-def _shown(line: str, encoding: str | None) -> str:
-    # A stream that has not all of Unicode shows escapes, too, rather than fail.
+def _encodable(line: str, encoding: str | None) -> str:
     encoding = encoding or "utf-8"
     return printable(line).encode(encoding, errors="backslashreplace").decode(encoding)

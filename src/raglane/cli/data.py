@@ -1,10 +1,10 @@
-"""``raglane convert`` and ``raglane inspect``: data as a folder that opens at once, and what it looks like."""
+"""``raglane convert`` and ``raglane inspect``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,26 +13,20 @@ from raglane.cli import console, options
 from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
-from raglane.runs.progress import shown
 from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
-
-if TYPE_CHECKING:
-    from raglane.data import Conversion
-    from raglane.runs.inspection.inspect import Inspection
-
 
 _Places = Annotated[
     list[str],
     typer.Argument(
         metavar="IN... OUT",
-        help="What raglane train reads: files, folders, quoted patterns, URLs; and last the folder to write.",
+        help="Data to read (files, folders, quoted patterns, URLs), and the folder to write.",
         show_default=False,
     ),
 ]
 _Overwrite = Annotated[
     bool,
-    option("Replace what was converted to OUT from other data, or is half done there.", options.RUN, "--overwrite"),
+    option("Replace a conversion of other data in OUT, or an incomplete one.", options.RUN, "--overwrite"),
 ]
 
 
@@ -46,9 +40,9 @@ def convert(
     overwrite: _Overwrite = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Convert data to a folder of Arrow files, with what is counted of it beside them.
+    """Convert data to a folder of Arrow files with statistics.
 
-    Memory does not grow with the data. A conversion that was stopped goes on with the same command.
+    Memory use does not grow with the data. The same command resumes an interrupted conversion.
 
     For example:
 
@@ -60,60 +54,57 @@ def convert(
     """
     from raglane.data.conversion import convert as convert_all
     from raglane.data.formats.pieces import SKIPPED
+    from raglane.runs.progress import progress_bar
 
     for place in places[:-1]:
         if "://" not in place:
             options.path(place)
     options.path(places[-1])
-    # Not as paths, which would make one slash of the two in a URL.
+    # As strings, because a Path would merge the two slashes of a URL.
     *inputs, output = places
     if not inputs:
-        rule = "data to read, and a folder to write"
-        raise ArgumentError(message("IN... OUT", f"only {output}", rule, f"pass both: raglane convert {output} OUT"))
+        rule, fix = "data to read, and a folder to write", f"pass both: raglane convert {output} OUT"
+        raise ArgumentError(message("IN... OUT", f"only {output}", rule, fix))
     names = ColumnNames(**columns)
-    asked = Source(None, format, names).asked(choices.get("task", "classify"))
-    with shown(quiet) as progress:
+    request = Source(None, format, names).asked(choices.get("task", "classify"))
+    with progress_bar(quiet) as progress:
         done = convert_all(
-            inputs, output, asked, format=format, on_bad_row=names.on_bad_row, overwrite=overwrite, progress=progress
+            inputs, output, request, format=format, on_bad_row=names.on_bad_row, overwrite=overwrite, progress=progress
         )
     if quiet:
         return
-    _tell_converted(done)
+    counts = done.statistics
+    if done.was_there:
+        console.say(f"{done.folder} is already complete: nothing to do")
+    elif done.resumed:
+        console.say(f"{count_of(done.resumed, 'sequence')} of an interrupted conversion were kept")
+    content = f"{len(counts.tokens):,} different tokens" if counts.tokens else count_of(len(counts.channels), "channel")
+    console.say(
+        f"{done.folder}: {count_of(counts.sequences, 'sequence')} of up to {count_of(counts.longest, 'element')}, "
+        f"{counts.elements:,} in total; {content}"
+        + (f"; {count_of(len(counts.labels), 'label')}" if counts.labels else "")
+    )
     if names.on_bad_row == "skip":
         tell_skipped(done.skipped, done.folder / SKIPPED, console.say)
     console.say(f"next: raglane train {output}, or raglane inspect {output}")
 
 
-def _tell_converted(done: Conversion) -> None:
-    """What was written."""
-    found = done.statistics
-    if done.was_there:
-        console.say(f"{done.folder} holds this already: nothing to do")
-    elif done.resumed:
-        console.say(f"{count_of(done.resumed, 'sequence')} of an earlier conversion, which was stopped, were kept")
-    what = f"{len(found.tokens):,} different tokens" if found.tokens else count_of(len(found.channels), "channel")
-    console.say(
-        f"{done.folder}: {count_of(found.sequences, 'sequence')} of up to {count_of(found.longest, 'element')}, "
-        f"{found.elements:,} in all; {what}" + (f"; {count_of(len(found.labels), 'label')}" if found.labels else "")
-    )
-
-
-# The settings of a training that matter to a plan.
+# The settings of a training that affect a plan.
 _PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
 _Data = Annotated[
     Path | None,
-    argument("What raglane train reads, or a .txt file with one length per line. Without it: Japanese vowels."),
+    argument("Data of raglane train, or a .txt file with one length per line. Default: Japanese vowels."),
 ]
-_Ranks = Annotated[int, option("Processes that train together.")]
-_Fresh = Annotated[bool, option("Measure the layer again, when this machine is idle, say.", options.RUN, "--fresh")]
+_Ranks = Annotated[int, option("Number of training processes.")]
+_Fresh = Annotated[bool, option("Measure the layer again, e.g. because the machine was busy.", options.RUN, "--fresh")]
 _Html = Annotated[
-    Path | None, option("File for a page.", options.RUN, "--html", parser=options.path, show_default="none")
+    Path | None, option("File for an HTML page.", options.RUN, "--html", parser=options.path, show_default="none")
 ]
 _Json = Annotated[
     Path | None,
     option(
-        "File for everything as JSON; - for the standard output.",
+        "File for the results as JSON; - for standard output.",
         options.RUN,
         "--json",
         parser=options.path,
@@ -135,9 +126,9 @@ def inspect(
     json: _Json = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Look at data before a training: its lengths, what padding wastes, what each way to train costs, and the best.
+    """Describe data before training: lengths, padding, the time of each backend and schedule, and the fastest.
 
-    The layer is measured on this machine for about a minute, once; the next inspection of such a layer is quick.
+    The first inspection of a layer measures it on this machine for about a minute; later ones reuse the measurement.
 
     For example:
 
@@ -149,7 +140,7 @@ def inspect(
     """
     from raglane._utils.checks import check_whole
 
-    # What this cell wants of the data; the others take it as it is.
+    # The cell grud requires this setting.
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
     check_whole("ranks", ranks, 1, "pass the number of processes")
@@ -160,13 +151,16 @@ def inspect(
     _check_outputs(data, html=html, json=place)
     from raglane._utils.files import write_files
     from raglane.runs.inspection import reading
-    from raglane.runs.inspection.inspect import as_json
-    from raglane.runs.inspection.inspect import inspect as find_out
+    from raglane.runs.inspection.inspect import as_json, lines
+    from raglane.runs.inspection.inspect import inspect as inspect_contents
+    from raglane.runs.progress import progress_bar
 
-    with shown(quiet) as progress:
+    with progress_bar(quiet) as progress:
         progress.stage("reading")
         contents = reading.read(data, source.asked(settings.task), format, progress, names.on_bad_row)
-        found = find_out(contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress)
+        found = inspect_contents(
+            contents, settings, columns=names, format=format, ranks=ranks, fresh=fresh, progress=progress
+        )
         files = {} if place is None else {place: as_json(found)}
         if html is not None:
             from raglane.runs.inspection.page import as_page
@@ -178,35 +172,29 @@ def inspect(
         sys.stdout.write(as_json(found).decode("utf-8", errors="backslashreplace"))
         sys.stdout.flush()
     elif not quiet:
-        _tell_found(found, list(files))
-
-
-def _tell_found(found: Inspection, written: list[Path]) -> None:
-    from raglane.runs.inspection.inspect import lines
-
-    bar = "█"
-    try:
-        bar.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        bar = "#"
-    told = [f"written: {', '.join(map(str, written))}"] if written else []
-    console.say(*lines(found, bar), *told, "train with:", found.command)
+        bar = "█"
+        try:
+            bar.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            bar = "#"
+        written = [f"written: {', '.join(map(str, files))}"] if files else []
+        console.say(*lines(found, bar), *written, "train with:", found.command)
 
 
 def _check_outputs(data: Path | None, **places: Path | None) -> None:
-    """Refuse files that could not be written, or would replace the data, before anything is read."""
+    """Raise if an output file cannot be written, or would replace the data or another output."""
     from raglane._utils.files import check_new_file
 
-    given = {name: path for name, path in places.items() if path is not None}
-    for name, path in given.items():
+    outputs = {name: path for name, path in places.items() if path is not None}
+    for name, path in outputs.items():
         check_new_file(name, path)
         if data is not None and _is_same(path, data):
-            got = f"{quote(str(path))}, the data"
-            raise ArgumentError(message(name, got, "another file", "name another file"))
-    if len(given) == 2 and _is_same(*given.values()):
-        got = f"{quote(str(given['json']))}, which is the page"
-        raise ArgumentError(message("json", got, "another file", "name another file"))
-    if "html" in given:
+            got = f"{quote(str(path))}, the file of the data"
+            raise ArgumentError(message(name, got, "another file than the data", "name another file"))
+    if len(outputs) == 2 and _is_same(*outputs.values()):
+        got = f"{quote(str(outputs['json']))}, which is the page"
+        raise ArgumentError(message("json", got, "another file than the page", "name another file"))
+    if "html" in outputs:
         for module in ("altair", "vl_convert", "matplotlib"):
             require(module, "report")
 

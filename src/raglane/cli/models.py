@@ -1,4 +1,4 @@
-"""What is done with the model of a run: ``raglane evaluate``, ``predict``, ``sample`` and ``export``."""
+"""Commands that use the model of a run: ``raglane evaluate``, ``predict``, ``sample`` and ``export``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
-_DataToEvaluate = Annotated[Path | None, argument("Data with labels. Without it: what the run was to be tested on.")]
+_DataToEvaluate = Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")]
 
-# Above this many classes a table is wider than a terminal: it goes to its file only.
-_WIDEST_TABLE = 20
-
-# The same for the rows of a table.
-_LONGEST_TABLE = 30
+# The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
+_WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 
 
 @options.command
@@ -44,11 +41,11 @@ def evaluate(
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
-    """Measure the best model of a run: its loss, the metrics of its task, and the simple rules that it has to beat.
+    """Evaluate the best model of a run: its loss, the metrics of its task, and simple baselines.
 
-    The numbers go to evaluation.json in the run's folder; a confusion matrix to confusion.png and confusion.txt, a row
-    per label or number to table.txt, predictions against the truth to points.png. The model card and the page keep what
-    was measured at the end of the training.
+    The folder of the run receives evaluation.json, the confusion matrix as confusion.png and confusion.txt, a row per
+    label or number in table.txt, and predictions against the truth in points.png. The model card and the report keep
+    the results of the end of the training.
 
     For example:
 
@@ -64,7 +61,7 @@ def evaluate(
     from raglane.training.inference import pick_device
 
     say = console.speaker(quiet)
-    # Before anything is read, which can take a while.
+    # A wrong device is reported before data is read.
     where = pick_device(device)
     model_folder(run)
     with at_work(run, "run") as is_back:
@@ -73,19 +70,19 @@ def evaluate(
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
-        asked = {"batch_size": batch_size, "top": top, "horizon": horizon}
-        report(run, model.saved, records, device=where, say=say, name="evaluation", asked=asked)
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        report(run, model.saved, records, device=where, say=say, name="evaluation", more=more)
         if columns.get("on_bad_row") == "skip":
             tell_skipped(len(records.skipped), run / EVALUATION, say)
 
 
 def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
-    """Say how many rows were left out."""
-    say(f"rows left out: {count:,}" + (f"; {where} says which, and why" if count else ""))
+    """Print the number of skipped rows."""
+    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count else ""))
 
 
 def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
-    """Say how many sequences are empty where each gets a class all the same."""
+    """Print the number of empty sequences, which get a class too."""
     from raglane.data.records import note_empty
 
     if task == "classify" and (note := note_empty(records)):
@@ -100,30 +97,30 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    asked: Mapping[str, int] | None = None,
+    more: Mapping[str, int] | None = None,
     is_short: bool = False,
 ) -> None:
-    """Measure the best model of a run, say how good it is, and write the numbers and the matrix in its folder."""
+    """Evaluate the best model of a run, print its metrics, and write files to its folder."""
     from raglane._utils.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
     from raglane.training.stored import to_json
 
-    evaluation = inference.evaluate(saved, records, device=device, **(asked or {}))
+    evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
     details = _details(folder, evaluation, say=None if is_short else say)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:
         content["skipped"] = [asdict(row) for row in records.skipped]
-    write_files({folder / EVALUATION: to_json(content)} | {folder / name: made for name, made in details.items()})
+    write_files({folder / EVALUATION: to_json(content)} | {folder / name: content for name, content in details.items()})
     if not is_short:
         say(f"written: {', '.join([str(folder / EVALUATION), *details])}")
 
 
-def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | None) -> dict[str, bytes]:
-    """The matrix, the table and the pictures that belong to the numbers, as files by their names."""
+def _details(folder: Path, evaluation: Evaluation, say: Callable[..., None] | None) -> dict[str, bytes]:
+    """Return confusion matrix, table and pictures as files by name, and print small tables."""
     from raglane._utils.table import Table
-    from raglane.report.figures import confusion_png, confusion_table, points_png
+    from raglane.report.figures import confusion_png, confusion_table, points
 
     details: dict[str, bytes] = {}
     tables: dict[str, tuple[Table, bool]] = {}
@@ -139,15 +136,14 @@ def _details(folder: Path, evaluation: Evaluation, say: Callable[[str], None] | 
         text = table.text()
         details[name] = f"{text}\n".encode()
         if say is not None and is_small:
-            for line in text.splitlines():
-                say(line)
+            say(*text.splitlines())
     if measured.points:
-        details["points.png"] = points_png(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
+        details["points.png"] = points(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
     return details
 
 
 def _numbers(evaluation: Evaluation) -> str:
-    """The numbers in a line, the metric first."""
+    """Return loss and metrics as a line."""
     numbers = evaluation.numbers
     names = {key: key.replace("macro_f1", "macro-F1").replace("_", " ") for key in numbers if key != "loss"}
     metrics = [f"{name} {numbers[key]:.3f}" for key, name in names.items()]
@@ -159,16 +155,16 @@ _Output = Annotated[
 ]
 _DataToPredict = Annotated[
     Path | None,
-    argument("Data of the kind that the model was trained on. Without it: what the run was to be tested on."),
+    argument("Data like the training data, labels optional. Default: the test data of the run."),
 ]
 _Probabilities = Annotated[bool, option("Add one column p_<label> per class.", options.RUN, "--probabilities")]
 _Engine = Annotated[
-    str, option("ray: on a Ray cluster, for Parquet files, to a folder of such.", metavar="processes|ray")
+    str, option("ray: predict Parquet files on a Ray cluster, to a folder of them.", metavar="processes|ray")
 ]
 _EscapeFormulas = Annotated[
     bool,
     option(
-        "Put an apostrophe before texts of a .csv that a spreadsheet would execute: =, +, -, @.",
+        "Prefix texts of a .csv that a spreadsheet would execute (=, +, -, @) with an apostrophe.",
         options.RUN,
         "--escape-formulas",
     ),
@@ -195,10 +191,10 @@ def predict(
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
-    The columns are id (the data's, else the row number from 0), prediction and its probability. For the task tag,
-    they hold one list per sequence; a forecast is a list of steps, each a list of channels. With --on-bad-row skip,
-    predictions.skipped.jsonl lists the rows that were left out of predictions.csv. A .csv keeps texts unchanged,
-    also those that a spreadsheet executes, such as =1+1: for one, pass --escape-formulas, or write .parquet.
+    The columns are id (of the data, or the row number from 0), prediction and its probability. For the task tag, they
+    contain one list per sequence; a forecast is a list of steps, each a list of channels. With --on-bad-row skip,
+    predictions.skipped.jsonl lists the rows that are missing from predictions.csv. A .csv keeps texts unchanged, also
+    those that a spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
     For example:
 
@@ -212,7 +208,7 @@ def predict(
 
     raglane predict runs/names 'names/*.parquet' -o predictions --engine ray
     """
-    asked: dict[str, Any] = {
+    more: dict[str, Any] = {
         "probabilities": probabilities,
         "top": top,
         "horizon": horizon,
@@ -221,11 +217,10 @@ def predict(
     }
     if engine != "processes":
         if escape_formulas:
-            rule = "left out with an engine, which writes Parquet"
-            raise ArgumentError(message("escape_formulas", f"the engine {engine}", rule, "leave it out"))
-        _on_ray(
-            run, cell, output, data, {**columns, **({} if format is None else {"format": format})}, engine, asked, quiet
-        )
+            got, rule = f"True, with the engine {engine}", "False, because a cluster writes Parquet"
+            raise ArgumentError(message("escape_formulas", got, rule, "leave it out"))
+        named = {**columns, **({} if format is None else {"format": format})}
+        _on_ray(run, cell, output, data, named, engine, more, quiet)
         return
     from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
@@ -233,7 +228,7 @@ def predict(
     from raglane.training.predictions import check_apart, check_output, write_predictions
 
     check_output(output, escape_formulas=escape_formulas)
-    # Before anything is read, which can take a while.
+    # A wrong device is reported before data is read.
     pick_device(device)
     model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
@@ -243,9 +238,9 @@ def predict(
         check_apart(listed, records.source, run)
     if not quiet:
         tell_empty(records, model.task, console.say)
-    predictions = model.predict(records, **asked)
-    beside = {listed: skipped_lines(records.skipped)} if skips else {}
-    write_predictions(output, predictions, beside, escape_formulas=escape_formulas)
+    predictions = model.predict(records, **more)
+    others = {listed: skipped_lines(records.skipped)} if skips else {}
+    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
     if not quiet:
         if skips:
             tell_skipped(len(records.skipped), listed, console.say)
@@ -259,31 +254,31 @@ def _on_ray(
     data: Path | None,
     named: options.Given,
     engine: str,
-    asked: dict[str, Any],
+    more: dict[str, Any],
     quiet: bool,
 ) -> None:
-    """Predict on a cluster, for Parquet files."""
+    """Predict Parquet files on a Ray cluster."""
     if engine not in ENGINES:
         raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
     if data is None:
-        raise ArgumentError(message("data", "nothing", "the path of Parquet files, for a cluster", "pass DATA"))
+        raise ArgumentError(message("data", "nothing", "Parquet files for the engine ray", "pass DATA"))
     if named:
         name = next(iter(named))
-        rule = "left out for a cluster, which uses the columns of the training data"
+        rule = "unset for the engine ray, which reads the columns of the training data"
         raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load
 
-    count = predict_on_ray(load(run, cell=cell), str(data), output, **asked)
+    count = predict_on_ray(load(run, cell=cell), str(data), output, **more)
     if not quiet:
         console.say(f"predictions: {count:,} sequences, {output}")
 
 
-_Prompt = Annotated[str, option("How each text begins.", show_default=False)]
-_Count = Annotated[int, option("How many texts.")]
-_Length = Annotated[int, option("The most tokens that are drawn for a text.")]
-_Temperature = Annotated[float, option("Below 1 the likely becomes likelier; 0 takes the likeliest.")]
-_Seed = Annotated[int, option("Of the draw.")]
+_Prompt = Annotated[str, option("Beginning of each text.", show_default=False)]
+_Count = Annotated[int, option("Number of texts.")]
+_Length = Annotated[int, option("Most tokens per text.")]
+_Temperature = Annotated[float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")]
+_Seed = Annotated[int, option("Seed of the random numbers.")]
 
 
 @options.command
@@ -298,7 +293,7 @@ def sample(
     device: options.Device = "auto",
     cell: options.Cell = None,
 ) -> None:
-    """Draw text from the best model of a run of the task language: one text per line.
+    """Sample texts from the best model of a run of the task language, one per line.
 
     For example:
 
@@ -332,8 +327,10 @@ class _Layout(StrEnum):
 
 
 _File = Annotated[Path, argument("File to write: .onnx.")]
-_LayoutOption = Annotated[_Layout, option("Values and lengths, or values and offsets.")]
-_Verify = Annotated[bool, option("Compare the file with the model first.", options.RUN, "--verify/--no-verify")]
+_LayoutOption = Annotated[_Layout, option("Inputs: padded values and lengths, or flat values and offsets.")]
+_Verify = Annotated[
+    bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
+]
 
 
 @options.command
@@ -346,10 +343,10 @@ def export(
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
-    """Write the best model of a run as an ONNX file, and what a program must know of it as a JSON beside it.
+    """Write the best model of a run as an ONNX file, with its metadata in a JSON file.
 
-    Scaling is part of the file: it takes the channels as they are in the data. Of tokens it takes their places in the
-    vocabulary, which is in the JSON with the labels.
+    The ONNX file includes scaling: its inputs are the channels in the units of the data, or indices of tokens in the
+    vocabulary. The JSON file contains vocabulary and labels.
 
     For example:
 
@@ -364,10 +361,10 @@ def export(
     exported = load(run, cell=cell).export(path, layout=layout.value, verify=verify)
     if quiet:
         return
-    console.say(f"model: {path}, {path.stat().st_size:,} bytes; what it takes and gives: {description_path(path)}")
+    console.say(f"model: {path}, {path.stat().st_size:,} bytes; metadata: {description_path(path)}")
     if exported.verified is not None:
-        found = exported.verified
+        verified = exported.verified
         console.say(
-            f"checked in ONNX Runtime: {count_of(found.sequences, 'sequence')} of fresh random lengths, "
-            f"at most {found.largest_difference:.1e} of the largest number away"
+            f"verified in ONNX Runtime: {count_of(verified.sequences, 'sequence')} of random lengths, "
+            f"largest relative difference {verified.largest_difference:.1e}"
         )

@@ -1,8 +1,8 @@
-"""The options of the commands, with their help and panels, in one place so that the commands agree.
+"""The options of the commands, their help and panels.
 
-What a dataclass of :mod:`raglane.training.options` says of its fields stands there alone: a parameter of the kind
-``Annotated[Given, Settings]`` is one option for each of them, and ``Annotated[Given, Settings, "task cell"]`` for
-these. ``--config`` reads options from a TOML file.
+A parameter ``Annotated[Given, Settings]`` of a command becomes one option per field of the dataclass, described by
+:mod:`raglane.training.options`; ``Annotated[Given, Settings, "task cell"]`` selects some of the fields. ``--config``
+reads options from a TOML file.
 """
 
 from __future__ import annotations
@@ -27,37 +27,35 @@ from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
 
 Given = Mapping[str, Any]
-"""What was given of the options of a dataclass, by their names; what was left at its default is not in it."""
+"""The options of a dataclass that were passed, by name; without those at their defaults."""
 
 Origins = Mapping[str, str]
-"""Where the value of each option of the command comes from, by names: ``option``, ``file`` or ``default``."""
-
+"""The origin of each option's value, by name: ``option``, ``file`` or ``default``."""
 
 CONFIG, IGNORE = "config", "ignore"
-"""The options that name a file, and what is not to be taken from it."""
+"""The options for a TOML file, and for keys in it to ignore."""
 
 OPTION, FILE, DEFAULT = "option", "file", "default"
 
-# More than this is no file of options.
+# The largest TOML file that is read, in bytes.
 _LONGEST = 1_000_000
-_RULE = "a file of options of this command, named as flags without dashes"
 
 
 def path(text: str | Path) -> Path:
-    """The path that an option gives. An empty one would be the current folder, which nobody means."""
+    """Parse the path of an option; an empty one would mean the current folder."""
     name = str(text)
     if not name:
         raise typer.BadParameter("an empty path; name a file or a folder")
     if "\0" in name:
-        raise typer.BadParameter(f"{quote(name)}, which no file can be called; leave the zero byte out")
+        raise typer.BadParameter(f"{quote(name)}, which is no valid path; remove the zero byte")
     if "://" in name:
-        rule = "a URL, where a file or a folder belongs; to read it, copy it: raglane convert URL FOLDER"
-        raise typer.BadParameter(f"{quote(name)}, {rule}")
+        fix = "a URL instead of a file or folder; copy it first: raglane convert URL FOLDER"
+        raise typer.BadParameter(f"{quote(name)}, {fix}")
     return Path(name)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command: its parameters of dataclasses are options, sorted by the panels of the help."""
+    """Return a function as a command, with one option per field of its dataclass parameters."""
     parts: dict[str, list[str]] = {}
     known: dict[str, Key] = {}
     parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
@@ -76,7 +74,6 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
             known[name] = Key(name.replace("_", "-"), get_args(hints[name])[0])
-    # The trace of an error is shown by the application, whatever the command.
     parameters.append(inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug))
     if CONFIG in known:
         for name in (CONFIG, "show_config"):
@@ -110,7 +107,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
-    """Name the user's own cell: the command line may bring code, a file of options may not."""
+    """Resolve the cell: the command line may name a file with code, a TOML file may not."""
     choices = next((part for part in values.values() if isinstance(part, dict) and "cell" in part), None)
     if choices is not None:
         name = named_choice if sources["cell"] == FILE else name_cell
@@ -118,20 +115,19 @@ def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
 
 
 def _prose(text: str) -> str:
-    """A docstring for the help page: a paragraph is a line, for the terminal to wrap, and brackets are no markup."""
+    """Return a docstring for the help page: one line per paragraph, without markup."""
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")).replace("[", r"\[")
 
 
 def _flags_of(context: typer.Context) -> dict[str, str]:
-    """The flags by the names of Python's arguments: of this command, and of training, which messages may refer to."""
+    """Return the flags of this command and of training by the names of Python's arguments."""
     trained = {name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)}
     own = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
-    # What the command line calls --out is an argument called folder.
     return {"folder": "--out", "cell": "--cell"} | trained | own
 
 
 def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
-    """``--config`` and ``--ignore`` of a command with these options, which are read before the others."""
+    """Return the options ``--config`` and ``--ignore``, which are parsed before the others."""
 
     def load(context: typer.Context, file: Path | None) -> Path | None:
         if file is not None and not context.resilient_parsing:
@@ -140,21 +136,21 @@ def _config(known: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any
         return file
 
     def leave_out(context: typer.Context, keys: list[str] | None) -> list[str] | None:
-        # Typer calls the one of the two first that comes first on the command line.
+        # Typer calls the callbacks in the order of the command line.
         for name in names_of(keys or [], known):
             (context.default_map or {}).pop(name, None)
         return keys
 
     shared: dict[str, Any] = {"is_eager": True, "show_default": "none", "rich_help_panel": RUN}
-    text = "TOML file of options, which those of the command line go before; a run holds its own, run.toml."
+    text = "TOML file of options, e.g. the run.toml of a run. Options of the command line take precedence."
     config = typer.Option("--config", parser=path, callback=load, help=text, **shared)
-    text = "An option that --config is not to set; repeat it for several."
+    text = "Ignore an option in the file of --config; may be repeated."
     ignore = typer.Option("--ignore", metavar="NAME", callback=leave_out, help=text, **shared)
     return Annotated[Path | None, config], Annotated[list[str] | None, ignore]
 
 
 def _panel(parameter: inspect.Parameter) -> int:
-    """The place of a parameter's panel on the help page; what has none comes first."""
+    """Return the position of a parameter's panel on the help page, first without one."""
     details = getattr(parameter.annotation, "__metadata__", (None,))[0]
     panels = (MODEL, TRAINING, DATA, RUN)
     panel = getattr(details, "rich_help_panel", None)
@@ -162,16 +158,15 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 
 def _parameter(kind: Any, name: str) -> inspect.Parameter:
-    """The parameter of a command that is an option of a dataclass."""
+    """Return the parameter of a command for a field of a dataclass."""
     default = next(field.default for field in fields(kind) if field.name == name)
     annotated: Any = Annotated
     hint = str if options(kind)[name].also else get_type_hints(kind)[name]
-    annotation = annotated[hint, _shown(kind, name)]
+    annotation = annotated[hint, _typer_option(kind, name)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _shown(kind: Any, name: str) -> Any:
-    """What Typer is to know of an option of a dataclass."""
+def _typer_option(kind: Any, name: str) -> Any:
     option = options(kind)[name]
     number = f"INTEGER|{option.also}" if option.also else None
 
@@ -190,18 +185,18 @@ def _shown(kind: Any, name: str) -> Any:
 
 
 def _number_or(word: str, text: str | int) -> int | str:
-    """The whole number of an option, or the word that it takes besides."""
+    """Parse a whole number or a given word."""
     if text == word:
         return word
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{quote(text)} is not a whole number, and not {word!r}.") from None
+        raise typer.BadParameter(f"{quote(text)} is neither a whole number nor {word!r}.") from None
 
 
 @dataclass(frozen=True)
 class Key:
-    """An option in a file: the type of its value there, and a word that it takes besides."""
+    """An option in a TOML file: its flag, its type, and a word that is also valid."""
 
     flag: str
     hint: Any
@@ -213,45 +208,44 @@ class Key:
         return self.flag.removeprefix("--")
 
     def read(self, value: Any, file: Path) -> Any:
-        """The value of this option in a file."""
+        """Return the value of this option in a file, or raise."""
         if self.word is not None and value == self.word:
             return value
         try:
-            # A path is a text in a file.
-            found = checked(str if self.hint in (Path, Path | None) else self.hint, value, "")
+            result = checked(str if self.hint in (Path, Path | None) else self.hint, value, "")
         except ValueError as error:
             fix = "correct it, or leave it out"
             raise ArgumentError(message(f"{self.name} in {file}", quote(value), rule_of(error), fix)) from error
-        return str(found) if self.word is not None else found
+        return str(result) if self.word is not None else result
 
 
 def read_config(file: Path, known: Mapping[str, Key], tables: Iterable[str] = ()) -> dict[str, Any]:
-    """The options that a file gives."""
-    found: dict[str, Any] = {}
-    for key, value in read_toml(file).items():
-        if key in tables:
-            continue
-        (name,) = names_of([key], known, str(file))
-        found[name] = known[name].read(value, file)
-    return found
+    """Return the options in a TOML file, by their names in Python."""
+    return {
+        name: known[name].read(value, file)
+        for key, value in read_toml(file).items()
+        if key not in tables
+        for name in names_of([key], known, str(file))
+    }
 
 
 def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--ignore") -> list[str]:
-    """The names in Python of options that are named as in a file."""
-    found = []
+    """Return the names in Python of options with the given keys."""
+    names = []
     for key in keys:
         name = next((name for name, option in known.items() if option.name == key.replace("_", "-")), None)
         if name is None:
-            # Whoever knows Python's name of an option is told the other.
-            meant = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
-            fix = f"write {meant}" if meant else "see --help"
-            raise ArgumentError(message(where, f"the option {quote(key)}", _RULE, fix))
-        found.append(name)
-    return found
+            # The key may be the name in Python, which can differ from the flag.
+            near = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
+            rule, fix = "a file of options of this command, named as flags without dashes", "see --help for all options"
+            got = f"the option {quote(key)}"
+            raise ArgumentError(message(where, got, rule, f"write {near}" if near else fix))
+        names.append(name)
+    return names
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Read a TOML file."""
     rule, fix = "a TOML file, such as the run.toml of a run", "correct it, or name another file"
     try:
         content = read_file(file)
@@ -267,39 +261,37 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def origin_of(context: typer.Context, name: str) -> str:
-    """Where the value of an option comes from."""
+    """Return the origin of an option's value."""
     source = context.get_parameter_source(name)
     names = {"COMMANDLINE": OPTION, "ENVIRONMENT": OPTION, "DEFAULT_MAP": FILE}
     return DEFAULT if source is None else names.get(source.name, DEFAULT)
 
 
 def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
-    """What Typer takes of an option that is in no dataclass."""
+    """Return an option of Typer for a parameter that is in no dataclass."""
     return typer.Option(*flags, help=help, rich_help_panel=panel, **details)
 
 
 def argument(help: str, **details: Any) -> Any:
-    """What Typer takes of an argument that is a path."""
+    """Return an argument of Typer that is a path."""
     return typer.Argument(parser=path, help=help, show_default=False, **details)
 
 
 Choices = Annotated[Given, Settings]
 Columns = Annotated[Given, ColumnNames]
-Device = Annotated[str, _shown(Settings, "device")]
+Device = Annotated[str, _typer_option(Settings, "device")]
 
 Data = Annotated[
     Path | None,
     argument(
-        "A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder that raglane convert wrote, or a folder of "
-        "text files, one per class. Without it: Japanese vowels, the embedded default."
+        "A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder written by raglane convert, or a folder of "
+        "text files, one per class. Default: Japanese vowels, which is included."
     ),
 ]
 Run = Annotated[Path, argument("Folder of a run, or of a saved model.")]
 Cell = Annotated[
     str | None,
-    option(
-        "The cell of one's own that the model was trained with; its file must be as it was.", metavar="FILE.py:CLASS"
-    ),
+    option("User-defined cell of the model; its file must be unchanged since training.", metavar="FILE.py:CLASS"),
 ]
 Format = Annotated[
     str | None,
@@ -308,29 +300,29 @@ Format = Annotated[
 Test = Annotated[
     Path | None,
     option(
-        "Data to evaluate the best model on at the end.",
+        "Data on which to evaluate the best model at the end.",
         DATA,
         parser=path,
         show_default="none; the official test part of the default data",
     ),
 ]
 Validation = Annotated[
-    Path | None, option("Data that decides which epoch is best.", DATA, parser=path, show_default="held out")
+    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=path, show_default="held out")
 ]
 Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_default="runs/<data>-<task>-<cell>")]
-Resume = Annotated[bool, option("Go on with the run in --out, with its data and settings.", RUN, "--resume")]
+Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]
 Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
-Horizon = Annotated[int, option("Elements to forecast (forecast, language).")]
-Top = Annotated[int, option("Also tell this many of the likeliest classes.")]
-PredictionBatchSize = Annotated[int, option("Sequences of a batch.", RUN, "--batch-size")]
-Config = Annotated[Path | None, "made by the command that has it: see _config"]
+Horizon = Annotated[int, option("Number of elements to forecast (forecast, language).")]
+Top = Annotated[int, option("Also report the N most likely classes.")]
+PredictionBatchSize = Annotated[int, option("Sequences per batch.", RUN, "--batch-size")]
+Config = Annotated[Path | None, "replaced by the options of _config"]
 ShowConfig = Annotated[
     bool,
     option(
-        "Print all options as TOML, with where each comes from: option, file or default; and train nothing.",
+        "Print all options as TOML with their origins (option, file or default), and exit.",
         RUN,
         "--show-config",
     ),
 ]
-Quiet = Annotated[bool, option("Print errors only.", RUN, "--quiet", "-q")]
-_Debug = Annotated[bool, option("Show the trace of an error, and warnings.", RUN, "--debug")]
+Quiet = Annotated[bool, option("Print only errors.", RUN, "--quiet", "-q")]
+_Debug = Annotated[bool, option("Show warnings and tracebacks.", RUN, "--debug")]

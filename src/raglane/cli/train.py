@@ -66,8 +66,8 @@ def train(
     is_first = os.environ.get("RANK", "0") == "0"
     if show_config:
         if resume:
-            rule = "left out with --resume, which uses the settings in run.toml of the run"
-            raise ArgumentError(message("--show-config", "both", rule, "leave one out"))
+            rule = "used without --resume, because run.toml has the settings of a run"
+            raise ArgumentError(message("--show-config", "it with --resume", rule, "leave one out"))
         others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
         if is_first:
             _show(choices, source.columns, others | {"overwrite": overwrite, "quiet": quiet}, origins)
@@ -92,21 +92,21 @@ def train(
         say=say,
         watch=lambda metric: None if quiet else pick_watcher(metric),
     )
-    _tell(trained, quiet, say)
+    _print_result(trained, quiet, say)
 
 
 def _sources(source: Source, *others: Path | None) -> Sources:
-    """The sources of the training part, and of those that files were named for."""
+    """Return the sources of the training part and of the other files."""
     return Sources(source, *(None if path is None else replace(source, path=path) for path in others))
 
 
 def _check_parts(validation: Path | None, test: Path | None, origins: options.Origins) -> None:
-    """Refuse parts that are not there, or are asked for twice, before the first of the data is read."""
+    """Raise if a file does not exist, or two options select the validation part."""
     from raglane.data.formats.base import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
-        rule = "left out with --validation"
-        raise ArgumentError(message("validation_fraction", "both", rule, "leave one out"))
+        rule = "used without --validation"
+        raise ArgumentError(message("validation_fraction", "it with --validation", rule, "leave one out"))
     for part in filter(None, (validation, test)):
         try:
             os.stat(part)
@@ -115,7 +115,7 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
 
 
 def settings_of(choices: options.Given) -> Settings:
-    """The settings that options give, but for batches that are still to be planned."""
+    """Return the settings of options, without batches that the planner will choose."""
     return Settings(**left_to_plan(choices)[0])
 
 
@@ -125,7 +125,7 @@ def _show(
     others: dict[str, Any],
     origins: options.Origins,
 ) -> None:
-    """Print every option with its value and its origin, as a file that --config reads."""
+    """Print every option with its value and origin, as a file for --config."""
     chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
     for name in PLANNED:
         if name in choices:
@@ -139,12 +139,12 @@ def _show(
 def _listed(
     chosen: Mapping[str, Entry], columns: ColumnNames, others: Mapping[str, Any], origins: options.Origins, out: str
 ) -> list[str]:
-    """All options of a command as the lines of a file that --config reads."""
+    """Return all options of a command as the lines of a file for --config."""
     return as_toml([*other_entries(others, origins, out), *entries(columns, origins), *chosen.values()]).splitlines()
 
 
-def _tell(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
-    """Say how a training has ended, measure its model on the test part, and say where everything is."""
+def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
+    """Print the end of a training, and evaluate its model on the test part."""
     from raglane.cli.models import report, tell_skipped
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import SKIPPED
@@ -155,27 +155,27 @@ def _tell(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
     folder = result.folder or Path()
     if result.stopped_by is not None:
         say(f"stopped in epoch {result.state.epoch + 1}, and saved")
-        say(f"go on with: raglane train --resume --out {folder}")
-        # What a shell reports of a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
+        say(f"resume with: raglane train --resume --out {folder}")
+        # The exit code of a shell for a signal: 130 for Ctrl-C, 143 for SIGTERM.
         raise typer.Exit(128 + result.stopped_by)
     if result.was_complete:
-        more = f"pass --epochs {result.state.epoch + 10}, say, to train on"
-        say(f"nothing is left to train after epoch {result.state.epoch}; {more}")
-    _tell_result(result, settings, quiet, say)
+        more = f"pass e.g. --epochs {result.state.epoch + 10} to continue"
+        say(f"training is complete at epoch {result.state.epoch}; {more}")
+    _print_best(result, settings, quiet, say)
     if parts.test is not None:
         device = pick_device(settings.device)
         report(folder, load_model(folder), parts.test, device=device, say=say, name="test", is_short=True)
     if sources.training.columns.on_bad_row == "skip":
         tell_skipped(len(left_out(parts.training, parts.validation, parts.test)), folder / SKIPPED, say)
-    say(f"run: {folder}  (model: best; card.md and report.html say all of it)")
+    say(f"run: {folder}  (model: best; results: card.md and report.html)")
     if settings.task == "language":
         say(f"next: raglane sample {folder}")
     else:
         say(f"next: raglane predict {folder} DATA -o predictions.parquet")
 
 
-def _tell_result(result: TrainingResult, settings: Settings, quiet: bool, say: Callable[[str], None]) -> None:
-    """The best epoch, its numbers, and the baseline where there is one; and a warning where they are bad."""
+def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Callable[[str], None]) -> None:
+    """Print the best epoch with its metrics and baseline, and a warning if they are bad."""
     from raglane.training.state import warning
     from raglane.training.tasks import TASKS
 
@@ -186,17 +186,17 @@ def _tell_result(result: TrainingResult, settings: Settings, quiet: bool, say: C
     numbers = f"{part} loss {row[f'{part}_loss']:.4f}, {metric} {row[f'{part}_{result.metric}']:.3f}"
     simple = TASKS[settings.task].terms(settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
-    beside = "" if baseline is None else f" ({simple}: {baseline:.3f})"
+    compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
     if state.epoch < settings.epochs:
         say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
-    say(f"best: epoch {state.best_epoch}, {numbers}{beside}")
+    say(f"best: epoch {state.best_epoch}, {numbers}{compared}")
     doubt = warning(state)
     if doubt is not None and not quiet:
         console.complain(f"raglane: warning: {doubt}")
 
 
-_Trials = Annotated[int, option("Trials in all, with those of earlier calls and other processes.", options.TRAINING)]
-_Minutes = Annotated[float | None, option("After which no trial goes on.", options.TRAINING, show_default="no end")]
+_Trials = Annotated[int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)]
+_Minutes = Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")]
 _Out = Annotated[
     Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
 ]
@@ -221,9 +221,9 @@ def tune(
 ) -> None:
     """Search for the settings with the lowest validation loss, and keep the best run.
 
-    What is given is fixed; of the rest, cell, sizes, direction, pooling, dropout, batch size and learning rate are
-    searched, or what the table [search] of --config says. The same command goes on with a study that was stopped, and
-    several processes may work on one. The test part is not measured before the end.
+    Options that are passed are fixed. Of the others, cell, sizes, direction, pooling, dropout, batch size and learning
+    rate are searched by default; a table [search] in the file of --config can select more. The same command resumes a
+    study, and several processes can share one. Only the best run is evaluated on the test part.
 
     For example:
 
@@ -242,13 +242,13 @@ def tune(
         raise ArgumentError(message("minutes", f"{minutes}", "a number above 0 and below a million", "pass e.g. 20"))
     planned = left_to_plan(choices)[1]
     if planned is not None:
-        fix = "leave it out to search it, or give a number"
-        raise ArgumentError(message(planned, "'auto'", "a number, or left out, in a search", fix))
+        fix = "leave it out to search it, or pass a number"
+        raise ArgumentError(message(planned, "'auto'", "a number in a search", fix))
     settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
-    said = read_space(table, f"[search] in {config}")
-    if "cell" in said:
-        said["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], said["cell"]))
+    listed = read_space(table, f"[search] in {config}")
+    if "cell" in listed:
+        listed["cell"] = tuple(named_choice(layer) for layer in cast(tuple[str, ...], listed["cell"]))
     check_default(source, settings)
     if not show_config:
         require("optuna", "tune")
@@ -260,21 +260,18 @@ def tune(
     else:
         records, task = guessed(source, settings.loss, say)
         settings = replace(settings, task=task)
-    # What is said of an option in the table goes before what is fixed.
-    space = default_space(settings, {*choices, *said}) | said
+    # The table takes precedence over fixed options.
+    space = default_space(settings, {*choices, *listed}) | listed
     if show_config:
         others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test}
         others |= {"trials": trials, "minutes": minutes, "out": out, "quiet": quiet}
-        tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(said, FILE)
+        tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
         _show_search(settings, source.columns, others, origins, space, tables)
         return
     sources = _sources(source, validation, test)
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
-        rule, fix = (
-            "data to validate on, since a search compares validation losses",
-            "reserve a part of the data, or pass --validation",
-        )
+        rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
         raise ArgumentError(message("validation", "no validation data", rule, fix))
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
@@ -285,7 +282,7 @@ def tune(
 def _show_search(
     settings: Any, columns: ColumnNames, others: dict[str, Any], origins: options.Origins, space: Any, tables: Any
 ) -> None:
-    """Print every option with its value and its origin, and what is searched, as a file that --config reads."""
+    """Print every option with its value and origin, and the search space, as a file for --config."""
     from raglane.runs.tuning import as_table
 
     fixed = {entry.key: entry for entry in entries(settings, origins)}
@@ -299,7 +296,7 @@ def _show_search(
 
 
 def _search(search: Search) -> None:
-    """Search, and make a run of the best trial."""
+    """Run a search, and publish the best trial as a run."""
     from raglane.cli.models import report
     from raglane.runs.training import close_run
     from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS
@@ -315,13 +312,13 @@ def _search(search: Search) -> None:
     trials = f"{tuned.done} of {search.trials} trials"
     say(f"study: {folder / STUDY}, {trials}; compare: raglane compare {folder / TRIALS}/*")
     if tuned.stopped_by is not None:
-        say("stopped, and saved; the same command goes on")
+        say("stopped, and saved; the same command resumes")
         raise typer.Exit(128 + tuned.stopped_by)
     if tuned.others:
-        say(f"{tuned.others} more at work: who ends last makes the best run")
+        say(f"trials of other processes: {tuned.others}; the last process publishes the best run")
         return
     if tuned.best is None:
-        say("no trial has come to its end; the same command goes on")
+        say("no trial is complete; the same command resumes")
         return
     place = search.publish(tuned.best)
     with at_work(place):
@@ -332,4 +329,4 @@ def _search(search: Search) -> None:
         if search.parts.test is not None:
             device = pick_device(tuned.settings.device)
             report(place, load_model(place), search.parts.test, device=device, say=say, name="test", is_short=True)
-    say(f"run: {folder / BEST_RUN}  (model: best; card.md and report.html say all of it)")
+    say(f"run: {folder / BEST_RUN}  (model: best; results: card.md and report.html)")

@@ -1,4 +1,4 @@
-"""From a list of samples to a batch: ``rl.collate``, for a DataLoader's ``collate_fn``."""
+"""``rl.collate``: make a batch of a list of samples, for a DataLoader's ``collate_fn``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 
-# Which classes are treated as what; the first that fits. NumPy's strings are strings, but its numbers, some of which
-# are Python's float and complex too, keep their own dtype; and bool is an int.
+# The kind of a sample is the first entry whose classes match. The order matters: NumPy's strings are str, some of its
+# numbers are float or complex but keep their dtype, and bool is an int.
 _KINDS: tuple[tuple[Any, Any], ...] = (
     (str, str),
     (bytes, bytes),
@@ -34,48 +34,48 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
 
 
 class Samples(Sequence[Any]):
-    """Samples that know the batch they make: :func:`collate` asks them for it, and looks at none by itself."""
+    """Samples of a dataset that makes its own batches, without a loop over the samples."""
 
     @abstractmethod
     def batch(self) -> Any:
-        """What :func:`collate` makes of a list of these samples."""
+        """Return the batch that :func:`collate` makes of a list of these samples."""
 
 
 def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
-    """Make a batch of samples: the same structure, with a Ragged or a stacked tensor in each place.
+    """Make a batch of samples: the same structure, with a Ragged or a stacked tensor in each field.
 
     ========================================  ==================================================================
     in each sample                            in the batch
     ========================================  ==================================================================
-    tensor or array with a dimension or more  :class:`~raglane.Ragged`: the first dimension is the steps, and may
-                                              differ; always, so that the kind does not depend on the batch
+    tensor or array with a dimension or more  :class:`~raglane.Ragged`, also for equal lengths: the first dimension
+                                              is the steps, and may differ
     tensor or array ``()``, NumPy number      tensor ``(B,)`` of its dtype
     bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
     str, bytes                                list of the ``B`` strings
     None                                      None
-    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64, floats,
-                                              and ints beside floats, torch's default float dtype; lists that are
-                                              all empty are int64
+    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
+                                              and ints mixed with floats, torch's default float dtype; lists that
+                                              are all empty are int64
     tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
-    Sequences keep the samples' order, so labels stay with theirs. A list is a sequence, as in the datasets and
-    tokenizers of Hugging Face; a record is a tuple. The function works in the workers of a DataLoader and with
-    ``pin_memory=True`` (which pins tensors and Ragged batches in tuples, dicts and named tuples; a DataLoader leaves
-    dataclasses alone).
+    Sequences keep the order of the samples. A list is a sequence, as in the datasets and tokenizers of Hugging Face; a
+    record is a tuple. The function works in the workers of a DataLoader and with ``pin_memory=True`` (a DataLoader pins
+    tensors and Ragged batches in tuples, dicts and named tuples, but not in dataclasses). Samples of a
+    :class:`~raglane.data.SequenceDataset` that a DataLoader fetches become a batch without a loop over them.
 
     Args:
-        samples: one or more samples of the same structure, in a list; or a dict, or what acts as one, with such a list
-            under each key, as tokenizers give them.
+        samples: one or more samples of the same structure, in a list; or a mapping with such a list under each key, as
+            tokenizers return them.
+
+    Returns:
+        The batch, with the structure of a sample.
 
     Raises:
-        ArgumentError: no samples, or dicts with different keys, tuples of different lengths, a number beyond 64 bits.
-        ArgumentTypeError: something of the wrong kind, or of different kinds in different samples.
-        ShapeError: tensors or arrays whose trailing dimensions, dtypes or devices differ.
-
-    The message names the field and the first sample that does not fit. A DataLoader over a
-    :class:`~raglane.data.SequenceDataset` asks it for all samples of a batch at once, and they are made a batch of
-    without a loop over them.
+        ArgumentError: there are no samples, dicts have different keys, tuples have different lengths, or a number
+            exceeds 64 bits. The message names the field and the first sample that differs; so do the others.
+        ArgumentTypeError: a sample has the wrong type, or another type than the first.
+        ShapeError: trailing dimensions, dtypes or devices of tensors or arrays differ.
 
     Example:
         >>> batch = collate([(torch.ones(4, 12), 1), (torch.ones(2, 12), 0)])
@@ -108,11 +108,11 @@ Give every sample the same trailing dimensions.
 
 
 def _collate(samples: Sequence[Any], field: str) -> Any:
-    """The batch of what stands at ``field``, written as one would behind a sample: ``['x'][0].y``."""
+    """Return the batch of one field of the samples; ``field`` is its path in a sample, such as ``['x'][0].y``."""
     first = samples[0]
     kind = _kind(first, field)
     for number, sample in enumerate(samples):
-        # Most samples have exactly the type of the first; only the others need a closer look.
+        # Skips the slower comparison of kinds for samples of exactly the first type.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
             got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))
@@ -137,7 +137,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
 
 
 def _kind(sample: Any, field: str, number: int = 0) -> Any:
-    """What a sample is treated as: samples of one batch must agree on it."""
+    """Return the kind of a sample, on which the samples of a batch must agree."""
     if sample is None:
         return None
     for kinds, kind in _KINDS:
@@ -162,23 +162,25 @@ def _place(number: int, field: str) -> str:
     return f"samples[{number}]{field}"
 
 
-def _check_same(found: Sequence[Any], field: str, what: str, fix: str) -> None:
+def _check_same(values: Sequence[Any], field: str, what: str, fix: str) -> None:
     """Raise a ShapeError for the first sample that differs from sample 0."""
-    for number, value in enumerate(found):
-        if value != found[0]:
-            got, rule = f"{what} {value}", f"of {what} {found[0]}, like {_place(0, field)}"
+    for number, value in enumerate(values):
+        if value != values[0]:
+            got, rule = f"{what} {value}", f"{what} {values[0]}, as in {_place(0, field)}"
             raise ShapeError(message(_place(number, field), got, rule, fix))
 
 
 def _check_alike(samples: Sequence[Any], shapes: list[tuple[int, ...]], field: str) -> None:
     """Raise unless number of dimensions, trailing dimensions and dtypes agree."""
-    _check_same([len(shape) for shape in shapes], field, "dimensions:", "give every sample as many dimensions")
+    _check_same(
+        [len(shape) for shape in shapes], field, "dimensions:", "give every sample the same number of dimensions"
+    )
     _check_same([shape[1:] for shape in shapes], field, "features", "give every sample the same trailing dimensions")
     _check_same([sample.dtype for sample in samples], field, "dtype", "give every sample the same dtype")
 
 
 def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
-    """Tensors: Ragged, or stacked if they have no dimension."""
+    """Return a Ragged of tensors, or a stacked tensor if they have no dimension."""
     for number, sample in enumerate(samples):
         check_tensor(_place(number, field), sample)
     shapes = [tuple(sample.shape) for sample in samples]
@@ -190,7 +192,7 @@ def _tensors(samples: Sequence[Tensor], field: str) -> Ragged | Tensor:
 
 
 def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Tensor:
-    """NumPy arrays and numbers, laid together by NumPy: so a read-only array is never shared with a tensor."""
+    """Return the batch of NumPy arrays or numbers, copied by NumPy so that no read-only array is shared."""
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
         if sample.dtype.kind not in "biufc":
@@ -214,7 +216,7 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     names: tuple[str, ...] | None = getattr(first, "_fields", None)
     paths = [f".{name}" for name in names] if names is not None else [f"[{entry}]" for entry in range(len(first))]
     entries = [_collate(column, field + path) for path, column in zip(paths, zip(*samples, strict=True), strict=True)]
-    # Not through __new__, which a named tuple may have of its own.
+    # ``_make``, because a named tuple may redefine ``__new__``.
     kind: Any = type(first)
     make = tuple if names is None else kind._make
     batch: tuple[Any, ...] = make(entries)
@@ -222,7 +224,7 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
 
 
 def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:
-    """Dicts, key by key, in the order of the first sample's keys."""
+    """Return the batch of dicts, with the keys in the order of the first sample."""
     first = samples[0]
     for number, sample in enumerate(samples):
         if sample.keys() != first.keys():
@@ -233,7 +235,7 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
 
 
 def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A dict of lists, key by key: the batch of the dicts that it stands for."""
+    """Return the batch of a dict of lists, with one entry per sample in each list."""
     rule, fix = "a list with one entry per sample under each key", "pass a list of samples, or a dict of such lists"
     lists: dict[Any, list[Any]] = {}
     for key, column in columns.items():
@@ -245,12 +247,7 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     odd = next((key for key, size in sizes.items() if size != count), None)
     if odd is not None:
         raise ArgumentError(
-            message(
-                f"samples[{odd!r}]",
-                f"{sizes[odd]} entries",
-                f"a list of {count} entries, like that of the first key",
-                fix,
-            )
+            message(f"samples[{odd!r}]", f"{sizes[odd]} entries", f"{count} entries, as under the first key", fix)
         )
     if not count:
         raise ArgumentError(message("samples", "no entries", "at least one sample", "leave empty batches out"))
@@ -258,7 +255,7 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
-    """Lists of numbers, or of lists of numbers that are all of one length, each a sequence."""
+    """Return a Ragged of lists of numbers, or of lists of equally long lists of numbers."""
     elements = list(chain.from_iterable(samples))
     is_deep = set(map(type, elements)) == {list}
     widths = set(map(len, elements)) if is_deep else {0}
@@ -274,8 +271,8 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
 
 
 def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:
-    """The error for the first element of lists that does not go with the others."""
-    rule, fix = "a sequence of numbers, or of lists of numbers", "pass a tuple for a record"
+    """Return the error for the first element that differs from the others."""
+    rule, fix = "a number, or a list of numbers, since a list is a sequence", "pass a tuple for a record"
     for number, sample in enumerate(samples):
         for step, element in enumerate(sample):
             place = f"{_place(number, field)}[{step}]"
@@ -286,7 +283,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
                 return ShapeError(message(place, got, same, "give every element the same channels"))
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
-                    fix = "turn tokens into numbers with a vocabulary or a tokenizer, or leave the field out"
+                    fix = "convert tokens to numbers with a vocabulary or a tokenizer, or leave the field out"
                 if type(entry) not in (bool, int, float):
                     return ArgumentTypeError(message(place, _name(entry), rule, fix))
                 if has_bool and not isinstance(entry, bool):
@@ -303,7 +300,7 @@ def _check_int(number: int, place: str) -> None:
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:
-    # Not through __init__, whose checks and conversions are about one sample, not a batch.
+    # Without __init__, whose checks and conversions apply to one sample.
     batch = object.__new__(type(samples[0]))
     for name in (entry.name for entry in dataclasses.fields(samples[0])):
         column = _collate([getattr(sample, name) for sample in samples], f"{field}.{name}")

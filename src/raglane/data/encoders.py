@@ -1,4 +1,4 @@
-"""What is learned of the features beside the main column, and how they become numbers for a model."""
+"""Fit and apply vocabularies, scales of features, and labels; read them from a stored preprocessor."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from raglane.data.records import TASKS, Feature
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
-# Places are float32 in a row of numbers, which holds whole numbers up to here.
+# Indices of categories are stored as float32, which is exact up to this number.
 _MOST = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 
-# What stands for every word that training has not seen: the first entry of each vocabulary.
+# The token for every word outside of the vocabulary: the first entry of each vocabulary.
 UNKNOWN = "<unk>"
 
-# What stands before and after each text of a language model: the second entry of its vocabulary.
+# The token before and after each text of a language model: the second entry of its vocabulary.
 END = "<end>"
 
-# The attributes that are tuples, and those of them that may be None.
+# The attributes of a preprocessor that are tuples, and those of them that may be None.
 OPTIONAL = ("mean", "std", "vocabulary", "labels")
 
 TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
 _NUMBERS = ("mean", "std", "target_mean", "target_std")
-# What models of the first format do not have.
+# Entries that the first format of stored models lacks.
 _LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
 
 
 @dataclass(frozen=True)
 class FeatureEncoder:
-    """What was learned of one feature: the scale of numbers, or the categories."""
+    """The fitted encoding of one feature: the scale of numbers, or the vocabulary of categories."""
 
     name: str
     per_sequence: bool = False
@@ -66,17 +66,17 @@ class FeatureEncoder:
 
     @property
     def kind(self) -> str:
-        """What they are, in words."""
+        """A description of the feature, e.g. "numbers per element"."""
         what = "numbers" if self.vocabulary is None else "categories"
         return f"{what} per {'sequence' if self.per_sequence else 'element'}"
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return the attributes as JSON values."""
         return {**asdict(self), "vocabulary": None if self.vocabulary is None else list(self.vocabulary)}
 
     @classmethod
     def from_config(cls, config: Any) -> FeatureEncoder:
-        """The object that :meth:`to_config` described."""
+        """Make the encoder from the result of :meth:`to_config`."""
         names = ("name", "per_sequence", "mean", "std", "vocabulary")
         if not isinstance(config, Mapping) or set(config) != set(names):
             rule = f"an object with {', '.join(names)}"
@@ -89,32 +89,34 @@ class FeatureEncoder:
 
 
 def check_scale(name: str, numbers: Iterable[Any]) -> None:
-    """Refuse means or deviations that are no finite numbers of 32 bits."""
+    """Raise an ArgumentError unless means or deviations are finite in float32, and deviations positive."""
     has_sign = not name.endswith("std")
     for number in numbers:
         is_number = isinstance(number, Real) and not isinstance(number, bool)
         # NaN passes no comparison.
         if not (is_number and abs(number) <= _LARGEST and (has_sign or number > 0)):
-            rule = f"finite numbers{'' if has_sign else ' above 0'} of 32 bits"
+            rule = f"finite float32 numbers{'' if has_sign else ' above 0'}"
             raise ArgumentError(message(name, quote(number)[:60], rule, "fit the preprocessing again"))
 
 
 def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[FeatureEncoder, ...]:
-    """Learn of each feature its scale, or its categories."""
-    found = []
+    """Fit the scale or the vocabulary of each feature."""
+    encoders = []
     for name, counts in counted.items():
         if counts.missing and missing == "error":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
-            raise DataError(message("data", got, "free of missing features", f"correct the data, or {how_to_fill()}"))
+            raise DataError(
+                message("data", got, "data with complete features", f"correct the data, or {how_to_fill()}")
+            )
         if counts.channel is not None:
-            found.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
+            encoders.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
-            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories per feature"
+            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories"
             raise DataError(message("data", got, rule, "merge rare categories"))
-        found.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
-    return tuple(found)
+        encoders.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
+    return tuple(encoders)
 
 
 def encode(
@@ -124,19 +126,19 @@ def encode(
     missing: str,
     source: str,
 ) -> npt.NDArray[np.float32]:
-    """Features as columns of numbers, one row per element."""
-    known = {feature.name: feature for feature in features}
+    """Return the features as a matrix, ``(N, columns)`` float32: scaled numbers, then indices of categories."""
+    by_name = {feature.name: feature for feature in features}
     numbers: list[npt.NDArray[np.float32]] = []
-    places: list[npt.NDArray[np.float32]] = []
+    indices: list[npt.NDArray[np.float32]] = []
     lengths = np.diff(offsets)
     for encoder in encoders:
-        feature = known.get(encoder.name)
+        feature = by_name.get(encoder.name)
         if feature is None or feature.kind != encoder.kind:
             got = "no such feature" if feature is None else feature.kind
-            if feature is None and known:
-                got += f" among {quote_all(known)}"
-            what, rule = f"{source}: {quote(encoder.name)}", f"a feature of {encoder.kind}, as in training"
-            raise DataError(message(what, got, rule, "pass data with this feature"))
+            if feature is None and by_name:
+                got += f" among {quote_all(by_name)}"
+            name, rule = f"{source}: {quote(encoder.name)}", f"{encoder.kind}, as in training"
+            raise DataError(message(name, got, rule, "pass data with this feature"))
         if missing == "error":
             _refuse_missing(feature, source)
         if encoder.vocabulary is None:
@@ -145,11 +147,11 @@ def encode(
             words = feature.values.tolist()
             column = look_up(words, places_of(encoder.vocabulary), len(words), 0).astype(np.float32)
         column = np.repeat(column, lengths) if feature.per_sequence else column
-        (numbers if encoder.vocabulary is None else places).append(column)
+        (numbers if encoder.vocabulary is None else indices).append(column)
     block = np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
     if missing != "error":
         block = fill_missing(block, offsets, missing)
-    return np.concatenate([block, *(column[:, None] for column in places)], axis=1)
+    return np.concatenate([block, *(column[:, None] for column in indices)], axis=1)
 
 
 def _refuse_missing(feature: Feature, source: str) -> None:
@@ -157,13 +159,13 @@ def _refuse_missing(feature: Feature, source: str) -> None:
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
-        raise DataError(message(source, got, "free of missing features", f"correct the data, or {how_to_fill()}"))
+        raise DataError(message(source, got, "data with complete features", f"correct the data, or {how_to_fill()}"))
 
 
 def fit_vocabulary(
     counted: Mapping[str, int], special: tuple[str, ...] = (UNKNOWN,), minimum_count: int = 1, most: int | None = None
 ) -> tuple[str, ...]:
-    """The special words, then the others from the most frequent, in alphabetical order where equally frequent."""
+    """Return the special words, then the others by descending frequency, ties in alphabetical order."""
     counts = Counter(counted)
     for word in special:
         del counts[word]
@@ -173,26 +175,29 @@ def fit_vocabulary(
 
 
 def no_tokens() -> DataError:
-    """What to raise where a language model is to read numbers."""
+    """Return the error for a language model with sequences of numbers."""
     rule = "another task for sequences of numbers, since a language model reads tokens"
     return DataError(message("task", "'language'", rule, "use forecast"))
 
 
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
-    """Tokens with the one of the end before each sequence and, where the end is to be learned, after it."""
+    """Put the token ``END`` before each sequence, and with ``with_last`` after it too.
+
+    Takes tokens ``(N,)`` and offsets; returns both for the longer sequences.
+    """
     if len(values) and values.dim() > 1:
         raise no_tokens()
     more = 2 if with_last else 1
     lengths = offsets.diff() + more
     wrapped = segments.offsets_from_lengths(lengths)
     result = torch.ones(int(wrapped[-1]), dtype=torch.int64)
-    before = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
-    result[torch.arange(len(values)) + before] = values.reshape(len(values)).long()
+    added = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff()) * more + 1
+    result[torch.arange(len(values)) + added] = values.reshape(len(values)).long()
     return result, wrapped
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
-    """The distinct labels in order: those that are numbers first, by value, then the others, by text."""
+    """Return the distinct labels: numbers by value, then other labels in alphabetical order."""
     return sorted(set(map(str, labels)), key=_label_key)
 
 
@@ -201,23 +206,23 @@ def _label_key(label: str) -> tuple[int, float, str]:
         number = float(label)
     except ValueError:
         return 1, 0.0, label
-    # NaN compares with nothing, so it is taken for a word.
+    # NaN has no order, so it is sorted as a word.
     return (0, number, label) if number == number else (1, 0.0, label)
 
 
 def look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:
-    """The number of each word, ``(count,)`` int64, ``absent`` for one that the table lacks; the loop runs in C."""
+    """Return the index of each word, ``(count,)`` int64, or ``absent`` if the table lacks it; the loop runs in C."""
     return np.fromiter(map(table.get, words, repeat(absent)), dtype=np.int64, count=count)
 
 
 @functools.lru_cache(maxsize=8)
 def places_of(words: tuple[str, ...]) -> dict[str, int]:
-    """The place of each word; made once for the batches of an epoch."""
+    """Return the index of each word; cached for the batches of an epoch."""
     return {word: place for place, word in enumerate(words)}
 
 
 def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
-    """What a preprocessor keeps of the targets of the training part, by the names of its attributes."""
+    """Fit the attributes of a preprocessor that describe targets; return them by name."""
     kind = TASKS[task].label
     if kind is None:
         return {}
@@ -234,13 +239,13 @@ def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
     if not known.targets:
         raise nothing_to_learn(source, task)
     if not sum(channel.count for channel in known.targets.values()):
-        raise DataError(message(source, "no target", "data with at least one target", "check the data"))
+        raise DataError(message(source, "no target", "data with at least one number", "check the data"))
     mean = tuple(channel.mean for channel in known.targets.values())
     std = tuple(channel.deviation for channel in known.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
         if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
-            got = f"targets {name} of {list(numbers)}"
-            raise DataError(message(source, got, "data whose mean and deviation fit 32 bits", "use another unit"))
+            got, rule = f"targets of {name} {list(numbers)}", "data with targets whose mean and deviation fit float32"
+            raise DataError(message(source, got, rule, "convert them to another unit"))
     return {
         "per_element": known.per_element,
         "target_names": tuple(known.targets),
@@ -250,24 +255,22 @@ def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
 
 
 def nothing_to_learn(source: str, task: str) -> DataError:
-    """The error of data that has no labels or numbers of a task's kind."""
-    wanted = TASKS[task]
+    """Return the error for data without the labels or numbers that a task requires."""
+    kind = TASKS[task]
     column = f"name their column with {argument('label', of='Columns')}"
-    if wanted.label == "class":
-        got, rule = "no labels", "classifying needs one per sequence"
-        if wanted.per == "element":
-            got, rule = "no label for each element", "data with a label for each element, for tagging"
-        return DataError(message(source, got, rule, column))
-    got = "numbers" if wanted.label == "numbers" else "sets of labels"
-    rule = f"data with {got} per sequence or per element, for the task {task}"
+    if kind.label == "class":
+        got = "no label for each element" if kind.per == "element" else "no labels"
+        return DataError(message(source, got, f"data with one label per {kind.per}, for the task {task}", column))
+    names = "numbers" if kind.label == "numbers" else "sets of labels"
+    rule = f"data with {names} per sequence or per element, for the task {task}"
     fix = f"{column}, and read with {argument('task', task)}"
-    return DataError(message(source, f"no {got}", rule, fix))
+    return DataError(message(source, f"no {names} to learn", rule, fix))
 
 
 def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The attributes of a preprocessor, of JSON values."""
-    given: Any = config
-    if not isinstance(given, Mapping):
+    """Return the attributes of a preprocessor from stored JSON values."""
+    stored: Any = config
+    if not isinstance(stored, Mapping):
         rule = f"an object with {', '.join(names)}"
         raise CheckpointError(message("preprocessing", quote(config), rule, "train again"))
     odd = sorted(map(str, (set(names) - set(_LATER) - set(config)) | (set(config) - set(names))))
@@ -284,7 +287,7 @@ def read_config(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     for name in TUPLES:
         kind = (int, float) if name in _NUMBERS else str
         value = values.setdefault(name, ())
-        # To Python a bool is an int.
+        # In Python a bool is an int.
         fits = isinstance(value, tuple) and all(
             isinstance(entry, kind) and not isinstance(entry, bool) for entry in value
         )

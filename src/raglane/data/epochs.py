@@ -1,4 +1,4 @@
-"""Epochs of batches in an order that is drawn anew each time, and that can be taken up again in the middle."""
+"""Samplers that iterate over data epoch by epoch, and resume within an epoch."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Item = TypeVar("Item")
 
 
 class Epochs(Generic[Item]):
-    """What goes through data epoch after epoch: the place where it stands, and how to come back there.
+    """Base class of samplers with a resumable position.
 
-    The items of an epoch follow from the arguments and the epoch's number alone. Each time that an epoch was iterated
-    to its end, the next iteration is the next epoch; :meth:`set_epoch` chooses another (Lightning calls it).
+    The items of an epoch are a function of the arguments and the number of the epoch. After an epoch was iterated to
+    its end, the next iteration is the next epoch; :meth:`set_epoch` selects one (Lightning calls it).
     """
 
-    # What a state says of a place.
-    _numbers: tuple[str, ...] = ("epoch", "done")
+    # The keys of a state that describe a position.
+    _state_names: tuple[str, ...] = ("epoch", "done")
 
     def __init__(self) -> None:
         self.epoch = 0
-        # How many items of this epoch were handed out, and where the next iteration begins.
+        # The number of items returned in this epoch, and the first item of the next iteration.
         self._done = 0
         self._start = 0
-        # Whether the epoch was iterated to its end, so that the next iteration begins another.
+        # True if the next iteration begins a new epoch.
         self._ended = False
 
     @abstractmethod
@@ -37,14 +37,14 @@ class Epochs(Generic[Item]):
 
     @abstractmethod
     def _items(self, start: int) -> Iterator[Item]:
-        """The items of the epoch, from the one numbered ``start``."""
+        """Yield the items of the epoch from number ``start`` on."""
 
     @abstractmethod
     def _identity(self) -> dict[str, int]:
-        """What must be the same for a state to mean the same items."""
+        """Return the numbers that must agree before a state is loaded."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, from 0; a new epoch begins at its first batch."""
+        """Select the next epoch, from 0; if it is another one, it begins at its first batch."""
         check_least("epoch", epoch, 0)
         self._ended = False
         if epoch != self.epoch:
@@ -52,7 +52,7 @@ class Epochs(Generic[Item]):
             self._done = self._start = 0
 
     def __iter__(self) -> Iterator[Item]:
-        """What the epoch holds: all that remains, right after :meth:`load_state_dict`, else all."""
+        """Yield all items of the epoch, or after :meth:`load_state_dict` the remaining ones."""
         if self._ended:
             self.set_epoch(self.epoch + 1)
         self._done, self._start = self._start, 0
@@ -62,11 +62,11 @@ class Epochs(Generic[Item]):
         self._ended = True
 
     def state_dict(self, done: int | None = None) -> dict[str, int]:
-        """Where the epoch stands: numbers only.
+        """Return the position in the epoch as integers.
 
         Args:
-            done: how many batches of this epoch were used. None takes the number that were handed out, which with
-                DataLoader workers is larger: they fetch ahead.
+            done: the number of batches of this epoch that were used. None takes the number of batches returned, which
+                is larger with DataLoader workers, since they prefetch.
 
         Raises:
             ArgumentTypeError: ``done`` is not an int.
@@ -74,15 +74,15 @@ class Epochs(Generic[Item]):
         """
         done = self._done if done is None else done
         check_least("done", done, 0)
-        return {"epoch": self.epoch, "done": done, **self._place(done), **self._identity()}
+        return {"epoch": self.epoch, "done": done, **self._position(done), **self._identity()}
 
-    def _place(self, done: int) -> dict[str, int]:
-        """What beside ``done`` says where that is; raises an ArgumentError where the epoch has fewer items."""
+    def _position(self, done: int) -> dict[str, int]:
+        """Return the entries of a state in addition to ``done``; raise an ArgumentError beyond the last item."""
         self._check_done("done", done)
         return {}
 
-    def _take_up(self, state: Mapping[str, int]) -> None:
-        """Check that a state's place exists, and make what it saves; nothing else may change yet."""
+    def _restore(self, state: Mapping[str, int]) -> None:
+        """Check the position of a state, then restore the attributes that depend on it."""
         self._check_done("state['done']", state["done"])
 
     def _check_done(self, name: str, done: int) -> None:
@@ -91,29 +91,29 @@ class Epochs(Generic[Item]):
             raise ArgumentError(message(name, quote(done), rule, "pass a number of batches of this epoch"))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Stand where :meth:`state_dict` was called: the next iteration gives exactly what remains.
+        """Continue where :meth:`state_dict` was called: the next iteration returns exactly the remaining items.
 
         Raises:
             ArgumentTypeError: the state is not a mapping to ints.
-            ArgumentError: the state is of other sequences or arguments.
+            ArgumentError: the state belongs to other sequences or arguments.
         """
         kind = type(self).__name__
         check_kind("state", state, Mapping, f"the state of this {kind}", "pass the result of state_dict()")
-        for name, mine in {**dict.fromkeys(self._numbers), **self._identity()}.items():
+        for name, mine in {**dict.fromkeys(self._state_names), **self._identity()}.items():
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
-                rule = f"the state of this {kind}" if mine is None else f"the state of a {kind} with {name} = {mine}"
+                rule = f"the state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
                 raise ArgumentError(message("state", got, rule, f"create the {kind} with the same arguments"))
-        for name in self._numbers:
+        for name in self._state_names:
             check_least(f"state[{name!r}]", state[name], 0)
-        self._take_up(state)
+        self._restore(state)
         self.epoch = state["epoch"]
         self._ended = False
         self._done = self._start = state["done"]
 
 
 def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> None:
-    """Check a whole number that a caller gives."""
+    """Raise unless an argument is an int from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(message(name, quote(value), "an int", f"pass {least} or more"))
     if value < least:

@@ -1,4 +1,4 @@
-"""Lengths in numbers: quantiles, a histogram, buckets. All of it follows from how often each length comes."""
+"""Statistics of sequence lengths, computed from the count of each length: quantiles, a histogram, buckets."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy.typing as npt
 
 _Integers = npt.NDArray[np.int64]
 
-# Bars of a histogram, and buckets.
+# The maximum numbers of bars of a histogram, and of buckets.
 _BINS, _BUCKETS = 30, 8
-# A longest sequence so many times as long as most makes the bars of a histogram grow with the length.
+# If the longest sequence is this many times as long as the 95th percentile, bars grow with the length.
 _LONG = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """How often each length comes."""
+    """The count of each length."""
 
     values: _Integers
     counts: _Integers
 
     @classmethod
     def of(cls, lengths: _Integers) -> Distribution:
-        """Count lengths."""
+        """Return the distribution of some lengths, at least one."""
         if int(lengths.max()) <= 4 * len(lengths) + 1000:
             counts = np.bincount(lengths)
             values = np.flatnonzero(counts)
@@ -34,11 +34,11 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """Sequences."""
+        """The number of sequences."""
         return int(self.counts.sum())
 
     def quantile(self, share: float) -> int:
-        """The least length that at least this share of the sequences does not exceed."""
+        """Return the smallest length that at least this share of the sequences does not exceed."""
         ends = np.cumsum(self.counts)
         rank = max(1, math.ceil(share * int(ends[-1]) - 1e-9))
         return int(self.values[np.searchsorted(ends, rank)])
@@ -46,7 +46,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """Lengths in a few numbers."""
+    """The summary statistics of lengths."""
 
     count: int
     empty: int
@@ -63,7 +63,7 @@ class Summary:
 
 
 def summary(lengths: Distribution) -> Summary:
-    """The few numbers of lengths."""
+    """Compute the summary statistics of lengths."""
     elements = int(lengths.values @ lengths.counts)
     count, longest = lengths.count, int(lengths.values[-1])
     return Summary(
@@ -84,7 +84,7 @@ def summary(lengths: Distribution) -> Summary:
 
 @dataclass(frozen=True)
 class Bin:
-    """A bar of a histogram: how many sequences have a length from ``low`` to ``high``, both included."""
+    """A bar of a histogram: the number of sequences of length ``low`` to ``high``, both included."""
 
     low: int
     high: int
@@ -95,7 +95,7 @@ class Bin:
 
 
 def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
-    """A histogram: bars of one width, or of growing width where few sequences are much longer than the others."""
+    """Return a histogram with bars of equal width, or of growing width if the lengths have a long tail."""
     first, last = int(lengths.values[0]), int(lengths.values[-1])
     if last >= _LONG * max(1, lengths.quantile(0.95)):
         edges = np.unique(np.round(np.geomspace(max(first, 1), last + 1, most + 1)).astype(np.int64))
@@ -109,16 +109,16 @@ def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
         edges = np.arange(start, last + width + 1, width)
     places = np.searchsorted(edges, lengths.values, side="right") - 1
     counts = np.bincount(places, weights=lengths.counts, minlength=len(edges) - 1)[: len(edges) - 1]
-    found = [
+    bars = [
         Bin(int(low), int(high) - 1, int(count)) for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
-    while len(found) > 1 and found[-1].count == 0:
-        found.pop()
-    return tuple(found)
+    while len(bars) > 1 and bars[-1].count == 0:
+        bars.pop()
+    return tuple(bars)
 
 
 def round_up(least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 50 ... that is not less."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least ``least``."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -129,7 +129,7 @@ def round_up(least: float) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of similar lengths."""
+    """A group of sequences of similar lengths."""
 
     low: int
     high: int
@@ -138,26 +138,23 @@ class Bucket:
 
     @property
     def fill(self) -> float:
-        """The share of one padded batch of the bucket that is real; 1 where there is nothing to pad."""
+        """The fill of the bucket as one padded batch; 1 if it has no elements."""
         return self.elements / (self.count * self.high) if self.high else 1.0
 
 
 def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
-    """Buckets of about as many sequences each; those of one length are never parted."""
+    """Return buckets of about equally many sequences; sequences of one length share a bucket."""
     ends = sorted({lengths.quantile((place + 1) / most) for place in range(most)})
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()
-    found = []
+    groups = []
     for start, stop in zip([0, *stops], stops, strict=False):
         values, counts = lengths.values[start:stop], lengths.counts[start:stop]
-        found.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
-    return tuple(found)
+        groups.append(Bucket(int(values[0]), int(values[-1]), int(counts.sum()), int(values @ counts)))
+    return tuple(groups)
 
 
 def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers) -> tuple[_Integers, _Integers]:
-    """The longest sequence and the elements of each batch of an epoch, as ``BatchSampler.whole`` gives one.
-
-    Padded, a batch has as many elements as its longest sequence, times its sequences.
-    """
+    """Return the longest sequence and the number of elements of each batch of ``BatchSampler.whole``."""
     if len(rows) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     ordered, starts = lengths[rows], bounds[:-1]
@@ -165,7 +162,7 @@ def longest_and_elements(lengths: _Integers, rows: _Integers, bounds: _Integers)
 
 
 def batch_fill(lengths: _Integers, rows: _Integers, bounds: _Integers) -> float:
-    """The share of an epoch's padded batches that is real; 1 where there is nothing to pad."""
+    """Return the fill of an epoch's padded batches; 1 if they have no elements."""
     longest, elements = longest_and_elements(lengths, rows, bounds)
     padded = int((longest * np.diff(bounds)).sum())
     return int(elements.sum()) / padded if padded else 1.0

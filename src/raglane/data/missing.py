@@ -1,7 +1,4 @@
-"""Missing features: found and named, or filled, with channels that say what was missing, and for how long.
-
-A feature is missing where it is NaN or infinite.
-"""
+"""Missing features, which are NaN or infinite: refused, or filled, with channels that mark them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 
 BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
-"""How many columns each channel has, by what is done about missing features."""
+"""The number of input columns per channel for each policy for missing features."""
 
 MISSING = tuple(BLOCKS)
 
@@ -29,12 +26,12 @@ def check_policy(missing: str) -> None:
 
 
 def how_to_fill() -> str:
-    """How to let missing features pass, for whoever trains, and for whoever predicts with a model that refuses them."""
+    """Return the part of a fix that names the options for missing features."""
     return f"train with {argument('missing', 'zero')} or {argument('missing', 'forward')}"
 
 
 def refuse_missing(records: Records) -> None:
-    """Raise if a feature is missing, naming the first: its row, step and channel."""
+    """Raise a DataError for the first missing feature, with its row, step and channel."""
     refuse_absent(records.values, records.offsets, records.channels, records.where)
 
 
@@ -44,7 +41,7 @@ def refuse_absent(
     channels: Sequence[str],
     where: Callable[[int], tuple[str, str]],
 ) -> None:
-    """The same of values; ``where`` gives the source and the words for a row."""
+    """Raise a DataError for the first missing value; ``where`` returns the source and the description of a row."""
     absent = ~np.isfinite(values)
     count = int(absent.sum())
     if count == 0:
@@ -55,11 +52,11 @@ def refuse_absent(
     share = f"{count} of {absent.size} features {'is' if count == 1 else 'are'} missing"
     value = values[element, channel]
     if np.isinf(value):
-        # The file may well hold a finite number: readers make float32 of it, which has no place for 1e300.
+        # The file may contain a finite number such as 1e300, which readers convert to float32.
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
     fix = f"correct the data, or {how_to_fill()}"
-    raise DataError(message(source, got, "data with finite features", fix))
+    raise DataError(message(source, got, "data with finite numbers", fix))
 
 
 def fill_missing(
@@ -68,11 +65,11 @@ def fill_missing(
     missing: str,
     gaps: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """Fill what is missing, and append for each channel one that is 1 where it was missing, else 0.
+    """Fill missing values, and append for each channel a mask that is 1 where it was missing.
 
-    ``"zero"`` fills with 0; ``"forward"`` with the last value before it in the same sequence and channel, and with 0
-    where there is none. Call it on scaled features: there 0 is the mean. ``"elapsed"`` fills like ``"forward"``, and
-    appends for each channel the time since it was last present before the element, or since the sequence began.
+    ``"zero"`` fills with 0, the mean of scaled features; ``"forward"`` with the previous value in the same sequence and
+    channel, or 0 without one. ``"elapsed"`` fills like ``"forward"``, and appends for each channel the time since its
+    previous observation, or since the start of the sequence.
     """
     absent = ~np.isfinite(values)
     result = np.empty((values.shape[0], BLOCKS[missing] * values.shape[1]), dtype=np.float32)
@@ -81,7 +78,7 @@ def fill_missing(
     if missing == "zero":
         filled[:] = np.where(absent, np.float32(0), values)
         return result
-    # The last row at or before each that is present; one before the start of the sequence belongs to another.
+    # The last row with an observation at or before each row. It may belong to the previous sequence.
     last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(values))[:, None]), axis=0)
     starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
     carried = np.take_along_axis(values, np.maximum(last, 0), axis=0) if len(values) else values
@@ -95,23 +92,23 @@ def fill_missing(
 
 
 def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
-    """What :class:`raglane.nn.GRUD` reads, of sequences in which values are missing.
+    """Make the input of :class:`raglane.nn.GRUD` from sequences with missing values.
 
     Scale the values first, so that 0 is the mean of each channel.
 
     Args:
-        batch: values ``(N, C)`` of floating point, NaN or infinite where missing.
-        gaps: values ``(N,)``, the time since the element before, of the same lengths; the first of a sequence is not
-            read. None where each is 1.
+        batch: values ``(N, C)`` of a floating-point dtype, NaN or infinite where missing.
+        gaps: values ``(N,)`` of the same lengths, the time since the previous element; the first of a sequence is
+            ignored. None means 1 for every element.
 
     Returns:
-        Values ``(N, 3 C)`` float32 on the device of ``batch``, without gradients, in three blocks: the value, or where
-        it is missing the last one that was seen, or 0; 1 where it is missing, else 0; the time since the channel was
-        last seen before the element, or since the sequence began.
+        Values ``(N, 3 C)`` float32 on the device of ``batch``, without gradients, in three blocks: the value, or the
+        previous observation (0 without one) where it is missing; a mask that is 1 where it is missing; the time since
+        the previous observation of the channel, or since the start of the sequence.
 
     Raises:
-        ArgumentTypeError: not Ragged.
-        ShapeError: elements of another shape, or gaps of other lengths.
+        ArgumentTypeError: an argument is not Ragged.
+        ShapeError: the elements have another shape, or the gaps other lengths.
 
     Example:
         >>> series = Ragged([torch.tensor([[1.0], [torch.nan], [3.0]])])
@@ -130,9 +127,9 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
         check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
-            rule = "a batch of one number for each element"
+            rule = "one number per element of batch"
             raise ShapeError(message("gaps", got, rule, "build both from the same sequences"))
         times = gaps.values.detach().cpu().double().numpy()
     values = batch.values.detach().cpu().float().numpy()
-    made = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)
-    return batch.with_values(torch.from_numpy(made).to(batch.values.device))
+    filled = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)
+    return batch.with_values(torch.from_numpy(filled).to(batch.values.device))

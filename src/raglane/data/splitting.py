@@ -1,8 +1,9 @@
-"""Texts cut into tokens, and tokens joined to texts again."""
+"""Split texts into tokens, and join tokens into texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from raglane._utils.messages import message, quote, require
 from raglane.errors import ArgumentError
 
 SPLITS = ("words", "characters", "bytes")
-"""How texts can be cut; the name of a tokenizer file of Hugging Face, which ends in ``.json``, is a fourth way."""
+"""The built-in ways to split texts; another is a tokenizer file of Hugging Face, whose name ends in ``.json``."""
 
 
 def check_split(split: str) -> None:
-    """Raise unless texts can be cut in this way."""
+    """Raise unless ``split`` is one of ``SPLITS`` or an existing tokenizer file."""
     if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
@@ -26,23 +27,23 @@ def check_split(split: str) -> None:
 
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:
-    """Cut texts into tokens."""
+    """Split texts; return the tokens of all, ``(N,)`` object, and the number of tokens of each text."""
     if split == "words":
-        parts: list[Any] = [text.split() for text in texts]
+        tokens: list[Any] = [text.split() for text in texts]
     elif split == "characters":
-        parts = [list(text) for text in texts]
+        tokens = [list(text) for text in texts]
     elif split == "bytes":
-        parts = [list(text.encode().decode("latin-1")) for text in texts]
+        tokens = [list(text.encode().decode("latin-1")) for text in texts]
     else:
-        parts = [encoded.tokens for encoded in _tokenizer(split).encode_batch(list(texts), add_special_tokens=False)]
-    lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-    tokens = np.empty(int(lengths.sum()), dtype=object)
-    tokens[:] = [token for part in parts for token in part]
-    return tokens, lengths
+        tokens = [encoded.tokens for encoded in _tokenizer(split).encode_batch(list(texts), add_special_tokens=False)]
+    lengths = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+    flat = np.empty(int(lengths.sum()), dtype=object)
+    flat[:] = list(chain.from_iterable(tokens))
+    return flat, lengths
 
 
 def join_tokens(tokens: Sequence[str], split: str | None) -> str:
-    """The text of some tokens."""
+    """Join tokens into a text."""
     if split == "characters":
         return "".join(tokens)
     if split == "bytes":
@@ -54,13 +55,13 @@ def join_tokens(tokens: Sequence[str], split: str | None) -> str:
 
 
 def characters_in(tokens: Sequence[str], texts: int, split: str | None) -> int | None:
-    """How many characters some texts have, with the break at the end of each line."""
+    """Return the number of characters of some texts, with a line break after each; None for a tokenizer file."""
     if split == "characters":
         return len(tokens) + texts
     if split == "bytes":
-        # Those that go on with a character of UTF-8 begin with the bits 10.
+        # The second and later bytes of a UTF-8 character begin with the bits 10.
         return sum(ord(token) & 0xC0 != 0x80 for token in tokens) + texts
-    # A word ends in a space, or with the line.
+    # A space or a line break follows each word.
     return sum(map(len, tokens)) + len(tokens) if split == "words" else None
 
 

@@ -1,9 +1,10 @@
-"""A traced cell's programs: forward, and backward for the gradients that are wanted."""
+"""The programs of a traced step: forward, and backward for certain gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from raglane.programs.trace import Trace
 
 @dataclass(frozen=True)
 class Wanted:
-    """The gradients that a backward pass is given, and those that it must compute, in the order of the step's nodes."""
+    """The gradients that a backward pass receives, and those that it computes, in the order of the step's nodes."""
 
     given_output: bool
     given_states: bool  # of the states of every step
@@ -29,23 +30,23 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Where columns of every element are found: in an output of a program, or in what was given to it."""
+    """Columns of every element, in an output of a program or in one of its inputs."""
 
-    output: int  # -1 where they were given
-    node: int  # that was given
+    output: int  # -1 for an input
+    node: int  # of the input
     start: int
     width: int
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward program, and which of its outputs hold what."""
+    """A forward program, and the contents of its outputs."""
 
     lowered: Lowered
     output: int | None
     states: tuple[int, ...]
     saved: dict[int, int]  # by the nodes that the backward program reads
-    own: frozenset[int]  # those of these nodes that nothing else reads
+    own: frozenset[int]  # those of these nodes that only the backward program reads
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,16 @@ class Backward:
     grad_states: tuple[int, ...]
     saved: tuple[int, ...]  # nodes that the forward pass must save
     elements: dict[int, Fetch]
-    unchanged: dict[int, int]  # sums over a sequence's elements: which of the final states
-    vectors: dict[int, Fetch | int]  # the same; or rows that an output has anyway, of which it is the sum
+    unchanged: dict[int, int]  # sums over a sequence's elements: the place among the final states
+    vectors: dict[int, Fetch | int]  # the same; or rows that an output contains anyway, whose sum is the gradient
     over: dict[int, int]  # by output, the saved node whose memory it may take
     weights: tuple[tuple[int, Fetch, Fetch], ...]  # of each product: the weight, its result's gradient, its operand
     deferred: tuple[tuple[int, Fetch, Fetch], ...]  # gradients of elements due after the loop: weight, from, to
 
 
-@dataclass
+@dataclass(eq=False)
 class CompiledStep:
-    """All programs of one traced step, made when they are first wanted; found again by the key of the step."""
+    """All programs of one traced step, each made when it is first used."""
 
     trace: Trace
     key: tuple[Any, ...] = ()
@@ -75,27 +76,33 @@ class CompiledStep:
     disk_key: str = ""
     seconds: float = 0.0  # to trace or read, and to verify
     calls: int = 0
-    elements: list[int] = field(init=False)  # nodes of the graph, as all that follow
+    # Of the graph, the nodes of elements, of states that a step changes and of others, and of vectors.
+    elements: list[int] = field(init=False)
     states: list[int] = field(init=False)
-    unchanged: list[int] = field(init=False)  # states that no step changes
+    unchanged: list[int] = field(init=False)
     vectors: list[int] = field(init=False)
+    # Of the cell's states, the places of those that a step changes, and of the others.
+    changing_places: list[int] = field(init=False)
+    unchanged_places: list[int] = field(init=False)
     order: list[tuple[bool, int]] = field(init=False)  # of each state: whether it changes, and its place among those
 
     def __post_init__(self) -> None:
         result, graph = self.trace.result, self.trace.result.graph
         self.elements, self.vectors = result.elements, result.vectors
-        self.states, self.unchanged, self.order = [], [], []
-        self._new: list[Columns] = []
-        for node, columns in zip(result.states, result.new, strict=True):
-            changes = not np.array_equal(columns, graph.columns(node))
-            known = self.states if changes else self.unchanged
-            self.order.append((changes, len(known)))
-            known.append(node)
-            if changes:
-                self._new.append(columns)
-        self._forwards: dict[tuple[bool, bool, Wanted | None], Forward] = {}
-        self._backwards: dict[Wanted, Backward] = {}
-        self._recorded: dict[tuple[Wanted, tuple[bool, ...]], tuple[bool, tuple[bool, ...]]] = {}
+        changes = [
+            not np.array_equal(columns, graph.columns(node))
+            for node, columns in zip(result.states, result.new, strict=True)
+        ]
+        self.changing_places = [place for place, flag in enumerate(changes) if flag]
+        self.unchanged_places = [place for place, flag in enumerate(changes) if not flag]
+        self.states = [result.states[place] for place in self.changing_places]
+        self.unchanged = [result.states[place] for place in self.unchanged_places]
+        self._new: list[Columns] = [result.new[place] for place in self.changing_places]
+        self.order = [(flag, changes[:place].count(flag)) for place, flag in enumerate(changes)]
+        # Of every call, so a lookup enters no function of Python.
+        self.forward = cache(self._forward)
+        self.backward = cache(self._backward)
+        self.recorded = cache(self._recorded)
 
     def _kinds(self) -> dict[int, Kind]:
         kinds: dict[int, Kind] = dict.fromkeys(self.elements, "element")
@@ -103,20 +110,14 @@ class CompiledStep:
         kinds |= dict.fromkeys(self.unchanged, "sequence")
         return kinds | dict.fromkeys(self.vectors, "vector")
 
-    def forward(self, need_output: bool, need_states: bool, wanted: Wanted | None = None) -> Forward:
-        """The program of a forward pass."""
-        key = need_output, need_states, wanted
-        if key not in self._forwards:
-            self._forwards[key] = self._make_forward(*key)
-        return self._forwards[key]
-
-    def _make_forward(self, need_output: bool, need_states: bool, wanted: Wanted | None) -> Forward:
+    def _forward(self, need_output: bool, need_states: bool, wanted: Wanted | None) -> Forward:
+        """Make the program of a forward pass."""
         result, graph = self.trace.result, self.trace.result.graph
         outputs: list[Columns] = []
 
         def place(columns: Columns) -> int:
-            for index, known in enumerate(outputs):
-                if np.array_equal(known, columns):
+            for index, other in enumerate(outputs):
+                if np.array_equal(other, columns):
                     return index
             outputs.append(columns)
             return len(outputs) - 1
@@ -129,30 +130,20 @@ class CompiledStep:
         lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
         return Forward(lowered, output, states, kept, own)
 
-    def backward(self, wanted: Wanted) -> Backward:
-        """The program of a backward pass."""
-        if wanted not in self._backwards:
-            self._backwards[wanted] = _Backward(self, wanted).make()
-        return self._backwards[wanted]
+    def _backward(self, wanted: Wanted) -> Backward:
+        """Make the program of a backward pass."""
+        return _Backward(self, wanted).make()
 
-    def recorded(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
-        """What autograd records of a loop in plain torch, over steps of any number."""
-        key = wanted, states
-        if key not in self._recorded:
+    def _recorded(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
+        """Return which of output and new states have a gradient after any number of steps in plain torch."""
+        output, new = self._recorded_once(wanted, states)
+        while any(now and not before for now, before in zip(new, states, strict=True)):
+            states = tuple(map(max, new, states))
             output, new = self._recorded_once(wanted, states)
-            while any(now and not before for now, before in zip(new, states, strict=True)):
-                states = tuple(map(max, new, states))
-                output, new = self._recorded_once(wanted, states)
-            self._recorded[key] = output, new
-        return self._recorded[key]
-
-    def with_gradient(self, wanted: Wanted) -> list[int]:
-        """The nodes whose gradients are wanted, but for the states."""
-        nodes, flags = [*self.elements, *self.unchanged, *self.vectors], wanted.elements + wanted.unchanged
-        return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
+        return output, new
 
     def _recorded_once(self, wanted: Wanted, states: tuple[bool, ...]) -> tuple[bool, tuple[bool, ...]]:
-        """Whether the output and the new states of one step have a gradient."""
+        """Return which of the output and the new states of one step have a gradient."""
         result, graph = self.trace.result, self.trace.result.graph
         has = np.zeros(len(graph.nodes), bool)
         has[self.with_gradient(wanted)] = True
@@ -163,6 +154,11 @@ class CompiledStep:
             has[index] |= weight or any(has[graph.places(part)].any() for part in operands)
         output, *new = (bool(has[graph.places(columns)].any()) for columns in (result.output, *self._new))
         return output, tuple(new)
+
+    def with_gradient(self, wanted: Wanted) -> list[int]:
+        """Return the nodes, other than states, whose gradients are computed."""
+        nodes, flags = [*self.elements, *self.unchanged, *self.vectors], wanted.elements + wanted.unchanged
+        return [node for node, flag in zip(nodes, flags + wanted.vectors, strict=True) if flag]
 
 
 class _Backward:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.programs.graph import Unkept
-from raglane.programs.weights import Held
+from raglane.programs.step import Held
 
 _IMPORTED = time.time()
 

@@ -1,4 +1,4 @@
-"""What the operations of torch make of rows: :data:`RULES`, by their names."""
+"""Rules that translate operations of torch to nodes of a graph (:data:`RULES`), and the tracing of a step by them."""
 
 # ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
 
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raglane.cells.module import ModuleCell
 from raglane.programs import formulas
 from raglane.programs.formulas import FORMULAS, TRUTHS
-from raglane.programs.graph import DEPENDS, Columns, Graph, Refused
+from raglane.programs.graph import DEPENDS, Columns, Graph, Refused, Result
 from raglane.programs.products import PRODUCTS
 from raglane.programs.rows import align, free
-from raglane.programs.trace import Tracer
+from raglane.programs.step import Step, default_modes
+from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 
 Rule = Callable[..., Any]
 RowFormula = Callable[[Graph, Columns, int], Columns]
@@ -285,4 +287,55 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     **PRODUCTS,
 }
-"""By the name of an operation of torch: what is made of a trace, the operation and its arguments."""
+"""The rule of each operation of torch, by its name: a function of the tracer, the operation and its arguments."""
+
+
+def trace(step: Step) -> Trace:
+    """Trace a step; raises Refused with the reason if it cannot become a program."""
+    # With the cell's prepare inside, everything that depends on a row is computed in one order of sums.
+    try:
+        return _trace(step, True)
+    except Refused:
+        if isinstance(step.cell, ModuleCell) and not hasattr(step.weights, "prepare"):
+            raise
+    return _trace(step, False)
+
+
+def _trace(step: Step, prepares: bool) -> Trace:
+    with default_modes(grad=False):
+        widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
+        dims = [size for part in step.leaves for size in part.shape]
+        tracer = Tracer(step.dtype, rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]), RULES)
+        leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
+        offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
+        elements = [tracer.source("element", width) for width in widths]
+        states = [tracer.source("state", size) for size in step.sizes]
+        rows = [part for part, _ in elements], [part for part, _ in states]
+        try:
+            (output, new, changed), drew = draws_random_numbers(
+                lambda: tracer.run(lambda: step.run(leaves, *rows, offsets, prepares))
+            )
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
+        if drew:
+            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
+        if changed:
+            raise Refused(f"it changes its own attributes, {DEPENDS}")
+        if len(new) != len(step.sizes):
+            raise Refused("it gives another number of states than it takes")
+        columns = tracer.columns(output, step.output)
+        after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
+        nodes = [index for _, index in elements], [index for _, index in states]
+        return tracer.finish(Result(tracer.graph, *nodes, [], columns, after), prepares)
+
+
+def _prepared_width(step: Step) -> int:
+    dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
+    try:
+        rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
+        prepared = step.cell.prepare(step.weights, rows, torch.tensor([0, 1], device="cpu"))
+    except Exception as error:
+        raise Refused(f"what it prepares raised {type(error).__name__}: {error}") from error
+    return int(prepared.shape[1])

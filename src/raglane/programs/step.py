@@ -1,19 +1,49 @@
-"""A cell's step with the weights of a call: its key, torch's way to run it, and its trace."""
+"""A cell's step with the weights of a call: the key of its program, and torch's way to run it.
+
+The weights of a cell of the library are a tuple of tensors, those of a user's cell its module. Everything in a module
+that its step may read affects the result: tensors become inputs of the program, and all else is part of the key.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import abc
+import enum
+import functools
+import types
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raglane.cells.module import ModuleCell
+from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
-from raglane.programs.graph import DEPENDS, Refused, Result
-from raglane.programs.rules import RULES
-from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
-from raglane.programs.weights import Survey, cell_key, replaced, survey
+from raglane.programs.graph import Refused
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN = frozenset(nn.Module().__dict__) - {"training"}
+_METHODS = ("step", "forward", "prepare")
+_CONSTANT = frozenset((type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented)))
+_CONSTANT |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_COMPARED_AS_TEXT = frozenset((float, complex, range))  # -0.0 equals 0.0, and a NaN equals nothing
+_FIXED = frozenset((types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType))
+_FIXED |= {types.GetSetDescriptorType, type(vars(namedtuple("Named", "field"))["field"])}
+_NO_OWNER = (type(None), types.ModuleType)  # of a function written in C
+_SEQUENCES = frozenset((list, tuple, set, frozenset, torch.Size))
+_MAPPINGS = frozenset((dict, OrderedDict, types.MappingProxyType))
+# Classes whose attributes do not change, and attributes of other classes that no step reads.
+_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class whose attributes can be changed
+_OURS = ("torch", "raglane")
+_BASES = (abc.ABC, abc.ABCMeta, enum.Enum, enum.EnumMeta, Generic)
+_UNREAD = frozenset("__dict__ __weakref__ __annotations__ __orig_bases__ __parameters__ _abc_impl".split())
+_UNREAD |= {"__dataclass_fields__", "__dataclass_params__", "__abstractmethods__"}
+# The largest integer buffer whose numbers become part of the key.
+_LARGEST = 1 << 14
 
 
 class Step:
@@ -22,32 +52,32 @@ class Step:
     def __init__(
         self, cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], output: int, dtype: torch.dtype
     ) -> None:
-        self.cell, self.given = cell, weights
+        self.cell, self.weights = cell, weights
         self.width, self.sizes, self.output, self.dtype = width, sizes, output, dtype
-        found = survey(weights)
-        self.leaves, self.elements = found.leaves, found.elements
-        # All that decides what is computed; and what stands in classes, which may be changed while the process lives.
-        self.facts = cell_key(cell), found.key, width, sizes, output, dtype
-        self.key = (self.facts, *found.classes)
+        survey = Survey.of(weights)
+        self.leaves, self.elements = survey.leaves, survey.elements
+        # Everything that affects the result; and the attributes of classes, which may change during the process.
+        self.facts = _cell_key(cell), survey.key, width, sizes, output, dtype
+        self.key = (self.facts, *survey.classes)
 
     def converted(self, part: Tensor) -> Tensor:
-        """A tensor in the dtype that is computed in: bfloat16 is widened."""
+        """Return a tensor in the dtype of the computation: bfloat16 is widened."""
         return part.to(self.dtype) if part.dtype is torch.bfloat16 else part
 
     @property
     def widths(self) -> list[int]:
-        """Columns of the input and of each tensor that has a row for each element."""
+        """The columns of the input, and of each tensor that has a row for each element."""
         return [self.width, *(part.shape[1] for part in self.elements)]
 
     def whole(self, prepares: bool) -> CellSpec:
-        """A cell that takes this step, whatever stands before it."""
-        return self.cell if prepares else _Bare(self.cell)
+        """Return a cell that takes this step, with or without the cell's own ``prepare``."""
+        return self.cell if prepares else _Unprepared(self.cell)
 
-    def weights(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
-        """The weights with these tensors."""
+    def with_tensors(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
+        """Return the weights with these tensors in place of their own."""
         swapped = {id(part): leaves[index] for index, part in enumerate(self.leaves)}
         swapped |= {id(part): elements[index + 1] for index, part in enumerate(self.elements)}
-        return replaced(self.given, lambda part: swapped[id(part)])
+        return replaced(self.weights, lambda part: swapped[id(part)])
 
     def run(
         self,
@@ -57,16 +87,27 @@ class Step:
         offsets: Tensor,
         prepares: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...], bool]:
-        """One step in torch: output, new states, and whether it changed its module; no leaves for a module as it is."""
-        weights = self.given if leaves is None else self.weights(leaves, elements)
-        before = _held(weights)
+        """Run one step in torch: output, new states, and whether the module changed; without leaves on its own."""
+        weights = self.weights if leaves is None else self.with_tensors(leaves, elements)
+        before = _contents(weights)
         rows = self.cell.prepare(weights, elements[0], offsets) if prepares else elements[0]
         output, new = self.cell.step(weights, rows, tuple(states))
-        return output, new, before != _held(weights)
+        return output, new, before != _contents(weights)
 
 
-class _Bare(CellSpec):
-    """A cell that is given what another one has prepared."""
+@contextmanager
+def default_modes(grad: bool) -> Iterator[None]:
+    """Run a block in torch's default modes, whatever the modes of the caller; ``grad`` enables gradients."""
+    # Leaving the inference mode also makes autograd record what an operator of a compiled graph computes. A mode of
+    # torch's functions is e.g. the one that computes row by row.
+    no_function_mode = torch._C.DisableTorchFunction()
+    no_autocast = torch.autocast("cpu", enabled=False)
+    with torch.inference_mode(False), torch.set_grad_enabled(grad), no_autocast, no_function_mode:
+        yield
+
+
+class _Unprepared(CellSpec):
+    """A cell whose input has already been prepared."""
 
     def __init__(self, inner: CellSpec) -> None:
         self.name, self.step = inner.name, inner.step  # type: ignore[method-assign]
@@ -78,66 +119,241 @@ class _Bare(CellSpec):
         raise NotImplementedError
 
 
-def _held(weights: Any) -> Any:
-    """What modules hold, with tensors by their identity."""
+def _contents(weights: Any) -> Any:
+    """Return what a module contains, with tensors by their identity; None for a tuple."""
     if not isinstance(weights, nn.Module):
         return None
-    found = Survey(by_identity=True)
-    return found.module(weights), found.classes
+    survey = Survey(by_identity=True)
+    return survey.module(weights), survey.classes
 
 
-def plainly() -> Any:
-    """Whatever mode of torch's functions is at work, such as the one that computes row by row, is left out."""
-    return torch._C.DisableTorchFunction()
-
-
-def trace(step: Step) -> Trace:
-    """Trace a step; a Refused says why it cannot become a program."""
-    # With what a cell prepares inside, all that depends on a row is computed in one order of sums.
+def _cell_key(cell: CellSpec) -> tuple[Any, ...]:
+    """Return everything in a cell that affects its result, apart from its weights."""
+    if isinstance(cell, ModuleCell):
+        return cell.facts
+    held: list[Any] = [type(cell)]
+    for name, part in vars(cell).items():
+        held.append((name, "itself" if part is cell else _cell_key(part) if isinstance(part, CellSpec) else part))
+    key = tuple(held)
     try:
-        return _traced(step, True)
-    except Refused:
-        if isinstance(step.cell, ModuleCell) and not hasattr(step.given, "prepare"):
-            raise
-    return _traced(step, False)
+        hash(key)
+    except TypeError:
+        raise Refused("its cell holds what cannot be compared") from None
+    return key
 
 
-def _traced(step: Step, prepares: bool) -> Trace:
-    # Numbers are computed as in any other call, whatever stands around this one.
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), plainly():
-        widths = step.widths if prepares else [_prepared_width(step), *step.widths[1:]]
-        dims = [size for part in step.leaves for size in part.shape]
-        tracer = Tracer(step.dtype, rows_for([*widths, *step.sizes, step.output, *dims, math.prod(step.sizes)]), RULES)
-        leaves = [tracer.leaf(step.converted(part.detach()), part) for part in step.leaves]
-        offsets = tracer.nothing(tracer.rows + 1, dtype=torch.int64)
-        elements = [tracer.source("element", width) for width in widths]
-        states = [tracer.source("state", size) for size in step.sizes]
-        rows = [part for part, _ in elements], [part for part, _ in states]
+# ---- the contents of weights ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Survey:
+    """The tensors in a cell's weights, and a key of all else in them."""
+
+    key: tuple[Any, ...] = ()
+    leaves: list[Tensor] = field(default_factory=list)
+    elements: list[Tensor] = field(default_factory=list)
+    by_identity: bool = False
+    classes: list[Any] = field(default_factory=list)
+    _seen: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, weights: Any) -> Survey:
+        """Survey a tuple of tensors or a module."""
+        survey = cls()
+        if isinstance(weights, nn.Module):
+            try:
+                survey.key = (survey.module(weights, is_called=not hasattr(weights, "step")),)
+            except RecursionError:
+                raise Refused("what it holds is nested too deep, or within itself") from None
+        else:
+            survey.key = survey._tuple(weights)
+        return survey
+
+    def _tuple(self, weights: tuple[Any, ...]) -> tuple[Any, ...]:
+        key: list[Any] = [type(weights)]
+        for part in weights:
+            if isinstance(part, tuple):
+                key.append(self._tuple(part))
+            elif isinstance(weights, RegularisedWeights) and part is not None:
+                self.elements.append(part)
+                key.append(("held", part.shape[1]))
+            else:
+                key.append(None if part is None else self.tensor(part))
+        return tuple(key)
+
+    def tensor(self, part: Tensor) -> tuple[Any, ...]:
+        """Return the key of a tensor, which becomes a leaf."""
+        if self.by_identity:
+            return ("tensor", id(part))
+        index = self._seen.get(id(part))
+        if index is not None:
+            return ("leaf", index)
+        kind = type(part)
+        if kind is not Tensor and kind is not nn.Parameter and kind is not nn.Buffer:
+            raise Refused(f"it has a {kind.__name__} among its tensors")
+        if not part.is_cpu or part.layout is not torch.strided:
+            raise Refused(f"it has a tensor of {part.layout} on {part.device}")
+        index = self._seen[id(part)] = len(self.leaves)
+        self.leaves.append(part)
+        content = None
+        if not part.dtype.is_floating_point:
+            if part.numel() > _LARGEST or part.dtype.is_complex:
+                raise Refused(f"it has {part.numel()} numbers of {part.dtype}")
+            content = part.numpy().tobytes()
+        # With strides, because a step may read memory in its order, e.g. by a view.
+        return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)
+
+    def value(self, part: Any) -> Any:
+        """Return the key of anything in a module: two keys are equal if and only if nothing in it has changed."""
+        kind = type(part)
+        if kind in _CONSTANT:
+            return kind, part
+        if kind in _COMPARED_AS_TEXT:
+            return kind, repr(part)
+        if isinstance(part, Tensor):
+            return self.tensor(part)
+        if isinstance(part, nn.Module):
+            return self.module(part)
+        if kind in _FIXED or (kind is types.BuiltinFunctionType and isinstance(part.__self__, _NO_OWNER)):
+            return part
+        if isinstance(part, np.ndarray | np.generic) and kind.__module__ == "numpy" and part.dtype.kind in "biufc":
+            return kind, part.shape, part.strides, part.dtype.str, part.tobytes()
+        if kind in _SEQUENCES:
+            return kind, tuple([self.value(item) for item in part])
+        if kind in _MAPPINGS:
+            return kind, tuple([(self.value(name), self.value(item)) for name, item in part.items()])
+        if isinstance(part, type):
+            self._class(part)
+            return Held(part)
+        place = self._seen.get(id(part))
+        if place is not None:
+            return "again", place
+        self._seen[id(part)] = len(self._seen)
+        return self._object(part)
+
+    def _object(self, part: Any) -> Any:
+        """Return the key of a function or another callable, or of a plain object."""
+        kind = type(part)
+        if kind is types.FunctionType:
+            own = part.__defaults__, part.__kwdefaults__, vars(part)
+            cells = tuple([self._cell(cell) for cell in part.__closure__ or ()])
+            return part, part.__code__, tuple([self.value(item) for item in own]), cells
+        if kind is types.MethodType:
+            return kind, self.value(part.__func__), self.value(part.__self__)
+        if kind is types.BuiltinFunctionType:
+            return kind, part.__name__, self.value(part.__self__)
+        if kind is functools.partial:
+            return kind, self.value((part.func, part.args, part.keywords, vars(part)))
+        if kind is property:
+            return kind, self.value((part.fget, part.fset, part.fdel))
+        if kind in (staticmethod, classmethod):
+            return kind, self.value(part.__func__)
+        if kind is types.SimpleNamespace or isinstance(part, enum.Enum) or _is_plain(kind):
+            self._class(kind)
+            return Held(kind), self.value(vars(part))
+        if isinstance(part, tuple) and not hasattr(part, "__dict__"):  # a named tuple
+            self._class(kind)
+            return Held(kind), tuple([self.value(item) for item in part])
+        raise Refused(f"it holds a {kind.__name__}, which may change where no program can see it")
+
+    def _cell(self, cell: types.CellType) -> Any:
+        """Return the key of a closure's variable; changes inside an object there, or in a global, are not detected."""
         try:
-            (found, new, changed), drew = draws_random_numbers(
-                lambda: tracer.run(lambda: step.run(leaves, *rows, offsets, prepares))
-            )
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused(f"tracing it raised {type(error).__name__}: {error}") from error
-        if drew:
-            raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
-        if changed:
-            raise Refused(f"it changes its own attributes, {DEPENDS}")
-        if len(new) != len(step.sizes):
-            raise Refused("it gives another number of states than it takes")
-        columns = tracer.columns(found, step.output)
-        after = [tracer.columns(part, size) for part, size in zip(new, step.sizes, strict=True)]
-        nodes = [index for _, index in elements], [index for _, index in states]
-        return tracer.finish(Result(tracer.graph, *nodes, [], columns, after), prepares)
+            part = cell.cell_contents
+        except ValueError:
+            return None
+        return self.value(part) if type(part) in (*_CONSTANT, *_COMPARED_AS_TEXT, types.FunctionType) else Held(part)
+
+    def module(self, part: nn.Module, is_called: bool = True) -> Any:
+        """Return the key of a module."""
+        place = self._seen.get(id(part))
+        if place is not None:
+            return ("module", place)
+        self._seen[id(part)] = len(self._seen)
+        own = vars(part)
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Refused("it has a scripted module")
+        if is_called and not self.by_identity and any(own.get(name) for name in _HOOKS):
+            raise Refused(f"a {type(part).__name__} inside of it has hooks")
+        held = [(name, self.value(item)) for name, item in own.items() if name not in _OWN]
+        tensors = [(name, self.value(item)) for kind in ("_parameters", "_buffers") for name, item in own[kind].items()]
+        inner = [(name, self.value(item)) for name, item in own["_modules"].items()]
+        cls = type(part)
+        self._class(cls)
+        code = tuple([getattr(cls, name, None) for name in _METHODS])
+        return (cls, code, tuple(held), tuple(tensors), tuple(inner))
+
+    def _class(self, cls: type) -> None:
+        """Add the attributes of a class, its bases and its metaclass, except for those of torch and Python."""
+        if id(cls) in self._seen:
+            return
+        self._seen[id(cls)] = len(self._seen)
+        self.classes.append((cls, cls.__mro__))
+        for base in (*cls.__mro__[1:], type(cls)):
+            self._class(base)
+        if cls.__flags__ & _MADE_BY_PYTHON and cls.__module__.partition(".")[0] not in _OURS and cls not in _BASES:
+            held = [(name, item) for name, item in vars(cls).items() if name not in _UNREAD]
+            self.classes += [(name, self.value(item)) for name, item in held]
 
 
-def _prepared_width(step: Step) -> int:
-    dtype = next((part.dtype for part in step.leaves if part.dtype.is_floating_point), step.dtype)
-    try:
-        rows = torch.zeros(1, step.width, dtype=dtype, device="cpu")
-        prepared = step.cell.prepare(step.given, rows, torch.tensor([0, 1], device="cpu"))
-    except Exception as error:
-        raise Refused(f"what it prepares raised {type(error).__name__}: {error}") from error
-    return int(prepared.shape[1])
+class Held:
+    """An object by its identity, kept alive by the key."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __hash__(self) -> int:
+        return id(self.part)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and other.part is self.part
+
+
+class _Plain:
+    pass
+
+
+def _is_plain(kind: type) -> bool:
+    """Return True if instances have only a dictionary; slots in addition to one are found in the class."""
+    same = kind.__basicsize__ == _Plain.__basicsize__ and kind.__dictoffset__ == _Plain.__dictoffset__
+    return same and not kind.__itemsize__
+
+
+# ---- weights with other tensors -------------------------------------------------------------------------------------
+
+
+def stand_in(made: Tensor, original: Tensor) -> Tensor:
+    """Mark a tensor as an instance of the class of the parameter or buffer that it replaces."""
+    if made is not original:
+        for kind, name in ((nn.Parameter, "_is_param"), (nn.Buffer, "_is_buffer")):
+            if isinstance(original, kind) and not isinstance(made, kind):
+                setattr(made, name, True)
+    return made
+
+
+def replaced(part: Any, swap: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
+    """Return weights with other tensors; a module becomes a new one, which shares all else with the original."""
+    copies = {} if copies is None else copies
+    if isinstance(part, Tensor):
+        return stand_in(swap(part), part)
+    if id(part) in copies:
+        return copies[id(part)]
+    if isinstance(part, nn.Module):
+        made = copies[id(part)] = type(part).__new__(type(part))
+        object.__setattr__(made, "__dict__", {})
+        for name, item in vars(part).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                vars(made)[name] = {key: replaced(value, swap, copies) for key, value in item.items()}
+            else:
+                vars(made)[name] = item if name in _OWN else replaced(item, swap, copies)
+        return made
+    if isinstance(part, tuple):
+        items = [replaced(item, swap, copies) for item in part]
+        return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
+    if type(part) is list:
+        return [replaced(item, swap, copies) for item in part]
+    if type(part) is dict:
+        return {name: replaced(item, swap, copies) for name, item in part.items()}
+    return part

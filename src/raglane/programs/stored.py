@@ -20,7 +20,7 @@ from raglane._utils import caches
 from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
 from raglane.programs.parameters import Call, Known, Moved, ParameterOps
 from raglane.programs.rules import RULES
-from raglane.programs.step import Step, plainly
+from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace
 
 # The folder among the user's caches.
@@ -84,7 +84,7 @@ def read(text: str, key: str, step: Step) -> Trace:
     try:
         digest, body, rest = text.split("\n")
         _check(not rest and hashlib.sha256(body.encode()).hexdigest() == digest)
-        with torch.inference_mode(False), torch.no_grad(), plainly():
+        with default_modes(grad=False):
             content = json.loads(body, object_hook=_untagged)
             _check(content["key"] == key and type(content["prepares"]) is bool)
             calls = [

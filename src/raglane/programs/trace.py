@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
 from raglane.programs.parameters import Call, Known, Moved, ParameterOps, moved
 from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
-from raglane.programs.weights import stand_in
+from raglane.programs.step import stand_in
 
 # Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)

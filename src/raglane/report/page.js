@@ -1,35 +1,35 @@
 "use strict";
-// Charts: each has its data and its form beside it, as JSON.
+// Charts: the specification of each is in a script element, as JSON.
 for (const place of document.querySelectorAll(".chart")) {
   const chart = JSON.parse(document.getElementById(place.id + "-chart").textContent);
   vegaEmbed(place, chart, { renderer: "svg", actions: false, ast: false }).catch((error) => console.error(error));
 }
-// The pictures of batches: the one that is picked is shown.
+// Pictures: only the selected one is visible.
 const form = document.getElementById("pick");
 if (form) {
   const show = () => {
-    const picked = new FormData(form);
-    const wanted = `${picked.get("batch")}-${picked.get("layout")}`;
-    for (const picture of document.querySelectorAll(".picture")) picture.hidden = picture.dataset.name !== wanted;
+    const data = new FormData(form);
+    const selected = `${data.get("batch")}-${data.get("layout")}`;
+    for (const picture of document.querySelectorAll(".picture")) picture.hidden = picture.dataset.name !== selected;
   };
   form.addEventListener("change", show);
   show();
 }
-// Commands, for the clipboard.
+// Copy buttons of commands.
 for (const place of document.querySelectorAll(".command")) {
   const command = place.querySelector("code");
-  const told = place.nextElementSibling;
+  const status = place.nextElementSibling;
   place.querySelector("button").addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(command.textContent);
-      told.textContent = "copied";
+      status.textContent = "copied";
     } catch {
       getSelection().selectAllChildren(command);
-      told.textContent = "selected";
+      status.textContent = "selected";
     }
   });
 }
-// On paper nothing can be opened.
+// Print with all details open.
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open])")];

@@ -1,4 +1,4 @@
-"""A page: its parts as blocks, shown by ``page.html`` in one file, or written as Markdown."""
+"""Pages made of blocks: rendered by ``page.html`` as one HTML file, or written as Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raglane._utils.messages import printable, require
 from raglane._utils.table import Table, escaped
 
 DATA_COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
-"""The colours of data by their names in a page, which is dark or light."""
+"""The colours of data by their CSS variable; a page overrides them in dark mode."""
 
 _LIGHT = {**asdict(LIGHT), "ground": "#F6F7F9", "link": "#005A8C", "mark": "#E6F1F8", **DATA_COLORS}
 _DARK = {
@@ -45,19 +45,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Command:
-    """Lines of code, with a button that copies them."""
+    """Lines of code, with a copy button."""
 
     lines: Sequence[str]
     language: str = "sh"
 
     def markdown(self) -> str:
-        """The lines as a block of code."""
+        """Return the lines as a fenced code block."""
         return "\n".join([f"```{self.language}", *map(printable, self.lines), "```"])
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Counts on a ground that is the darker, the larger their share of the row."""
+    """A table of counts, each cell shaded by its share of the row."""
 
     title: str
     caption: str
@@ -66,29 +66,29 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, Sequence[int]]]:
-        """Each row with its name."""
+        """The rows with their names."""
         return list(zip(self.names, self.counts, strict=True))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG from :func:`inline`, what it shows in words, and what Markdown has in its place."""
+    """An SVG from :func:`inline`, its text alternative, and its replacement in Markdown."""
 
     svg: str
     words: str
     caption: str
     in_markdown: str = ""
-    name: str = ""  # by which a picker finds it
+    name: str = ""  # refers to it in a Picker
     is_hidden: bool = False
 
     def markdown(self) -> str:
-        """What is in its place."""
+        """Return the replacement in Markdown."""
         return self.in_markdown
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of Vega-Lite, what it shows in words, and its numbers."""
+    """A Vega-Lite chart with its text alternative and a table of its numbers."""
 
     name: str
     spec: Mapping[str, Any]
@@ -99,9 +99,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picker:
-    """Pictures of which the reader picks one, by groups of radio buttons."""
+    """Pictures, one shown at a time, selected by groups of radio buttons."""
 
-    groups: Mapping[str, tuple[str, Mapping[str, str]]]  # a question, and its answers by their values
+    groups: Mapping[str, tuple[str, Mapping[str, str]]]  # by name: the legend, and the labels by value
     pictures: Sequence[Picture]
 
 
@@ -110,7 +110,7 @@ Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart |
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a page, with a heading."""
+    """A section of a page, with a heading."""
 
     title: str
     blocks: Sequence[Block]
@@ -119,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """What a command found, for a browser or as Markdown. A user's texts are never markup, in neither of them."""
+    """The results of a command, as HTML or Markdown; texts from users are escaped in both."""
 
     kind: str
     name: str
@@ -132,12 +132,12 @@ class Page:
     script: str = ""
 
     def html(self) -> bytes:
-        """The page as one file that loads nothing, dark or light, for a screen or for paper."""
+        """Return the page as one self-contained file, for screens (light and dark) and print."""
         text: str = _environment().get_template("page.html").render(page=self, light=_LIGHT, dark=_DARK)
         return text.encode()
 
     def markdown(self) -> str:
-        """The page without facts, and without the blocks that Markdown does not have."""
+        """Return the page without its facts and the blocks that have no form in Markdown."""
         parts = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
         for part in self.parts:
             written = (block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture))
@@ -148,29 +148,28 @@ class Page:
 @cache
 def _environment() -> Any:
     jinja = require("jinja2", "report")
-    found = jinja.Environment(
+    environment = jinja.Environment(
         loader=jinja.FunctionLoader(lambda name: files("raglane.report").joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
-        # Half a surrogate pair, which a file's name may hold, has no place in UTF-8.
+        # A file name may contain lone surrogates, which UTF-8 cannot encode.
         finalize=lambda value: printable(value) if type(value) is str else value,
         undefined=jinja.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    return found
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
 
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:
-    """An SVG of matplotlib as part of a page, in the page's colours, with names that begin with a prefix."""
+    """Return an SVG of matplotlib for a page: colours are CSS variables, and IDs begin with a prefix."""
     for name, color in {**asdict(DARK), **(colors or {})}.items():
         svg = re.sub(re.escape(color), f"var(--{name})", svg, flags=re.IGNORECASE)
-    return _named(_shortened(svg), prefix)
+    return _rename_ids(_minify(svg[svg.index("<svg") :]), prefix)
 
 
-def _shortened(svg: str) -> str:
-    """The element alone, without what no browser needs, to a hundredth of a point."""
-    svg = svg[svg.index("<svg") :]
+def _minify(svg: str) -> str:
+    """Remove metadata, comments, styles and spaces, and round to a hundredth of a point."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\b(\d*[1-9]\d*\.\d\d)\d+", r"\1", svg)
     size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg)
@@ -179,8 +178,8 @@ def _shortened(svg: str) -> str:
     return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", svg)).strip()
 
 
-def _named(svg: str, prefix: str) -> str:
-    """With short names that no other picture of the page has, for what is referred to, and none for the rest."""
+def _rename_ids(svg: str, prefix: str) -> str:
+    """Replace IDs that are referred to by short ones, unique in the page, and remove the others."""
     used = dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     short = {name: f"{prefix}{place}" for place, name in enumerate(used)}
 

@@ -1,4 +1,4 @@
-"""A run from Python: :func:`raglane.load` reads one, :func:`raglane.fit` makes one; the commands are callers of both.
+"""Runs: :func:`raglane.fit` trains one, :func:`raglane.load` reads one, and the commands call both.
 
-Import from the modules: nothing is imported here, so that a help text need not wait for PyTorch.
+Nothing is imported here, so that help texts do not import torch.
 """

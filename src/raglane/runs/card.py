@@ -20,7 +20,7 @@ from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
-from raglane.report.figures import by_length_svg, class_rows, curves_svg, lengths_svg, points_svg
+from raglane.report.figures import by_length_svg, class_rows, curves, lengths_svg, points
 from raglane.report.page import DATA_COLORS, Block, Command, Matrix, Page, Part, Picture, inline
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
@@ -148,9 +148,9 @@ class _Measured:
         """Which class is taken for which, or predicted numbers against the true ones."""
         if self.evaluation is None:
             return []
-        if points := self.evaluation.measured.points:
-            words = f"Predicted numbers against the true ones, {len(points):,} of them."
-            return [_picture(points_svg(points, about), "p", words, "On the line, predictions are right.")]
+        if pairs := self.evaluation.measured.points:
+            words = f"Predicted numbers against the true ones, {len(pairs):,} of them."
+            return [_picture(points(pairs, about, is_svg=True), "p", words, "On the line, predictions are right.")]
         if self.evaluation.confusion is None or not 0 < len(self.evaluation.labels) <= _WIDEST:
             return []
         caption = "Counts: a row is a true class, a column a predicted one"
@@ -209,7 +209,7 @@ class _Measured:
         part = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss and {metric} over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
-        drawn = curves_svg(state.history, self.result.metric, about, state.best_epoch)
+        drawn = curves(state.history, self.result.metric, about, state.best_epoch, is_svg=True)
         told = f"Loss and {metric} after each epoch. The model of the best epoch is kept."
         return [_picture(drawn, "c", words, told, f"![loss and {escaped(metric)} by epoch](curves.png)")]
 
@@ -254,8 +254,8 @@ def _page(folder: Path, settings: Settings, parts: Parts, measured: _Measured, n
     )
 
 
-def _picture(svg: str, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
-    return Picture(inline(svg, prefix, DATA_COLORS), words, caption, in_markdown)
+def _picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
+    return Picture(inline(svg.decode(), prefix, DATA_COLORS), words, caption, in_markdown)
 
 
 def _lengths(parts: Parts, about: str) -> list[Block]:

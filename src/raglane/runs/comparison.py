@@ -1,4 +1,4 @@
-"""Runs beside each other: what they reached, what it took, and what differs in their settings."""
+"""Comparison of runs: their results, costs and differing settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raglane._utils.messages import message
+from raglane._utils.messages import count_of, message
 from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
@@ -22,8 +22,8 @@ from raglane.training.tasks import TASKS
 
 
 @dataclass(frozen=True)
-class Reached:
-    """What a run reached."""
+class RunSummary:
+    """The results of a run."""
 
     folder: Path
     description: RunDescription
@@ -34,20 +34,20 @@ class Reached:
 
     @property
     def data(self) -> str:
-        """The data in a word."""
+        """The name of the data."""
         if self.source is None:
             return "data in memory"
         return Path(self.source.path).name if self.source.path else DEFAULT_DATA
 
     @property
     def key(self) -> tuple[str, str]:
-        """What two runs must share to be compared."""
+        """The task and the identity of the data, which comparable runs share."""
         return self.description.settings.task, self.description.identity or self.description.fingerprint
 
 
-def read_run(folder: Path) -> Reached:
-    """What the folder of a run says of it."""
-    # First, so that a folder of something else is told what it is.
+def read_run(folder: Path) -> RunSummary:
+    """Read the results in the folder of a run."""
+    # First, because its message for another kind of folder is the most helpful.
     weights = count_weights(folder)
     description = load_description(folder)
     state = load_progress(find(folder, LAST))
@@ -62,58 +62,59 @@ def read_run(folder: Path) -> Reached:
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }
     source = SavedSource.load(folder, description.data) if description.data else None
-    return Reached(folder, description, state, weights, test, source)
+    return RunSummary(folder, description, state, weights, test, source)
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:
-    """Runs beside each other, those on the same data in a group, the best first."""
+    """Return one table per data set and task, with the best runs first."""
     runs = [read_run(Path(folder)) for folder in dict.fromkeys(os.fspath(folder) for folder in folders)]
     if not runs:
         raise DataError(message("runs", "none", "at least one folder of a run", "pass the folders of runs"))
-    groups: dict[tuple[str, str], list[Reached]] = {}
+    groups: dict[tuple[str, str], list[RunSummary]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     return tuple(_group(task, listed) for (task, _), listed in groups.items())
 
 
-def _group(task: str, runs: Sequence[Reached]) -> Compared:
+def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
     """The rows of a group."""
     runs = sorted(runs, key=lambda run: run.state.best_loss)
-    listed = [{entry.key: entry for entry in entries(run.description.settings)} for run in runs]
+    settings_of = [{entry.key: entry for entry in entries(run.description.settings)} for run in runs]
     # The options whose values are not the same in all runs.
-    differing = [key for key, entry in listed[0].items() if any(one[key].value != entry.value for one in listed)]
+    differing = [
+        key for key, entry in settings_of[0].items() if any(one[key].value != entry.value for one in settings_of)
+    ]
     metric = TASKS[task].terms(runs[0].description.settings)[0]
     tested_on = {run.test["data"] for run in runs if run.test}
-    # Files of one name in two folders are two test parts.
+    # Test files with the same name are distinguished by their paths.
     names = [Path(path).name for path in tested_on]
-    called = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
+    labels = {path: path if names.count(Path(path).name) > 1 else Path(path).name for path in tested_on}
     rows = []
-    for run, settings in zip(runs, listed, strict=True):
+    for run, settings in zip(runs, settings_of, strict=True):
         best = run.state.history[run.state.best_epoch - 1]
         row: dict[str, Any] = {"run": str(run.folder)}
         for key in differing:
             value, unset = settings[key].value, settings[key].unset
-            row[key] = unset if value is None else _said(value)
+            row[key] = unset if value is None else _cell(value)
         part = "validation" if "validation_loss" in best else "train"
         row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(f"{part}_")}
-        # Numbers of one test part stand in one column, and those of several in columns of their own.
-        where = "test" if len(tested_on) == 1 else called.get(run.test.get("data", ""))
+        # Results on one test part share columns; each of several test parts has its own.
+        where = "test" if len(tested_on) == 1 else labels.get(run.test.get("data", ""))
         row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
         row |= {"weights": run.weights, "seconds": sum(one["seconds"] for one in run.state.history)}
         row |= {"epochs run": run.state.epoch, "best epoch": run.state.best_epoch}
         rows.append(row)
-    # All columns, each before those that follow it somewhere.
     ends = ("weights", "seconds", "epochs run", "best epoch")
     columns = [*dict.fromkeys(name for row in rows for name in row if name not in ends), *ends]
     names = list(dict.fromkeys(run.data for run in runs))
-    title = f"{', '.join(names)}: {task}, {len(runs)} run" + ("" if len(runs) == 1 else "s")
-    told = metric.replace("_", " ")
-    drawn = next((name for name in (f"validation {told}", f"train {told}") if name in columns), "seconds")
+    title = f"{', '.join(names)}: {task}, {count_of(len(runs), 'run')}"
+    candidates = (f"{part} {metric.replace('_', ' ')}" for part in ("validation", "train"))
+    drawn = next((name for name in candidates if name in columns), "seconds")
     return Compared(title, columns, [[row.get(name) for name in columns] for row in rows], drawn=drawn)
 
 
-def _said(value: Any) -> Any:
-    """A setting as a table shows it: a small one, such as a learning rate, with its digits."""
+def _cell(value: Any) -> Any:
+    """Return a setting as a cell of a table, floats with 4 significant digits."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else value

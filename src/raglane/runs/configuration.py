@@ -1,4 +1,4 @@
-"""The choices of a training as TOML: what ``--config`` reads, ``--show-config`` prints, and each run keeps."""
+"""Options of a training as TOML, which ``--config`` reads, ``--show-config`` prints and each run saves."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, option
 from raglane.training.settings import Settings
 
 _PANELS = (DATA, MODEL, TRAINING, RUN)
-# Where data comes from, and what it means that nothing is said of it.
+# The sources of data, with the meaning of an omitted one.
 _UNSET = {
     "data": f"{DEFAULT_DATA}, the embedded default",
     "format": "by suffix",
     "validation": "held out",
     "test": "none",
 }
-_REPEATS = "# What this run was told: raglane train --config run.toml --out FOLDER repeats it."
-# Where comments begin, if there is room.
+_REPEATS = "# The options of this run; to repeat it: raglane train --config run.toml --out FOLDER"
+# The column of comments after short lines.
 _COMMENT = 34
 
 
@@ -39,21 +39,21 @@ class Entry:
 
 
 def key_of(kind: Any, name: str) -> str:
-    """What an option of a dataclass is called in a file."""
+    """Return the name in TOML of an option of a dataclass."""
     return flag_of(kind, name).removeprefix("--")
 
 
 def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entry]:
-    """The options of an object of a dataclass."""
-    said = comments or {}
+    """Return the options of a dataclass instance."""
+    comments = comments or {}
     return [
-        Entry(key_of(chosen, name), getattr(chosen, name), option.unset or "", said.get(name, ""), option.panel)
+        Entry(key_of(chosen, name), getattr(chosen, name), option.unset or "", comments.get(name, ""), option.panel)
         for name, option in options(chosen).items()
     ]
 
 
 def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
-    """The options of a command that are in no dataclass."""
+    """Return the options of a command that are in no dataclass."""
     unset = _UNSET | {"out": out, "minutes": "no end"}
     return [
         Entry(name, value, unset.get(name, ""), comments.get(name, ""), DATA if name in _UNSET else RUN)
@@ -62,18 +62,16 @@ def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: s
 
 
 def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
-    r"""Options as TOML, part by part; what is not set is a comment."""
-    everything = list(listed)
-    parts = [heading] if heading else []
-    for panel in _PANELS:
-        lines = [entry_in_toml(entry) for entry in everything if entry.panel == panel]
-        if lines:
-            parts.append("\n".join([f"# {panel}", *lines]))
-    return "\n\n".join(parts)
+    """Return options as TOML, grouped by panel; unset ones are comments."""
+    lines: dict[str, list[str]] = {panel: [f"# {panel}"] for panel in _PANELS}
+    for entry in listed:
+        lines[entry.panel].append(entry_in_toml(entry))
+    parts = ["\n".join(panel) for panel in lines.values() if len(panel) > 1]
+    return "\n\n".join([heading, *parts] if heading else parts)
 
 
 def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
-    """The file of a run that repeats it, ``run.toml``."""
+    """Return the content of ``run.toml``, which repeats a run."""
     saved = dataclasses.asdict(SavedSource(None, None, ColumnNames(), None, None)) | dict(data)
     columns = saved["columns"]
     places = [
@@ -87,7 +85,7 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
 
 
 def _place(key: str, path: str | None) -> Entry:
-    """A file by its name; an empty one, which the commands refuse, where no name can stand in TOML."""
+    """Return the entry of a path; an empty one, which commands refuse, if TOML cannot express it."""
     if path == "":
         return Entry(key, "", comment="was in memory: name a file")
     if path is not None and any("\ud800" <= letter <= "\udfff" for letter in path):
@@ -96,7 +94,7 @@ def _place(key: str, path: str | None) -> Entry:
 
 
 def entry_in_toml(entry: Entry) -> str:
-    """An option as a line of TOML; one that is not set is a comment."""
+    """Return an option as a line of TOML, a comment if it is unset."""
     if entry.value is None:
         line = f"# {entry.key}: {entry.unset}" if entry.unset else f"# {entry.key}"
     else:
@@ -105,13 +103,12 @@ def entry_in_toml(entry: Entry) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML writes it: a text, a path, a number, a bool, a list of such, or a dict of such by plain names."""
+    """Return a value in TOML: text, path, number, bool, or a list or dict of them."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name} = {_value(one)}' for name, one in value.items())}}}"
     if isinstance(value, str | Path):
-        # JSON's escapes are TOML's, but for one character that TOML wants to be escaped, too.
+        # The escapes of JSON are valid in TOML, which also requires one for DEL.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    # Python writes 1e-05 and 1e+20 as TOML does; true and false it does not.
     return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,4 +1,4 @@
-"""A run as an ONNX file with its preprocessing, and what a program must know to use it."""
+"""Export of a run as an ONNX file with its preprocessing, and a JSON file with its metadata."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from raglane.export.to_onnx import Exported, made
 from raglane.ragged import Ragged
 from raglane.training.model import SequenceModel
 
-# What the model gives, by task.
+# The outputs that are not probabilities, by task.
 _OUTPUTS = {"regress": "prediction", "forecast": "prediction"}
 
 
 class RunModule(nn.Module):
-    """A trained model from the numbers of the data to answers in its units."""
+    """A trained model with its preprocessing: input and output are in the units of the data."""
 
     def __init__(self, model: SequenceModel, preprocessor: Preprocessor) -> None:
         super().__init__()
         if preprocessor.features:
-            got = f"{len(preprocessor.features)} features"
-            rule = "left out of the model: the file contains only the network for one column"
-            fix = "preprocess the data yourself, and export run.model with rl.export.onnx"
+            got = f"{len(preprocessor.features)} in columns of their own"
+            rule = "in one column of numbers or tokens, because other columns are joined outside the network"
+            fix = "preprocess the data outside the file, and export run.model with rl.export.onnx"
             raise ExportError(message("features", got, rule, fix))
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
@@ -49,14 +49,14 @@ class RunModule(nn.Module):
         self.scale_out = _Scale(mean or None, std or None, len(names))
 
     def forward(self, batch: Ragged) -> dict[str, Any]:
-        """Channels as they are in the data, or places of tokens; to probabilities, or numbers in the data's units."""
-        read = self._read(batch)
-        answers: Tensor | Ragged
-        answers = self.network.forecast(read)[:, 0] if self.task == "forecast" else self.network(read)
+        """Map channels in the units of the data, or indices of tokens, to probabilities or numbers."""
+        inputs = self._preprocess(batch)
+        outputs: Tensor | Ragged
+        outputs = self.network.forecast(inputs)[:, 0] if self.task == "forecast" else self.network(inputs)
         name = _OUTPUTS.get(self.task, "probabilities")
-        return {name: answers.map(self._in_words) if isinstance(answers, Ragged) else self._in_words(answers)}
+        return {name: outputs.map(self._postprocess) if isinstance(outputs, Ragged) else self._postprocess(outputs)}
 
-    def _read(self, batch: Ragged) -> Ragged:
+    def _preprocess(self, batch: Ragged) -> Ragged:
         if self.network.encoder.embedding is not None:
             return batch
         scaled = self.scale_in.apply(batch.values)
@@ -65,51 +65,51 @@ class RunModule(nn.Module):
         return batch.with_values(_filled(scaled, batch.offsets, self.missing, self._gaps(batch.values)))
 
     def _gaps(self, values: Tensor) -> Tensor | None:
-        """The time since the element before, as :meth:`Preprocessor.scaled` has it."""
+        """Return the time since the previous element, as :meth:`Preprocessor.scaled` does."""
         if self.gap_column is None:
             return None
         gaps = values[:, self.gap_column].double()
         return torch.where(gaps.isfinite(), gaps, 0.0) / self.usual_gap
 
-    def _in_words(self, answers: Tensor) -> Tensor:
-        """Probabilities, or numbers in the units of the data."""
+    def _postprocess(self, answers: Tensor) -> Tensor:
+        """Return probabilities, or numbers in the units of the data."""
         if self.task in ("classify", "tag", "language"):
             return answers.softmax(-1)
         if self.task == "multilabel":
             return answers.sigmoid()
-        # A forecast of what is 0 or 1 is a probability already.
+        # A forecast of binary channels is already a probability, and not scaled.
         return self.scale_out.invert(answers)
 
 
 class _Scale(nn.Module):
-    """Means and deviations, in float64: subtracting a large mean in float32 would lose what is left of the value."""
+    """Scaling in float64, because subtracting a large mean in float32 would cancel digits."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, size: int) -> None:
         super().__init__()
-        self.acts = mean is not None and std is not None
+        self.is_active = mean is not None and std is not None
         self.register_buffer("mean", torch.tensor(mean or (0.0,) * size, dtype=torch.float64))
         self.register_buffer("std", torch.tensor(std or (1.0,) * size, dtype=torch.float64))
 
     def apply(self, values: Tensor) -> Tensor:  # type: ignore[override]
-        return ((values.double() - self.mean) / self.std).to(values.dtype) if self.acts else values
+        return ((values.double() - self.mean) / self.std).to(values.dtype) if self.is_active else values
 
     def invert(self, values: Tensor) -> Tensor:
-        return (values.double() * self.std + self.mean).to(values.dtype) if self.acts else values
+        return (values.double() * self.std + self.mean).to(values.dtype) if self.is_active else values
 
 
 def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) -> Tensor:
-    """What :func:`raglane.data.missing.fill_missing` does, by operators that a graph can hold."""
+    """Fill missing values as :func:`raglane.data.missing.fill_missing`, with operators that ONNX has."""
     absent, total = ~values.isfinite(), values.shape[0]
     flags = absent.to(values.dtype)
     if missing == "zero":
         return torch.cat([torch.where(absent, 0.0, values), flags], 1)
     row = torch.arange(total, device=values.device).unsqueeze(1)
     starts = segments.spread(offsets[:-1], offsets, total).unsqueeze(1)
-    # There is no running maximum in ONNX. Of each channel the rows in which it is present, the first at place 1, and
-    # how many there are up to each element: where the last of them is.
+    # ONNX has no cumulative maximum. `rows` lists the rows in which a channel is present, from index 1; the number of
+    # them up to an element is the index of the last.
     count = (~absent).to(torch.int64).cumsum(0)
     rows = count.new_zeros(total + 1, values.shape[1])
     rows = rows.scatter(0, torch.where(absent, 0, count), row.expand(-1, values.shape[1]))
@@ -124,31 +124,30 @@ def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) 
 
 
 def description_path(path: Path) -> Path:
-    """Where the JSON of an exported run is."""
+    """Return the path of the JSON file of an exported run."""
     return path.with_suffix(".json")
 
 
 def export_run(
     model: SequenceModel, preprocessor: Preprocessor, path: Path, *, layout: Layout, verify: bool
 ) -> Exported:
-    """Write a run's model with its preprocessing, and a JSON beside it."""
+    """Write the ONNX file and the JSON file."""
     if path.suffix.lower() != ".onnx":
         raise ArgumentError(message("path", repr(str(path)), "a name that ends in .onnx", "change the suffix"))
-    beside = description_path(path)
-    for file in (path, beside):
+    metadata_path = description_path(path)
+    for file in (path, metadata_path):
         check_new_file("path", file)
     module = RunModule(model, preprocessor)
-    description = _described(model, preprocessor, layout)
-    text = json.dumps(description, ensure_ascii=False, indent=1)
+    text = json.dumps(_description(model, preprocessor, layout), ensure_ascii=False, indent=1)
     content, exported = made(
         module, path, example=_example(preprocessor), layout=layout, verify=verify, metadata={"raglane": text}
     )
-    write_files({exported.path: content, beside: f"{text}\n".encode()})
+    write_files({exported.path: content, metadata_path: f"{text}\n".encode()})
     return exported
 
 
 def _example(preprocessor: Preprocessor) -> Ragged:
-    """Sequences like those of the training part."""
+    """Return random sequences with the statistics of the training part."""
     generator = torch.Generator().manual_seed(0)
     lengths = [5, 30, 2, 17]
     if preprocessor.vocabulary is not None:
@@ -162,24 +161,27 @@ def _example(preprocessor: Preprocessor) -> Ragged:
     return Ragged.from_flat(values, lengths=lengths)
 
 
-def _described(model: SequenceModel, preprocessor: Preprocessor, layout: str) -> dict[str, Any]:
-    """What a program must know to use the file."""
-    second = "lengths" if layout == "padded" else "offsets"
-    described: dict[str, Any] = {"format": 1, "task": preprocessor.task, "layout": layout}
-    described["inputs"] = ["values", second]
-    described["output"] = f"output_{_OUTPUTS.get(preprocessor.task, 'probabilities')}"
-    described["per_element"] = bool(preprocessor.per_element) and preprocessor.task != "forecast"
+def _description(model: SequenceModel, preprocessor: Preprocessor, layout: str) -> dict[str, Any]:
+    """Return the metadata that a program requires to use the file."""
+    description: dict[str, Any] = {
+        "format": 1,
+        "task": preprocessor.task,
+        "layout": layout,
+        "inputs": ["values", "lengths" if layout == "padded" else "offsets"],
+        "output": f"output_{_OUTPUTS.get(preprocessor.task, 'probabilities')}",
+        "per_element": bool(preprocessor.per_element) and preprocessor.task != "forecast",
+    }
     if preprocessor.vocabulary is not None:
-        described |= {"vocabulary": list(preprocessor.vocabulary), "unknown": UNKNOWN, "split": preprocessor.split}
+        description |= {"vocabulary": list(preprocessor.vocabulary), "unknown": UNKNOWN, "split": preprocessor.split}
         if preprocessor.task == "language":
-            described["begins_with"] = END
+            description["begins_with"] = END
     else:
         missing = preprocessor.missing if BLOCKS[preprocessor.missing] > 1 else None
-        described |= {"channels": list(preprocessor.channels), "missing": missing}
+        description |= {"channels": list(preprocessor.channels), "missing": missing}
     if preprocessor.labels is not None:
-        described["labels"] = list(preprocessor.labels)
+        description["labels"] = list(preprocessor.labels)
     if preprocessor.task == "multilabel":
-        described["thresholds"] = model.get_buffer("thresholds").tolist()
+        description["thresholds"] = model.get_buffer("thresholds").tolist()
     if preprocessor.target_names:
-        described["targets"] = list(preprocessor.target_names)
-    return described
+        description["targets"] = list(preprocessor.target_names)
+    return description

@@ -1,8 +1,7 @@
-"""Predictions for many Parquet files on a Ray cluster: Ray Data hands out blocks of rows, and actors hold the model.
+"""Predictions for Parquet files on a Ray cluster: Ray Data distributes blocks of rows to actors that hold the model.
 
-Which rows make a block follows from the files alone, and each block becomes one file under a fixed name, whole or not
-at all. So the output is the same, byte for byte, whatever the workers: a block whose worker was lost is done again, and
-nothing is there twice.
+The files alone determine the blocks. Each block becomes one file with a fixed name, written atomically, so the output
+has the same bytes for any number of workers. The block of a lost worker is predicted again, and written once.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import check_place, put_folder, write_file
-from raglane._utils.messages import argument, message, quote, require
+from raglane._utils.messages import message, quote, require
 from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.predictions import parquet_bytes
 from raglane.training.ranks.on_ray import check_machines, connected
 
-# Rows of a block at most; a row group is never in two.
+# The most rows of a block that has several row groups; a row group is never split.
 _ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a file."""
+    """A range of row groups of a file, with the index of its first row over all files."""
 
     path: str
     groups: tuple[int, int]
@@ -41,7 +40,7 @@ class Block:
 
 
 def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
-    """Predict for Parquet files, in actors of a Ray cluster."""
+    """Write predictions for Parquet files to a folder, and return the number of rows."""
     if os.path.lexists(output):
         raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another folder"))
     check_place("output", output)
@@ -78,7 +77,7 @@ def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None
 
 
 def _blocks(data: str) -> Iterator[Block]:
-    """The blocks of the files: whole row groups, in the order of the names of the files."""
+    """Yield the blocks of the files, in the order of the file names."""
     parquet = require("pyarrow.parquet", "data")
     arrow = require("pyarrow", "data")
     paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
@@ -90,7 +89,7 @@ def _blocks(data: str) -> Iterator[Block]:
         try:
             metadata = parquet.read_metadata(path)
         except (arrow.ArrowException, OSError) as error:
-            got = "a damaged file or another format"
+            got = "a damaged file, or another format"
             raise DataError(message(path, got, "a Parquet file", "copy it again, or convert it")) from error
         begin, rows = 0, 0
         for group in range(metadata.num_row_groups):
@@ -104,35 +103,35 @@ def _blocks(data: str) -> Iterator[Block]:
 
 
 class _Worker:
-    """An actor that holds the model."""
+    """A Ray actor that holds the model."""
 
     def __init__(self, predictor: TablePredictor, blocks: tuple[Block, ...], folder: str) -> None:
         self._predictor, self._blocks, self._folder = predictor, blocks, Path(folder)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Do some blocks; gives their numbers, and an error each or ''."""
+        """Predict blocks; return their numbers, and for each an error message or ''."""
         places = [int(place) for place in batch["place"]]
-        return {"place": np.array(places), "error": np.array([self._one(place) for place in places], dtype=object)}
+        return {"place": np.array(places), "error": np.array([self._predict(place) for place in places], dtype=object)}
 
-    def _one(self, place: int) -> str:
+    def _predict(self, place: int) -> str:
         path = self._folder / f"part-{place:05d}.parquet"
         if path.exists():
-            # Another worker had written it when it was lost.
+            # A worker that was lost later has written it.
             return ""
         block = self._blocks[place]
         try:
-            write_file(path, _predicted(self._predictor, block))
+            write_file(path, _predictions(self._predictor, block))
         except RaglaneError as error:
             return f"{block.path}, rows from {block.first}: {error}"
         return ""
 
 
-def _predicted(predictor: TablePredictor, block: Block) -> bytes:
-    """The file of a block."""
+def _predictions(predictor: TablePredictor, block: Block) -> bytes:
+    """Return the predictions for a block as a Parquet file."""
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     with parquet.ParquetFile(block.path) as file:
         table = file.read_row_groups(list(range(*block.groups)))
-    # Similar lengths come together, for whatever pads; which do, does not change what comes of each.
+    # Sort by length for backends that pad. The batches do not affect the bits of a prediction.
     order = np.argsort(-_lengths(table, arrow), kind="stable")
     answers = predictor(table.take(order)).take(np.argsort(order, kind="stable"))
     if "id" not in answers.column_names:
@@ -141,27 +140,23 @@ def _predicted(predictor: TablePredictor, block: Block) -> bytes:
 
 
 def _lengths(table: Any, arrow: Any) -> Any:
-    """The lengths of the first column of lists or of texts; zeros where there is none."""
+    """Return the lengths of the first column of lists or texts; zeros without one."""
     compute = require("pyarrow.compute", "data")
     for field in table.schema:
         is_list = arrow.types.is_list(field.type) or arrow.types.is_large_list(field.type)
         if is_list or arrow.types.is_string(field.type):
             column = table[field.name]
-            found = compute.list_value_length(column) if is_list else compute.utf8_length(column)
-            return compute.fill_null(found, 0).to_numpy()
+            lengths = compute.list_value_length(column) if is_list else compute.utf8_length(column)
+            return compute.fill_null(lengths, 0).to_numpy()
     return np.zeros(table.num_rows, np.int64)
 
 
 def _check(done: list[dict[str, Any]], count: int) -> None:
-    """Raise where a block is missing or failed."""
+    """Raise if a block failed or is missing."""
     failed = sorted((row["place"], row["error"]) for row in done if row["error"])
     if failed:
         raise DataError(str(failed[0][1]))
     missing = set(range(count)) - {int(row["place"]) for row in done}
     if missing:
-        got = f"no answer for {len(missing)} of {count} blocks"
-        raise DataError(
-            message(
-                "engine", got, "complete, with an answer for each block", f"run it again, {argument('engine', 'ray')}"
-            )
-        )
+        got = f"no result for {len(missing)} of {count} blocks"
+        raise DataError(message("engine", got, "one result per block", "run the command again"))

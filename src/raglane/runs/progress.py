@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal; the epochs of a run in lines, in a bar, and in a logger of another package."""
+"""Progress of long work on a terminal, and epochs of a training as lines, as a bar and in a logger."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raglane._utils.messages import message, quote, require, shorten
+from raglane.data.conversion import Progress
 from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
+from raglane.training.settings import Settings
+from raglane.training.state import Totals, TrainingState, Watcher
 
-if TYPE_CHECKING:
-    from raglane.data.conversion import Progress
-    from raglane.training.settings import Settings
-    from raglane.training.state import Totals, TrainingState
+# The longest quotation of another package's message, in characters.
+_LONGEST = 300
+# The modules of each logger, any of which suffices.
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
 
 
 def epoch_line(row: dict[str, float], epochs: int) -> str:
-    """An epoch of the history in a line."""
+    """Return an epoch of the history as a line."""
     width = len(str(epochs))
     parts = [f"epoch {int(row['epoch']):{width}d}/{epochs}"]
     for key, value in row.items():
@@ -33,28 +36,26 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return "  ".join([*parts, f"{row['elements_per_second']:,.0f} elements/s"])
 
 
-class LineWatcher:
-    """One line per epoch: for logs and pipes."""
+class LineWatcher(Watcher):
+    """Prints one line per epoch, for logs and pipes."""
 
     _epochs = 0
 
-    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002
-        """The loop starts."""
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
         self._epochs = epochs
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch is done: nothing to say."""
+        """Do nothing."""
 
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete."""
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
         print(epoch_line(row, self._epochs) + ("  best" if is_best else ""), flush=True)
 
     def close(self) -> None:
-        """The run has ended."""
+        """Do nothing."""
 
 
-class BarWatcher:
-    """A bar over all batches, with epoch, loss, metric and real elements per second."""
+class BarWatcher(Watcher):
+    """A progress bar over all batches, with epoch, loss, metric and real elements per second."""
 
     def __init__(self, metric: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -71,36 +72,32 @@ class BarWatcher:
         self._epochs = self._batches = 0
         self._shown = 0.0
 
-    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts, or goes on."""
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
         self._epochs, self._batches = epochs, batches
         done = state.epoch * batches + state.batch
         self._progress.update(self._task, total=epochs * batches, completed=done, epoch=f"{state.epoch + 1}/{epochs}")
         self._progress.start()
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch is done; the numbers are renewed a few times a second, since reading them waits for a GPU."""
-        done = (epoch - 1) * self._batches + batch
-        now = time.monotonic()
-        if now - self._shown < 0.2:
-            self._progress.update(self._task, completed=done)
-            return
-        self._shown = now
-        numbers = (
-            f"loss {totals.mean_loss:.4f}  {self._metric} {totals.mean_metric:.3f}  {totals.speed:,.0f} elements/s"
-        )
-        self._progress.update(self._task, completed=done, epoch=f"{epoch}/{self._epochs}", numbers=numbers)
+        """Update the numbers at most five times a second, since reading them waits for a GPU."""
+        fields: dict[str, Any] = {}
+        if time.monotonic() - self._shown >= 0.2:
+            self._shown = time.monotonic()
+            metric = f"{self._metric} {totals.mean_metric:.3f}"
+            numbers = f"loss {totals.mean_loss:.4f}  {metric}  {totals.speed:,.0f} elements/s"
+            fields = {"epoch": f"{epoch}/{self._epochs}", "numbers": numbers}
+        self._progress.update(self._task, completed=(epoch - 1) * self._batches + batch, **fields)
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete: the bar has moved already."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """The run has ended; the bar stays as it was."""
+        """Stop the bar and leave it on the terminal."""
         self._progress.stop()
 
 
 def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
-    """A bar on a terminal that can draw one, lines elsewhere."""
+    """Return a bar for a terminal that can draw one, else lines."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -108,13 +105,11 @@ def pick_watcher(metric: str) -> LineWatcher | BarWatcher:
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[Progress]:
-    """A bar on a terminal, below what is printed; nothing elsewhere."""
+def progress_bar(quiet: bool) -> Iterator[Progress]:
+    """Show a bar below the printed lines if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
-
-    from raglane.data.conversion import Progress
 
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal or terminal.is_dumb_terminal:
@@ -134,75 +129,66 @@ def shown(quiet: bool) -> Iterator[Progress]:
         yield Shown()
 
 
-# Characters of a message that is not our own.
-_LONGEST = 300
-# The modules of which one must be there, by what is to be installed.
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
-
-
 def check_logger(name: str | None) -> None:
-    """Refuse a logger whose package is not installed, before anything is read."""
+    """Raise if the package of a logger is not installed."""
     if name is None:
         return
     if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
-        raise MissingExtraError(f"{name} is not installed, but --logger {name} requires it. Run pip install {name}.")
+        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Fix: pip install {name}.")
     if importlib.util.find_spec("lightning") is None:
         raise MissingExtraError(
-            f"lightning is not installed, but --logger {name} requires it. Run pip install 'raglane[logs]'."
+            f"lightning is not installed, which --logger {name} requires. Fix: pip install 'raglane[logs]'."
         )
 
 
-class LoggingWatcher:
-    """Tells a logger of each epoch, and another watcher of everything."""
+class LoggingWatcher(Watcher):
+    """Logs each epoch with a logger of Lightning, and calls another watcher."""
 
     def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:
         check_logger(settings.logger)
         self._settings, self._folder, self._watcher = settings, folder, watcher
         self._logger: Any = None
 
-    def started(self, state: Any, epochs: int, batches: int) -> None:
-        """The logger begins, with the settings of the run."""
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loggers = require("lightning.pytorch.loggers", "logs")
         try:
-            self._logger = self._made(loggers)
+            self._logger = self._create(loggers)
             self._logger.log_hyperparams(self._settings.to_config())
         except Exception as error:
-            # What its package finds missing: an account, a server, a database.
+            # The package lacks e.g. an account, a server or a database.
             got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            rule, fix = "a logger that starts", "configure it, or leave it out"
+            rule, fix = "a logger that can start", "configure it, or leave it out"
             raise ArgumentError(message("logger", got, rule, fix)) from error
         if self._watcher is not None:
             self._watcher.started(state, epochs, batches)
 
-    def _made(self, loggers: Any) -> Any:
-        """The logger, with its files in the folder of the run."""
+    def _create(self, loggers: Any) -> Any:
+        """Create the logger, which writes to the folder of the run."""
         place, name = (self._folder / LOGS).absolute(), self._folder.name
         place.mkdir(exist_ok=True)
         if self._settings.logger == "tensorboard":
             return loggers.TensorBoardLogger(str(place), name="", version="")
         if self._settings.logger == "wandb":
             return loggers.WandbLogger(name=name, save_dir=str(place), project="raglane")
-        # In files alone, as Lightning would have it, MLflow 3 no longer logs.
+        # MLflow 3 no longer supports Lightning's default, a store of plain files.
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
         more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(place)}
         return loggers.MLFlowLogger(experiment_name="raglane", run_name=name, tracking_uri=where, **more)
 
-    def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
-        """Told to the other watcher alone."""
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: D102
         if self._watcher is not None:
             self._watcher.batch_done(epoch, batch, totals)
 
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """The numbers of the epoch are logged."""
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
         self._logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, int(row["epoch"]))
         self._logger.save()
         if self._watcher is not None:
             self._watcher.epoch_done(row, is_best)
 
     def close(self) -> None:
-        """The logger writes what it has."""
+        """Finish the logger and the other watcher."""
         if self._logger is not None:
             self._logger.finalize("success")
         if self._watcher is not None:

@@ -1,4 +1,4 @@
-"""Predictions table by table, in the processes of Spark, Dask, Ray or whoever else holds a large table in parts."""
+"""Predictions for tables, in the worker processes of Spark, Dask or Ray."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite
 
-# The runs that this process has read, by what a predictor calls them.
+# The runs that this process has loaded, by folder or by SHA-256 of the pickle.
 _RUNS: dict[str, Any] = {}
 
 
 class TablePredictor:
     """A function from a table of sequences to a table of predictions, which can be sent to other processes.
 
-    It is pickled as the folder of its run, or as the model where that is in memory alone. Each process reads the model
-    once, however many tables and copies of this function come to it. On a CPU a sequence has the same predictions, bit
-    for bit, in whatever table it comes.
+    Its pickle contains the path of the run's folder, or the model if the run is in memory. Each process loads the model
+    once for all tables and copies of this function. On a CPU the predictions of a sequence have the same bits in any
+    table.
 
     Args:
         run: the :class:`raglane.Run` that predicts.
@@ -53,29 +53,29 @@ class TablePredictor:
 
     @property
     def run(self) -> Any:
-        """What predicts, read at the first call in a process.
+        """The :class:`raglane.Run`, loaded at the first use in a process.
 
         Raises:
-            CheckpointError: the folder of the run is not there, or damaged.
+            CheckpointError: the folder of the run is missing or damaged.
         """
         if self._key not in _RUNS:
-            source = self._source
-            if isinstance(source, str):
+            if isinstance(self._source, str):
                 take_code(self._code)
-                _RUNS[self._key] = self._load(source)
+                _RUNS[self._key] = self._load(self._source)
             else:
-                _RUNS[self._key] = pickle.loads(source)
+                _RUNS[self._key] = pickle.loads(self._source)
         return _RUNS[self._key]
 
     def __call__(self, table: Any) -> Any:
-        """The predictions for a table.
+        """Return the predictions for a table.
 
         Args:
-            table: of pandas, polars or Arrow (a table or a record batch), a row per sequence; or a dict of columns.
+            table: a table of pandas, polars or Arrow (a table or a record batch) with one row per sequence, or a dict
+                of columns.
 
         Returns:
-            A table of the same kind, with a row for each of its rows, in their order, and of pandas with their index.
-            It has the columns of :meth:`raglane.Run.predict`; ``id`` only where the table names its sequences.
+            A table of the same type with one row per sequence, in the same order; of pandas with the same index. Its
+            columns are those of :meth:`raglane.Run.predict`, with ``id`` only if the table has IDs.
 
         Raises:
             ArgumentTypeError: not a table.
@@ -84,34 +84,30 @@ class TablePredictor:
         arrow = require("pyarrow", "data")
         rows = _as_arrow(table, arrow)
         if rows.num_rows == 0:
-            # As many columns as ever, of the same kinds.
-            return _like(table, self._columns(self._made_up(), arrow).slice(0, 0))
+            # Predict one sequence of one element for the types of the columns.
+            preprocess = self.run.preprocess
+            example = ["a"] if preprocess.is_tokens else np.zeros((1, len(preprocess.channels)), np.float32)
+            return _like(table, self._predict(self.run.read([example], need_labels=False), arrow).slice(0, 0))
         records = self.run.read(rows, need_labels=False)
         if len(records) != rows.num_rows:
             got = f"{len(records)} sequences in {rows.num_rows} rows"
             fix = "gather the elements of a sequence into a list"
             raise ArgumentTypeError(message("table", got, "a table with one sequence per row", fix))
-        return _like(table, self._columns(records, arrow))
+        return _like(table, self._predict(records, arrow))
 
-    def _columns(self, records: Any, arrow: Any) -> Any:
+    def _predict(self, records: Any, arrow: Any) -> Any:
         columns = finite(self.run.predict(records, **self.options).columns)
         if records.ids is None:
             del columns["id"]
         return arrow.table({name: arrow.array(values) for name, values in columns.items()})
 
-    def _made_up(self) -> Any:
-        """A sequence of one element, for the kinds of the columns."""
-        preprocess = self.run.preprocess
-        if preprocess.is_tokens:
-            return self.run.read([["a"]], need_labels=False)
-        return self.run.read([np.zeros((1, len(preprocess.channels)), np.float32)], need_labels=False)
-
 
 def _as_arrow(table: Any, arrow: Any) -> Any:
-    """A ``pyarrow.Table``."""
+    """Return a table as a ``pyarrow.Table``."""
     try:
         if isinstance(table, dict):
-            return arrow.table({name: _as_lists(column) for name, column in table.items()})
+            wide = {name: column.tolist() for name, column in table.items() if getattr(column, "ndim", 1) > 1}
+            return arrow.table(table | wide)
         if isinstance(table, arrow.RecordBatch):
             return arrow.Table.from_batches([table])
         if hasattr(table, "iloc"):
@@ -122,16 +118,12 @@ def _as_arrow(table: Any, arrow: Any) -> Any:
         raise ArgumentTypeError(message("table", f"a {type(table).__name__}", rule, "pass one of these")) from error
 
 
-def _as_lists(column: Any) -> Any:
-    return column.tolist() if isinstance(column, np.ndarray) and column.ndim > 1 else column
-
-
-def _like(given: Any, answers: Any) -> Any:
-    """A table of answers, of the kind that was given."""
-    if isinstance(given, dict):
+def _like(table: Any, answers: Any) -> Any:
+    """Convert answers to the type of a table."""
+    if isinstance(table, dict):
         return answers.to_pydict()
-    if hasattr(given, "iloc"):
-        return answers.to_pandas().set_index(given.index)
-    if type(given).__module__.split(".")[0] == "polars":
-        return type(given)(answers)
+    if hasattr(table, "iloc"):
+        return answers.to_pandas().set_index(table.index)
+    if type(table).__module__.split(".")[0] == "polars":
+        return type(table)(answers)
     return answers

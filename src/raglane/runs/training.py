@@ -19,7 +19,7 @@ from raglane.data.missing import refuse_missing
 from raglane.data.records import Records, note_empty
 from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DivergedError
-from raglane.report.figures import curves_png
+from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.progress import LoggingWatcher, check_logger
@@ -147,7 +147,7 @@ def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: P
 
 def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
     if result.state.history:
-        png = curves_png(result.state.history, result.metric, title, result.state.best_epoch)
+        png = curves(result.state.history, result.metric, title, result.state.best_epoch)
         write_file(folder / "curves.png", png)
 
 

@@ -1,7 +1,7 @@
-"""A search for good settings: what it may choose from, a study of Optuna in SQLite, and its best run.
+"""A search for hyperparameters: the search space, an Optuna study in SQLite, and the best run.
 
-A trial is an ordinary run in ``trials/``, whose folder its process has locked. So whoever comes next knows which trials
-are at work and which died; a trial that died goes on from its last checkpoint.
+Each trial is an ordinary run in ``trials/``, whose folder is locked by its process. Other processes thus detect which
+trials run and which have died, and resume a dead trial from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
 from raglane.training.settings import FORWARDS, Settings
+from raglane.training.state import TrainingState, Watcher
 from raglane.training.stored import checked, rule_of
 
 STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"
-"""The files of a study: the study, its trials, and the best of them."""
+"""The files of a study: the database, its trials, and the best run."""
 
 _NAME, _TURN = "raglane", ".turn"
 
@@ -42,12 +43,12 @@ SEARCHED = (
     "weight_dropout zoneout embedding_dropout embedding batch_size batch_elements lr optimizer weight_decay grad_clip "
     "lr_schedule warmup class_weights label_smoothing unk_dropout bucket"
 ).split()
-"""The settings that a search may choose: those that change neither the data nor what is measured."""
+"""The settings that may be searched: those that affect neither the data nor the validation loss's meaning."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two, both included."""
+    """A range of numbers, including both ends."""
 
     low: float
     high: float
@@ -56,11 +57,11 @@ class Range:
 
 
 Space = dict[str, tuple[Any, ...] | Range]
-"""What to choose from, by the names of settings: some values, or a range."""
+"""A search space: values or a range for each setting."""
 
 
 def default_space(settings: Settings, fixed: Collection[str]) -> Space:
-    """What is searched where nobody says otherwise."""
+    """Return the default search space."""
     space: Space = {
         "cell": ("gru", "lstm"),
         "hidden_size": (32, 64, 128, 256),
@@ -81,129 +82,135 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
 
 
 def read_space(table: Any, where: str) -> Space:
-    """What a table of TOML says."""
+    """Return the search space of a TOML table."""
     if not isinstance(table, dict):
-        rule = "a table of options, each with a list or a range"
-        raise ArgumentError(message(where, quote(table), rule, "write [search], and lr = {low = 1e-4, high = 1e-2}"))
-    known, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
+        rule, fix = (
+            "a table of options, each with a list or a range",
+            "write [search], and lr = {low = 1e-4, high = 1e-2}",
+        )
+        raise ArgumentError(message(where, quote(table), rule, fix))
+    keys, hints = {key_of(Settings, name): name for name in SEARCHED}, get_type_hints(Settings)
     space: Space = {}
-    for key, said in table.items():
-        name = known.get(str(key).replace("_", "-"))
+    for key, entry in table.items():
+        name = keys.get(str(key).replace("_", "-"))
         if name is None:
-            near = nearest(str(key), known)
-            fix = f"write {near}" if near else f"choose among {', '.join(known)}"
-            raise ArgumentError(message(where, f"the option {quote(key)}", "an option that a search can choose", fix))
-        space[name] = _values(said, hints[name], name, f"{key} in {where}")
+            near = nearest(str(key), keys)
+            fix = f"write {near}" if near else f"choose among {', '.join(keys)}"
+            raise ArgumentError(message(where, f"the option {quote(key)}", "options that can be searched", fix))
+        space[name] = _values(entry, hints[name], name, f"{key} in {where}")
     return space
 
 
-def _values(said: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Range:
-    """The values of an option, each of which it can have."""
+def _values(entry: Any, hint: Any, name: str, where: str) -> tuple[Any, ...] | Range:
+    """Return the valid values or range of an option."""
     rule, fix = "a list of values, or {low, high}", "write [1, 2], or {low = 1, high = 2}"
-    if isinstance(said, list) and said:
-        values = tuple(_value(one, hint, name, where) for one in said)
+    if isinstance(entry, list) and entry:
+        values = tuple(_value(value, hint, name, where) for value in entry)
         if len(set(values)) < len(values):
-            raise ArgumentError(message(where, quote(said), "a list of different values", "remove the duplicate"))
+            raise ArgumentError(message(where, quote(entry), "a list of distinct values", "remove the duplicates"))
         return values
-    if not isinstance(said, dict) or not {"low", "high"} <= set(said) <= {"low", "high", "log"}:
-        raise ArgumentError(message(where, quote(said), rule, fix))
-    low, high = (_value(said[end], hint, name, where) for end in ("low", "high"))
-    log = said.get("log", False)
+    if not isinstance(entry, dict) or not {"low", "high"} <= set(entry) <= {"low", "high", "log"}:
+        raise ArgumentError(message(where, quote(entry), rule, fix))
+    low, high = (_value(entry[end], hint, name, where) for end in ("low", "high"))
+    log = entry.get("log", False)
     is_number = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
     if not is_number or not isinstance(log, bool) or low >= high or (log and low <= 0):
         rule = "two numbers, the lower first, and above 0 if log is true"
-        raise ArgumentError(message(where, quote(said), rule, fix))
+        raise ArgumentError(message(where, quote(entry), rule, fix))
     return Range(low, high, log, whole=isinstance(low, int) and isinstance(high, int) and "float" not in str(hint))
 
 
 def _value(value: Any, hint: Any, name: str, where: str) -> Any:
-    """A value that the option can have."""
+    """Return a value if it is valid for an option."""
     try:
-        found = checked(hint, value, name)
-    except ValueError as error:
-        raise ArgumentError(message(where, quote(value), rule_of(error), "correct it")) from error
-    try:
-        check_value("value", found, options(Settings)[name])
+        value = checked(hint, value, name)
+        check_value("value", value, options(Settings)[name])
     except ArgumentError as error:
         raise ArgumentError(f"{where}: {error}") from error
-    return found
+    except ValueError as error:
+        raise ArgumentError(message(where, quote(value), rule_of(error), "correct it")) from error
+    return value
 
 
 def as_table(space: Space, comments: Mapping[str, str]) -> str:
-    r"""A space as the table that :func:`read_space` reads."""
+    """Return a search space as the TOML table that :func:`read_space` reads."""
     lines = ["[search]"]
     for name, values in space.items():
-        said: Any = values
+        value: Any = values
         if isinstance(values, Range):
-            said = {"low": values.low, "high": values.high} | ({"log": True} if values.log else {})
-        lines.append(entry_in_toml(Entry(key_of(Settings, name), said, comment=comments.get(name, ""))))
+            value = {"low": values.low, "high": values.high} | ({"log": True} if values.log else {})
+        lines.append(entry_in_toml(Entry(key_of(Settings, name), value, comment=comments.get(name, ""))))
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a search went."""
+    """The result of a search."""
 
-    best: Path | None  # the folder of the best trial, if there is one
+    best: Path | None  # the folder of the best trial
     value: float  # its validation loss
     settings: Settings  # of the best trial
     done: int  # trials that have ended
-    others: int  # processes that are still at work on the study
+    others: int  # trials that run in other processes
     stopped_by: int | None = None  # the signal that ended the search
 
 
 class _Ended(Exception):  # noqa: N818
-    """A trial ends before its last epoch: since others were better by then, or since time is up."""
+    """Ends a trial before its last epoch: it was pruned, or the time is up."""
 
     def __init__(self, is_late: bool) -> None:
         super().__init__()
         self.is_late = is_late
 
 
-class _Watcher:
-    """Tells a trial of each epoch, and ends it where it is not worth more."""
+class _Watcher(Watcher):
+    """Reports each epoch to Optuna, and ends a trial that is pruned or out of time."""
 
     def __init__(self, trial: Any, until: float) -> None:
         self.trial, self.until, self.best = trial, until, math.inf
 
-    def started(self, state: Any, epochs: int, batches: int) -> None:  # noqa: ARG002
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002
         for row in state.history:
-            self._tell(row)
+            self._report(row)
 
     def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
-        pass
+        """Do nothing."""
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
-        self._tell(row)
+        self._report(row)
         if time.monotonic() > self.until:
             raise _Ended(is_late=True)
         if self.trial.should_prune():
             raise _Ended(is_late=False)
 
-    def _tell(self, row: dict[str, float]) -> None:
+    def _report(self, row: dict[str, float]) -> None:
         self.best = min(self.best, row["validation_loss"])
         self.trial.report(row["validation_loss"], int(row["epoch"]))
 
 
 @dataclass
 class Search:
-    """A search in a folder: until there are enough trials or time is up. It goes on with a study that is there."""
+    """A search in a folder, which resumes its study, until the number of trials or the time is reached."""
 
     folder: Path
-    settings: Settings  # those that are fixed, and defaults
+    settings: Settings  # fixed settings and defaults
     space: Space
     parts: Parts
-    data: Mapping[str, Any]  # where the parts come from, as ``run.json`` has it
+    data: Mapping[str, Any]  # the sources of the parts, as in ``run.json``
     columns: Mapping[str, Any]
-    trials: int  # in all, those of earlier calls and of other processes among them
+    trials: int  # in total, including earlier calls and other processes
     say: Callable[[str], None]
-    seconds: float | None = None  # after which no trial goes on
+    seconds: float | None = None  # the time limit
 
     @cached_property
     def study(self) -> Any:
-        """The study in the folder, of the same data and settings; a new one where there is none."""
+        """The study in the folder, or a new one.
+
+        Raises:
+            ArgumentError: the study in the folder is of other data or settings.
+        """
         optuna, path = self._optuna, self.folder / STUDY
-        wanted: dict[str, Any] = {
+        order: dict[str, Any] = {
             "data": identity(self.parts.training, self.parts.validation),
             "settings": {name: value for name, value in self.settings.to_config().items() if name not in self.space},
             "space": {
@@ -212,15 +219,15 @@ class Search:
             },
         }
         for name in ("threads", "workers", "device", "logger"):
-            wanted["settings"].pop(name, None)
+            order["settings"].pop(name, None)
         try:
             storage = optuna.storages.RDBStorage(
                 f"sqlite:///{path.absolute()}", engine_kwargs={"connect_args": {"timeout": 120}}
             )
             names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
             if not names and any((self.folder / TRIALS).iterdir()):
-                raise ValueError(f"no study in it, beside the {TRIALS} of one")
-            # Another seed for each process, and for each time that it goes on: they are to try other things.
+                raise ValueError(f"no study in it, but a folder {TRIALS}")
+            # Each process and each resumption uses another seed, so that they draw different trials.
             seed = self.settings.seed
             if names:
                 seed += len(optuna.load_study(study_name=names[0], storage=storage).get_trials(deepcopy=False))
@@ -233,15 +240,15 @@ class Search:
             )
             kept = study.user_attrs.get("order")
         except Exception as error:
-            raise _not_whole(path, quote(" ".join(str(error).split()))) from error
+            raise _damaged(path, quote(" ".join(str(error).split()))) from error
         if kept is None:
-            study.set_user_attr("order", json.dumps(wanted, sort_keys=True))
+            study.set_user_attr("order", json.dumps(order, sort_keys=True))
         else:
-            self._check_same(json.loads(kept), json.loads(json.dumps(wanted)))
+            self._check_same(json.loads(kept), json.loads(json.dumps(order)))
         return study
 
     def run(self) -> Tuned:
-        """Search."""
+        """Run trials until the end of the search."""
         self._optuna.logging.set_verbosity(logging.ERROR)
         self._check_place()
         until = math.inf if self.seconds is None else time.monotonic() + self.seconds
@@ -256,8 +263,8 @@ class Search:
                     if self._begun >= self.trials:
                         break
                     trial = study.ask()
-                    chosen = _chosen(trial, self.space)
-                    place = self._place(trial, f"{trial.number:04}")
+                    chosen = _suggest(trial, self.space)
+                    place = self._place(trial)
                     trial.set_user_attr("folder", place.name)
                     held.enter_context(locked(place))
                 stopped_by = self._try(trial, chosen, place, until)
@@ -265,7 +272,7 @@ class Search:
             return self._result(stopped_by)
 
     def publish(self, best: Path) -> Path:
-        """Put the best trial where the run of a study is, as an ordinary run."""
+        """Copy the best trial to the folder of the study's best run, and return it."""
         place, partial = self.folder / BEST_RUN, self.folder / f".{BEST_RUN}.partial"
         with turn(self.folder / _TURN):
             shutil.rmtree(partial, ignore_errors=True)
@@ -279,61 +286,61 @@ class Search:
 
     @property
     def _begun(self) -> int:
-        """Trials that have ended or run."""
+        """The number of trials that have ended or are running."""
         return len(self._in_state("COMPLETE", "PRUNED", "RUNNING"))
 
     def _in_state(self, *names: str) -> list[Any]:
-        """The trials in one of these states."""
+        """Return the trials in any of the given states."""
         states = [self._optuna.trial.TrialState[name] for name in names]
-        found: list[Any] = self.study.get_trials(deepcopy=False, states=states)
-        return found
+        trials: list[Any] = self.study.get_trials(deepcopy=False, states=states)
+        return trials
 
-    def _place(self, trial: Any, otherwise: str) -> Path:
-        """The folder of a trial."""
-        return self.folder / TRIALS / str(trial.user_attrs.get("folder", otherwise))
+    def _place(self, trial: Any) -> Path:
+        """Return the folder of a trial."""
+        return self.folder / TRIALS / str(trial.user_attrs.get("folder", f"{trial.number:04}"))
 
     def _check_place(self) -> None:
-        """Refuse a folder that holds something else than a study."""
+        """Raise if the folder contains anything but a study."""
         path, trials = self.folder / STUDY, self.folder / TRIALS
         if path.exists():
             return
         if trials.is_dir():
             if any(trials.iterdir()):
-                raise _not_whole(path, f"no such file, beside the {TRIALS} of a study")
+                raise _damaged(path, f"no such file, but a folder {TRIALS}")
             return
         try:
             check_folder(self.folder)
         except ArgumentError as error:
             fix = f"name another folder with {argument('folder')}"
-            got = f"{quote(str(self.folder))}, which contains something else"
+            got = f"{quote(str(self.folder))}, which contains other files"
             raise ArgumentError(message("folder", got, "a new folder, or that of a study", fix)) from error
 
-    def _check_same(self, kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        """Refuse to go on with a study of something else."""
-        fix, folder = f"pass the same, or start another study with another {argument('folder')}", str(self.folder)
-        if kept["data"] != wanted["data"]:
+    def _check_same(self, kept: Mapping[str, Any], order: Mapping[str, Any]) -> None:
+        """Raise if the study in the folder is of other data, settings or search space."""
+        fix, folder = f"repeat its options, or start another study with another {argument('folder')}", str(self.folder)
+        if kept["data"] != order["data"]:
             rule = "the folder of a study of the same sequences and labels"
             raise ArgumentError(message("folder", f"{quote(folder)}, a study of other data", rule, fix))
-        for part, what in (("settings", "set"), ("space", "searched")):
-            for name in {**kept[part], **wanted[part]}:
-                before, now = (side[part].get(name) for side in (kept, wanted))
+        for part, rule in (("settings", "the value of the study"), ("space", "the search space of the study")):
+            for name in {**kept[part], **order[part]}:
+                before, now = (side[part].get(name) for side in (kept, order))
                 if before != now:
                     got = f"{quote(now)}, but the study in {quote(folder)} was started with {quote(before)}"
-                    raise ArgumentError(message(name, got, f"as at the start of the study, {what}", fix))
+                    raise ArgumentError(message(name, got, rule, fix))
 
     def _revive(self) -> None:
-        """Ask again for the trials whose processes died; their runs go on in their folders."""
+        """Enqueue the trials of dead processes again; their runs resume in their folders."""
         for trial in self._in_state("RUNNING"):
-            place = self._place(trial, f"{trial.number:04}")
+            place = self._place(trial)
             with suppress(ArgumentError), locked(place):
                 self.study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
                 if trial.params:
                     self.study.enqueue_trial(dict(trial.params), user_attrs={"folder": place.name})
 
     def _try(self, trial: Any, chosen: Mapping[str, Any], place: Path, until: float) -> int | None:
-        """Train a trial, and tell the study what came of it; or the signal that stopped it."""
+        """Train a trial and report its result to the study, or return the signal that stopped it."""
         watcher = _Watcher(trial, until)
-        words = ", ".join(f"{key_of(Settings, name)} {_short(value)}" for name, value in chosen.items())
+        words = ", ".join(f"{key_of(Settings, name)} {_text(value)}" for name, value in chosen.items())
         pruned = {"state": self._optuna.trial.TrialState.PRUNED}
         try:
             settings = replace(self.settings, **chosen)
@@ -349,59 +356,58 @@ class Search:
                 config=run_config(settings, self.data),
             )
             if result.stopped_by is not None:
-                # Not told: whoever comes next sees that nobody is at work on it, and goes on.
+                # The trial stays "running" without a lock, so the next process resumes it.
                 return result.stopped_by
-            told, what = {"values": result.state.best_loss}, f"validation loss {result.state.best_loss:.4f}"
+            outcome, text = {"values": result.state.best_loss}, f"validation loss {result.state.best_loss:.4f}"
         except _Ended as end:
-            told = {"values": watcher.best} if end.is_late and not self._in_state("COMPLETE") else pruned
+            outcome = {"values": watcher.best} if end.is_late and not self._in_state("COMPLETE") else pruned
             why = "out of time" if end.is_late else "worse than others, ended early"
-            what = f"validation loss {watcher.best:.4f}, {why}"
+            text = f"validation loss {watcher.best:.4f}, {why}"
         except DivergedError:
-            told, what = pruned, "ran away"
+            outcome, text = pruned, "diverged"
         except ArgumentError as error:
             if (place / LAST).exists():
                 raise
-            told, what = pruned, f"left out: {error}"
-        self.study.tell(trial, **told)
-        self.say(f"trial {trial.number}: {what}  ({words})")
+            outcome, text = pruned, f"left out: {error}"
+        self.study.tell(trial, **outcome)
+        self.say(f"trial {trial.number}: {text}  ({words})")
         return None
 
     def _result(self, stopped_by: int | None) -> Tuned:
-        """How the search went."""
+        """Return the result of the search."""
         complete, others = self._in_state("COMPLETE"), 0
         done = len(complete) + len(self._in_state("PRUNED"))
         for trial in self._in_state("RUNNING"):
             try:
-                with locked(self._place(trial, "")):
+                with locked(self._place(trial)):
                     pass
             except ArgumentError:
                 others += 1
         if not complete:
             return Tuned(None, math.nan, self.settings, done, others, stopped_by)
         best = min(complete, key=lambda trial: float(trial.value))
-        place = self._place(best, "")
+        place = self._place(best)
         find(place, LAST)
         return Tuned(place, best.value, replace(self.settings, **best.params), done, others, stopped_by)
 
 
-def _chosen(trial: Any, space: Space) -> dict[str, Any]:
-    """What a trial is to try."""
-    found = {}
+def _suggest(trial: Any, space: Space) -> dict[str, Any]:
+    """Return the settings that Optuna suggests for a trial."""
+    chosen = {}
     for name, values in space.items():
         if not isinstance(values, Range):
-            found[name] = trial.suggest_categorical(name, list(values))
+            chosen[name] = trial.suggest_categorical(name, list(values))
         elif values.whole:
-            found[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+            chosen[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
         else:
-            found[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
-    return found
+            chosen[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
+    return chosen
 
 
-def _not_whole(path: Path, got: str) -> CheckpointError:
-    """The error of a study that is damaged."""
+def _damaged(path: Path, got: str) -> CheckpointError:
     fix = f"name another folder with {argument('folder')}"
-    return CheckpointError(message(str(path), got, "an undamaged study of Raglane", fix))
+    return CheckpointError(message(str(path), got, "a complete study that Raglane wrote", fix))
 
 
-def _short(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -65,7 +65,7 @@ def test_every_sequence_comes_once_in_batches_that_keep_the_limit(lengths: list[
         assert all(type(row) is int for row in _rows(found))
         for batch in found:
             sizes = [items[row] for row in batch]
-            shares = limit.shares(np.array(sizes))
+            shares = limit.usage(np.array(sizes))
             assert shares[-1] <= 1 or (len(batch) == 1 and limit.too_long == "alone")
         batches.set_epoch(epoch)
         assert len(batches) == len(found)

@@ -148,4 +148,4 @@ def test_the_largest_batch_keeps_every_limit() -> None:
     ):
         first = next(iter(BatchSampler(lengths, limit, EpochOrder.random(), largest_first=True)))
         assert len(first) == count
-        assert limit.shares(np.array([lengths[row] for row in first]))[-1] <= 1
+        assert limit.usage(np.array([lengths[row] for row in first]))[-1] <= 1

@@ -1,4 +1,4 @@
-"""The formats that sequences are read from: one file each, and one line in ``FORMATS``."""
+"""The file formats of sequences: one file each, and one line in ``FORMATS``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS: dict[str, Format] = {
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
 
-# Characters of a note: it may list all columns of a file.
+# The maximum length of a note in characters.
 _NOTE = 400
 
 
@@ -45,22 +45,22 @@ def read(
     r"""Read sequences from a file or a folder.
 
     Args:
-        path: a ``.ts``, Parquet, Arrow, JSON lines, CSV or text file, a folder that was converted, or a folder of text
-            files, one per class.
-        columns: which columns hold what; None guesses, for the task ``"classify"``.
-        format: a key of ``FORMATS``; None goes by the suffix, and by whether ``path`` is a folder.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule; ``skipped`` lists them.
+        path: a ``.ts``, Parquet, Arrow, JSON lines, CSV or text file, a converted folder, or a folder of text files,
+            one per class.
+        columns: the roles of the columns; None guesses them, for the task ``"classify"``.
+        format: a key of ``FORMATS``; None chooses by the suffix, or by the content of a folder.
+        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule and list them in ``skipped``.
 
     Returns:
-        What the file holds, as it was written; ``notes`` says what was guessed, what was left out, which named column
-        the format lacks, and how many sequences with a label are empty.
+        The content as written. ``notes`` lists guesses, omissions, named columns that the format lacks, and the number
+        of empty sequences with a label.
 
     Raises:
-        DataError: the path is missing, unreadable, empty or of an unknown suffix; it is neither a file nor a folder but
-            a FIFO, a socket or a device, which might never end; or its content breaks a rule.
-        ArgumentError: ``format`` is not one of ``FORMATS``, or ``on_bad_row`` neither of the two.
+        DataError: the path is missing, unreadable, empty or has an unknown suffix; it is neither a file nor a folder
+            but e.g. a FIFO, which might never end; or its content breaks a rule.
+        ArgumentError: ``format`` or ``on_bad_row`` is unknown.
         ArgumentTypeError: ``path`` is not a path, or ``columns`` not a :class:`~raglane.data.Columns`.
-        MissingExtraError: the format needs the ``data`` extra.
+        MissingExtraError: the format requires the ``data`` extra.
 
     Example:
         >>> import tempfile
@@ -76,21 +76,18 @@ def read(
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
     records = read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
-    notes = [*records.notes, *_not_used(chosen, columns)]
+    notes = list(records.notes)
+    unused = [role for role in ROLES if getattr(columns, role) is not None and role not in chosen.roles]
+    if unused:
+        names = ", ".join(map(columns_argument, unused))
+        notes.append(f"not used, since the format {chosen.name} has no such column: {names}")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
     return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
 
 
-def _not_used(format: Format, columns: Columns) -> list[str]:
-    """A note on columns that were named, and that the format lacks."""
-    given = [role for role in ROLES if getattr(columns, role) is not None]
-    named = [columns_argument(role) for role in given if role not in format.roles]
-    return [f"not used, since the format {format.name} has no such column: {', '.join(named)}"] if named else []
-
-
 def pick(path: Path, format: str | None = None) -> Format:
-    """The format that was named, or the one of a path."""
+    """Return the format of a name, or else of a path."""
     try:
         check_file(path)
     except IsADirectoryError:
@@ -101,10 +98,10 @@ def pick(path: Path, format: str | None = None) -> Format:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
-    for known in FORMATS.values():
-        if path.suffix.lower() in known.suffixes:
-            return known
-    suffixes = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
+    for chosen in FORMATS.values():
+        if path.suffix.lower() in chosen.suffixes:
+            return chosen
+    suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
-    rule = f"a file with one of the suffixes {suffixes}, or a folder of .txt files"
+    rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
     raise data_error(path, got, rule, "rename or convert the file")

@@ -1,4 +1,4 @@
-"""What every format shares: the format itself, the opening of a file, errors, and the choice of a column."""
+"""The class of a format, and functions that all formats share: opening files, errors, choosing columns."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError
 
-# A column of one of these names, in any case, holds the ids when none is named; the first that is there.
+# Names of an id column, in lower case and in order of preference.
 ID_NAMES = (
     *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid"),
     *("patient_id", "subject_id", "meter_id", "user_id", "session_id", "patient", "subject", "meter"),
 )
 
-# Of several candidates for the sequence or the label, the one that alone is called so is taken.
+# Among several candidates for the sequence or the label, the only one with one of these names is chosen.
 ROLE_NAMES = {
     "sequence": ("sequence", "input_ids", "token_ids", "tokens", "words", "text", "sentence"),
     "label": ("label", "labels", "class", "target", "tags"),
 }
 
-# Columns of whole numbers of these names hold tokens.
+# Whole numbers in columns of these names are tokens.
 TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
-# The same for the column that orders the rows of a sequence, where a file has rows.
+# Names of a time column, in order of preference.
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way that sequences are stored.
+    """A file format.
 
     Attributes:
-        name: what ``format=`` takes, and the key in ``FORMATS``.
-        suffixes: the file suffixes that mean this format, in lower case; () for a folder.
-        reader: from a path that exists and the columns asked for to the records.
-        pieces: the same piece by piece, from where one begins.
-        roles: which columns it has, of ``ROLES``.
+        name: the value of ``format=``, and the key in ``FORMATS``.
+        suffixes: the file suffixes of the format, in lower case; () for a folder.
+        reader: returns the records of an existing path, given the requested columns.
+        pieces: yields the same in pieces, from a position on.
+        roles: the columns of the format, a subset of ``ROLES``.
     """
 
     name: str
@@ -51,17 +51,17 @@ class Format:
     roles: tuple[str, ...] = ()
 
     def read(self, path: Path, columns: Columns) -> Records:
-        """Read ``path``; raises :class:`~raglane.errors.DataError` for everything that is wrong with it."""
+        """Read ``path``; raise a :class:`~raglane.errors.DataError` if its content breaks a rule."""
         return self.reader(path, columns)
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
-    """The error of a file, and of a line of it (counted from 1)."""
+    """Return the error for a file, or for one of its lines, counted from 1."""
     return DataError(message(f"{path}" if line is None else f"{path}, line {line}", got, rule, fix))
 
 
 def has_utf8(text: str) -> bool:
-    """Whether a text can be written in UTF-8: half a surrogate pair, which JSON can spell, cannot."""
+    """Return True if a text can be encoded as UTF-8, i.e. has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -70,32 +70,36 @@ def has_utf8(text: str) -> bool:
 
 
 def open_error(path: Path, error: OSError) -> DataError:
-    """The one clear line for a file that cannot be opened."""
+    """Return the error for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
         return data_error(path, "no such file or folder", "an existing file or folder", "check the path")
     if isinstance(error, PermissionError):
         return data_error(path, "permission denied", "readable", f"run chmod u+r '{path}'")
     if isinstance(error, IsADirectoryError):
-        return data_error(path, "a folder", "one file, in this format", "pass the file inside it")
+        return data_error(path, "a folder", "a file, for this format", "pass the file inside it")
     if isinstance(error, NotAFileError):
-        fix = "save the output of the program in a file, and pass that"
+        fix = "pass a file; save the output of a program in one"
         return data_error(path, f"{error.strerror}", "a file or a folder", fix)
     return data_error(path, f"{error.strerror or error}", "readable", "check the file")
 
 
+def _empty_error(path: Path) -> DataError:
+    return data_error(path, "an empty file", "a file with at least one sequence", "check the file")
+
+
 def read_bytes(path: Path) -> bytes:
-    """The content of a file."""
+    """Return the content of a file; raise a DataError if it is missing or blank."""
     try:
         content = read_file(path)
     except OSError as error:
         raise open_error(path, error) from error
     if not content or content.isspace():
-        raise data_error(path, "an empty file", "a file with at least one sequence", "check the file")
+        raise _empty_error(path)
     return content
 
 
 def check_readable(path: Path) -> None:
-    """Raise a :class:`~raglane.errors.DataError` where a file for a library to open is missing, empty or not a file."""
+    """Raise a DataError unless ``path`` is a file that is readable and not empty."""
     try:
         check_file(path)
         with path.open("rb") as content:
@@ -103,85 +107,82 @@ def check_readable(path: Path) -> None:
     except OSError as error:
         raise open_error(path, error) from error
     if not first:
-        raise data_error(path, "an empty file", "a file with at least one sequence", "check the file")
+        raise _empty_error(path)
 
 
 def check_text(path: Path, content: bytes, first: int = 1) -> None:
-    """Refuse what cannot be text in UTF-8, whatever the bytes of its characters are."""
+    """Raise a DataError for UTF-16 and zero bytes; ``first`` is the number of the first line."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         fix = "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
-        raise data_error(path, "a text in UTF-16", "text in UTF-8", fix)
+        raise data_error(path, "a text in UTF-16", "a text in UTF-8", fix)
     if (place := content.find(b"\0")) >= 0:
         line = content.count(b"\n", 0, place) + first
-        fix = "check that it is text in UTF-8, and remove the byte"
-        raise data_error(path, "a zero byte", "text without zero bytes", fix, line)
+        fix = "check that it is a text in UTF-8, and remove the byte"
+        raise data_error(path, "a zero byte", "a text without zero bytes", fix, line)
 
 
 def decode(path: Path, content: bytes, first: int = 1) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark."""
+    """Decode UTF-8 with or without a byte order mark; raise a DataError with the line of an invalid byte."""
     check_text(path, content, first)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # Python counts from behind the mark.
+        # Python counts bytes after the mark.
         place = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
         line = content.count(b"\n", 0, place) + first
         got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
-        raise data_error(path, got, "text in UTF-8", "convert it, or remove the line", line) from error
+        raise data_error(path, got, "a text in UTF-8", "convert it, or remove the line", line) from error
 
 
 def columns_argument(name: str, value: str | None = None) -> str:
-    """How to tell a reader a column or the task, for messages."""
+    """Write an argument of Columns, or its option, for a message."""
     return argument(name, value, of="Columns")
 
 
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
-    """Whether the whole numbers of a column are tokens, and the note that says so."""
+    """Return True if the whole numbers of a column are tokens, and the note about it."""
     is_tokens = columns.tokens
     if is_tokens is None:
         is_tokens = columns.task == "language" or name.lower() in TOKEN_NAMES or name in (columns.categorical or ())
-    one = "tokens" if is_tokens else "numbers"
-    return is_tokens, f"the whole numbers of {quote(name)} are {one} ({argument('tokens', of='Columns')} chooses)"
+    kind = "tokens" if is_tokens else "numbers"
+    return is_tokens, f"the whole numbers of {quote(name)} are {kind} ({columns_argument('tokens')} chooses)"
 
 
-def named_column(path: Path, role: str, name: str, present: Iterable[str]) -> str:
-    """``name``, if the file has it."""
+def check_named(path: Path, role: str, name: str, present: Iterable[str]) -> str:
+    """Return ``name``, or raise a DataError if the file lacks it."""
     names = list(present)
     if name not in names:
-        there = f"a file with the column, but its columns are {quote_all(names)}"
-        raise data_error(path, f"no column {quote(name)}", there, f"pass one of them as {columns_argument(role)}")
+        rule, fix = (
+            f"a file with this column, but its columns are {quote_all(names)}",
+            f"pass one of them as {columns_argument(role)}",
+        )
+        raise data_error(path, f"no column {quote(name)}", rule, fix)
     return name
 
 
 def choose_column(path: Path, role: str, candidates: list[str], kind: str, present: Iterable[str]) -> tuple[str, str]:
-    """The candidate for a column that the user did not name, and the note that says so.
-
-    It is the only one, or the only one that is called as such columns are.
-    """
+    """Return the only candidate for a column, or the only one with a usual name, and the note about it."""
     if len(candidates) == 1:
         return candidates[0], f"{role} column: {quote(candidates[0])} (the only candidate)"
-    called = [name for name in candidates if name.lower() in ROLE_NAMES[role]]
-    if len(called) == 1:
-        return called[0], f"{role} column: {quote(called[0])} (by its name)"
+    usual = [name for name in candidates if name.lower() in ROLE_NAMES[role]]
+    if len(usual) == 1:
+        return usual[0], f"{role} column: {quote(usual[0])} (by its name)"
     if candidates:
-        got = f"{len(candidates)}: {quote_all(candidates)}"
+        got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
         raise data_error(
-            path, got, "a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
+            path, got, f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
         )
-    there = quote_all(present) or "none"
-    got = f"no such column ({there})"
-    raise data_error(
-        path, got, f"a file with a {kind} for the {role} column", f"add one, or name it with {columns_argument(role)}"
-    )
+    got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
+    raise data_error(path, got, f"data with a {kind}", f"add one, or name it with {columns_argument(role)}")
 
 
 def id_column(
     path: Path, columns: Columns, present: Iterable[str], eligible: Iterable[str], names: Iterable[str] = ID_NAMES
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The id column: the one named, else one whose name says so, else None; and the note that says so."""
+    """Return the id column and the notes about it: the named column, else the first with a usual name, else None."""
     if columns.id is not None:
-        return named_column(path, "id", columns.id, present), ()
+        return check_named(path, "id", columns.id, present), ()
     taken = {columns.sequence, columns.label, columns.time, *(columns.features or ()), *(columns.static or ())}
     free = [name for name in eligible if name not in taken]
-    found = next((name for known in names for name in free if name.lower() == known), None)
-    return found, () if found is None else (f"id column: {quote(found)} (by its name)",)
+    guess = next((name for usual in names for name in free if name.lower() == usual), None)
+    return guess, () if guess is None else (f"id column: {quote(guess)} (by its name)",)

@@ -1,20 +1,20 @@
-"""CSV in long form: one row per element, and a column that says to which sequence it belongs.
+"""CSV in long form: one row per element, and a column of ids that assigns rows to sequences.
 
-Sequences come in the order in which their ids first appear, and the rows of one in the order of the time column, or of
-the file where there is none. A feature column holds numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, where
-most entries are words, categories. A single one, at least half of it words, holds tokens, and of several without
-numbers the first does.
+Sequences are in the order in which their ids first appear, and the rows of a sequence in the order of the time column,
+or else of the file. A feature column contains numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, if most
+entries are words, categories. A single column, at least half of it words, contains tokens; so does the first of several
+columns without numbers.
 
-Where no column is named, the id and the time column go by their names (``id``, ``sequence_id``, ...; ``time``,
-``step``, ``t``, ..., unless its entries are words), and the label column is the only column of words (of integers, if
-there is none) that, to classify, is the same in all rows of a sequence; every other column is a feature. A column
-without a name, such as the row numbers that pandas writes first, is left out.
+If no column is named, the id and the time column are found by their names (``id``, ``sequence_id``, ...; ``time``,
+``step``, ``t``, ..., unless the entries are words). The label column is the only column of words (or else of integers)
+that, to classify, is the same in all rows of a sequence; all other columns are features. A column without a name, such
+as the row numbers of pandas, is left out.
 
-A file without an id column, but with a column called ``text`` (``sentence``, ...), or with one named as the sequence,
-has a text per row instead.
+A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the sequence, has a text
+per row instead.
 
-Ids are integers where all are written as such in at most 18 digits, else texts. A feature that float32 cannot hold,
-such as 1e999, is infinite, and so is missing.
+Ids are integers if all are written as integers of at most 18 digits, else texts. A feature beyond float32, such as
+1e999, is infinite, and so missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -41,54 +41,47 @@ from raglane.data.formats.base import (
     id_column,
     read_bytes,
 )
-from raglane.data.formats.csv_table import (
-    choose_label,
-    choose_time,
-    features_of,
-    group,
-    is_plain,
-    label_columns,
-    labels_of,
-    numbers_in,
-    numbers_only,
-    static_feature,
-    with_gaps,
-)
+from raglane.data.formats.csv_table import Entries, check_header_once, is_plain, numbers_in, records_of_rows
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
-from raglane.data.formats.table import beside, choose, records_of
+from raglane.data.formats.table import choose, records_of
 from raglane.data.records import TASKS, Columns, Records
 
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
-# What separates entries in files that are called CSV as well.
+# Separators other than commas.
 _OTHER_MARKS = (";", "\t", "|")
 
-# A column of one of these names holds texts, where no column says which rows belong together.
+# Names of a column of texts in a file without ids.
 _TEXTS = ("text", "sentence", "document", "question", "review")
-
-_Rows = npt.NDArray[np.object_]
 
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, left_out = entries_of(path)
+    entries, notes = _entries_of(path)
     records = read_entries(path, entries, columns)
-    return replace(records, notes=(*left_out, *records.notes))
+    return replace(records, notes=(*notes, *records.notes))
 
 
-def read_entries(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns) -> Records:
-    """Read columns in long form, whatever they come from."""
+def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> Records:
+    """Read columns of texts in long form, from a file or a table."""
     present = list(entries)
-    text = text_column(path, columns, present)
+    text = _text_column(path, columns, present)
     if text is not None:
-        return whole_rows(path, entries, replace(columns, sequence=text))
-    name, id_notes = id_name_of(path, columns, present)
-    records, _ = records_of_entries(path, entries, columns, name)
-    return replace(records, notes=(*id_notes, *records.notes))
+        return _whole_rows(path, entries, replace(columns, sequence=text))
+    name, id_notes = _id_column(path, columns, present)
+    records = records_of_rows(path, entries, columns, name)
+    # A guessed time column is not required of other files.
+    return replace(records, notes=(*id_notes, *records.notes), columns=replace(records.columns, time=columns.time))
 
 
-def text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
-    """The column of texts, where each row is a whole sequence; None where ids say which rows belong together."""
+def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
+    """Return True if an id occurs twice, so that each row is an element of a sequence."""
+    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
+    return name is not None and len(set(entries[name])) < len(entries[name])
+
+
+def _text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
+    """Return the column of texts if each row is a whole sequence, or None if there are ids."""
     if columns.sequence is not None:
         return columns.sequence
     texts = [name for name in present if name.lower() in _TEXTS]
@@ -96,85 +89,39 @@ def text_column(path: Path, columns: Columns, present: list[str]) -> str | None:
     return texts[0] if id_name is None and len(texts) == 1 else None
 
 
-def id_name_of(path: Path, columns: Columns, present: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The column of ids, and the notes."""
+def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the id column and notes; raise a DataError without one."""
     name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None:
-        got = f"no id column among {quote_all(present)}"
-        rule = f"a file with a column for the sequence of each row, named {', '.join(_ID_NAMES)}"
+        got, rule = (
+            f"no id column among {quote_all(present)}",
+            f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
+        )
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
     return name, notes
 
 
-def records_of_entries(
-    path: Path,
-    entries: dict[str, npt.NDArray[np.object_]],
-    columns: Columns,
-    id_name: str,
-    rows: npt.NDArray[np.int64] | None = None,
-    is_tokens: bool | None = None,
-) -> tuple[Records, str | None]:
-    """Some rows of a file as records, and their time column."""
-    present = list(entries)
-    _refuse_header(path, entries, range(len(entries[id_name])) if rows is None else rows)
-    time, time_note = choose_time(path, entries, columns, [name for name in present if name != id_name])
-    table = group(path, entries, columns, id_name, time, rows)
-    free = [name for name in present if name not in (id_name, time)]
-    named, static = beside(path, columns, present)
-    label, notes = choose_label(table, columns, [name for name in free if name not in static])
-    if named:
-        features = list(named)
-    else:
-        free = [name for name in free if name not in static]
-        taken = {name for given in (label, columns.label) if given is not None for name in label_columns(table, given)}
-        features = [name for name in free if name not in taken]
-        if not columns.wants_labels:
-            features, left_out = numbers_only(table, features)
-            notes = (*notes, *left_out)
-    values, channels, more, feature_notes = features_of(table, features, columns, is_tokens)
-    more = (*more, *(static_feature(table, name, columns) for name in static))
-    if columns.time_gaps:
-        values, channels = with_gaps(table, values, channels)
-    labels, tags, targets = None, None, None
-    if label is not None:
-        labels, tags, targets = labels_of(table, columns, label)
-    notes = (time_note, *notes, *feature_notes)
-    words = tuple(feature.name for feature in more if not feature.is_numbers)
-    if len(features) > 1 and values.dtype == object:
-        words = (features[0], *words)
-    categorical = tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None
-    found = replace(
-        columns, label=label or columns.label, id=id_name, features=tuple(features), categorical=categorical
-    )
-    return Records(values, table.offsets, table.ids, labels, tags, channels, path, notes, found, targets, more), time
-
-
-def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
-    """Whether there is an id column with an id that comes twice, so that a row is an element of a sequence."""
-    name, _ = id_column(Path(), columns, entries, entries, _ID_NAMES)
-    return name is not None and len(set(entries[name])) < len(entries[name])
-
-
-def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns: Columns, first: int = 0) -> Records:
-    """Rows that are a text each, its label, and what else it has as a whole: as a table of texts."""
+def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first: int = 0) -> Records:
+    """Read rows that are a text each, with a label and static features, as an Arrow table."""
     arrow = require("pyarrow", "data")
-    _refuse_header(path, entries, range(first, first + len(next(iter(entries.values())))))
+    check_header_once(path, entries, range(first, first + len(next(iter(entries.values())))))
     table: dict[str, Any] = {name: arrow.array(entry.tolist(), "string") for name, entry in entries.items()}
-    wanted = {columns.label: "a file with finite targets"} if TASKS[columns.task].label == "numbers" else {}
+    numeric = {columns.label: "a finite number"} if TASKS[columns.task].label == "numbers" else {}
     words = list(columns.categorical or ())
     for name in columns.static or ():
-        # The entries tell whether they are words, as those of a file with a row per element do.
-        if name in words or (name in entries and numbers_in(entries[name])[1].mean() > 0.5):
-            words += [] if name in words else [name]
-        else:
-            wanted[name] = "a file whose features are only numbers, or only words"
-    for column, rule in wanted.items():
+        if name not in words and name in entries and numbers_in(entries[name])[1].mean() > 0.5:
+            words.append(name)
+        elif name not in words:
+            numeric[name] = "a number, or a word in a column of words"
+    for column, rule in numeric.items():
         if column is not None and column in entries:
             numbers, odd = numbers_in(entries[column])
             if odd.any():
                 row = int(odd.argmax())
                 got = f"{quote(entries[column][row])} in data row {first + row}"
-                raise data_error(path, f"{got}, column {quote(column)}", rule, "correct it, or remove the row")
+                raise data_error(
+                    path, f"{got}, column {quote(column)}", f"a file with {rule}", "correct it, or remove the row"
+                )
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)
@@ -185,185 +132,159 @@ def whole_rows(path: Path, entries: dict[str, npt.NDArray[np.object_]], columns:
             got = f"an empty entry in data row {first + int(blank.argmax())}, column {quote(chosen.label)}"
             raise data_error(path, got, "a file with a label in each row", "fill it, or remove the row")
     records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
-    each = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    return replace(records, notes=(each, *records.notes), label_kinds=None)
+    note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
+    return replace(records, notes=(note, *records.notes), label_kinds=None)
 
 
-def entries_of(path: Path) -> tuple[dict[str, npt.NDArray[np.object_]], tuple[str, ...]]:
-    """Every entry as it is written, column by column, and notes on the columns that are left out."""
+def _entries_of(path: Path) -> tuple[dict[str, Entries], tuple[str, ...]]:
+    """Return the entries of each column as texts, and notes on omitted columns."""
     content = read_bytes(path)
-    # pandas decodes anew, but does not say where a byte is that it cannot read.
+    # pandas decodes the file too, but does not report the place of an invalid byte.
     decode(path, content)
-    rows = next(parsed(path, io.BytesIO(content), None))
-    header = header_of(path, rows)
+    rows = next(_parsed(path, io.BytesIO(content), None))
+    header = _header_of(path, rows)
     if len(rows) == 1:
         raise data_error(path, "a header and no rows", "a file with at least one sequence", "check the file")
-    entries = {name: rows[1:, place] for place, name in enumerate(header) if name}
     nameless = header.count("")
     notes = (f"left out, because they have no name: {count_of(nameless, 'column')}",) if nameless else ()
-    return entries, notes
+    return {name: rows[1:, place] for place, name in enumerate(header) if name}, notes
 
 
-def parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[npt.NDArray[np.object_]]:
-    """The entries of an open file as they are written, the header first: ``size`` rows at a time, or all at once."""
+def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
+    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
     pandas = require("pandas", "data")
-    # The header is a row like the others: pandas would rename the second of two columns of one name, name those
-    # without, and cut off the entries of rows that are longer.
+    # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
         with pandas.read_csv(content, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
-                # A row that is too short ends in entries that are not there at all.
+                # Only the missing ends of short rows are NaN.
                 yield frame.fillna("").to_numpy(dtype=object)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
         content.seek(0)
         _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
-        got = f"rows that do not fit ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "a file whose rows have one entry for each column", "correct the file") from error
+        got = f"rows of several sizes ({' '.join(str(error).split()).rstrip('.')})"
+        raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
 
-def header_of(path: Path, rows: npt.NDArray[np.object_]) -> list[str]:
-    """The names of the columns, of which some may be empty."""
+def _header_of(path: Path, rows: Entries) -> list[str]:
+    """Return the names of the columns, some of which may be empty."""
     header: list[str] = rows[0].tolist() if len(rows) else []
     if len(header) == 1:
         _check_separator(path, header[0])
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
-        raise data_error(path, f"two columns {quote(twice)}", "a file whose columns have different names", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
     return header
 
 
 def _check_separator(path: Path, line: str) -> None:
-    """Raise where the first line has other marks between its entries than commas."""
+    """Raise a DataError if another separator than a comma is in the first line."""
     mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
     if mark is not None and "," not in line:
         fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
-        raise data_error(path, f"entries separated by {mark!r}", "a file whose entries are separated by commas", fix)
-
-
-def _refuse_header(
-    path: Path, entries: Mapping[str, npt.NDArray[np.object_]], rows: Sequence[int] | npt.NDArray[np.int64]
-) -> None:
-    """Raise where a row is the header again, as where files were joined: its words would be data."""
-    again = np.logical_and.reduce([entry == name for name, entry in entries.items()])
-    if again.any():
-        got = f"the header again in data row {rows[int(again.argmax())]}"
-        raise data_error(path, got, "a file with one header", "remove the row")
+        raise data_error(path, f"entries separated by {mark!r}", "a file with entries separated by commas", fix)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The pieces of a CSV file; one begins at a data row.
+    """Yield pieces of whole sequences; a position is a data row.
 
-    The file is gone through once before, to see whether the rows of each sequence stand together. Where they do not,
-    it is read whole, since what belongs to the first sequence may stand at its end.
+    A first pass checks whether the rows of each sequence are consecutive. If not, the file is read whole, because its
+    last row may belong to its first sequence.
     """
     _check_bytes(path)
-    header = header_of(path, next(_rows(path), np.empty((0, 0), dtype=object)))
+    header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)))
     names = [name for name in header if name]
-    text = text_column(path, columns, names)
+    text = _text_column(path, columns, names)
     if text is not None:
-        # The rows of texts are read as a table, whole.
         if not start:
-            yield _texts(path, replace(columns, sequence=text))
+            yield _text_piece(path, replace(columns, sequence=text))
         return
-    id_name, _ = id_name_of(path, columns, names)
+    id_name, _ = _id_column(path, columns, names)
     place = header.index(id_name)
-    together, has_numbers = _look_at_ids(_rows(path), place)
+    is_consecutive, has_numbers = _survey_ids(_chunks(path), place)
     file = _File(path, header, place, columns, has_numbers)
-    if together:
+    if is_consecutive:
         if start:
-            # The first rows say how the others are read.
-            for piece in islice(_pieces(file, 0), 1):
+            # The first rows decide how the others are read.
+            for piece in islice(file.pieces(0), 1):
                 deque(sift(piece, []), maxlen=0)
-        yield from _pieces(file, start[0] if start else 0)
+        yield from file.pieces(start[0] if start else 0)
     elif not start:
-        yield _regrouped(file)
+        yield file.regrouped()
 
 
-def _texts(path: Path, columns: Columns) -> Piece:
-    entries, _ = entries_of(path)
+def _text_piece(path: Path, columns: Columns) -> Piece:
+    """Return the rows of a file of texts as one piece."""
+    entries, _ = _entries_of(path)
     count = len(next(iter(entries.values())))
 
     def read(low: int, high: int) -> Records:
-        return whole_rows(path, {name: entry[low:high] for name, entry in entries.items()}, columns, low)
+        return _whole_rows(path, {name: entry[low:high] for name, entry in entries.items()}, columns, low)
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")
 
 
-def _regrouped(file: _File) -> Piece:
-    """All rows of a file in which those of a sequence do not stand together."""
-    entries, _ = entries_of(file.path)
-    codes, _ = require("pandas", "data").factorize(entries[file.header[file.place]])
-    order = np.argsort(codes, kind="stable")
-    rows = np.stack([entries[name][order] if name else np.full(len(order), "") for name in file.header], axis=1)
-    part = _Part(file, rows, order, _run_starts(rows[:, file.place]))
-    return Piece(len(part.starts), part.read, (len(rows),), part.place)
-
-
-def _pieces(file: _File, start: int) -> Iterator[Piece]:
-    for first, rows in _whole_sequences(_rows(file.path), file.place, start):
-        numbers = np.arange(first, first + len(rows))
-        part = _Part(file, rows, numbers, _run_starts(rows[:, file.place]))
-        yield Piece(len(part.starts), part.read, (first + len(rows),), part.place)
-
-
 @dataclass(frozen=True)
 class _File:
-    """What is known of a file: its columns and its ids."""
+    """A file that is read in pieces: its columns, the place of the ids, and whether all ids are numbers."""
 
     path: Path
     header: list[str]
     place: int
     columns: Columns
     has_numbers: bool
-    # The columns that the first rows were read with, and whether they hold tokens: the others are read in the same way.
-    known: list[tuple[Columns, bool]] = field(default_factory=list)
+    # The columns of the first rows, and whether they contain tokens; later rows are read in the same way.
+    settled: list[tuple[Columns, bool]] = field(default_factory=list)
+
+    def pieces(self, start: int) -> Iterator[Piece]:
+        """Yield pieces from a data row on."""
+        for first, rows in _whole_sequences(_chunks(self.path), self.place, start):
+            yield self._piece(rows, np.arange(first, first + len(rows)), first + len(rows))
+
+    def regrouped(self) -> Piece:
+        """Return all rows, sorted by sequence, as one piece."""
+        entries, _ = _entries_of(self.path)
+        codes, _ = require("pandas", "data").factorize(entries[self.header[self.place]])
+        order = np.argsort(codes, kind="stable")
+        rows = np.stack([entries[name][order] if name else np.full(len(order), "") for name in self.header], axis=1)
+        return self._piece(rows, order, len(rows))
+
+    def _piece(self, rows: Entries, numbers: npt.NDArray[np.int64], end: int) -> Piece:
+        """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
+        starts = _run_starts(rows[:, self.place])
+        bounds = np.append(starts, len(rows))
+
+        def place(row: int) -> str:
+            return f"data row {numbers[starts[row]]} (id {quote(rows[starts[row], self.place])})"
+
+        def read(low: int, high: int) -> Records:
+            here = slice(bounds[low], bounds[high])
+            entries = {name: rows[here, column] for column, name in enumerate(self.header) if name}
+            columns, is_tokens = self.settled[0] if self.settled else (self.columns, None)
+            name = self.header[self.place]
+            records = records_of_rows(self.path, entries, columns, name, numbers[here], is_tokens)
+            if not self.settled:
+                self.settled.append((records.columns, records.is_tokens))
+            return records if self.has_numbers else replace(records, ids=tuple(map(str, records.ids or ())))
+
+        return Piece(len(starts), read, (end,), place)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows of whole sequences, which rows of the file they are, and where each sequence starts."""
-
-    file: _File
-    rows: _Rows
-    numbers: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-
-    def place(self, row: int) -> str:
-        """A sequence in words."""
-        start = self.starts[row]
-        return f"data row {self.numbers[start]} (id {quote(self.rows[start, self.file.place])})"
-
-    def read(self, low: int, high: int) -> Records:
-        """The records of some of the sequences."""
-        file = self.file
-        here = slice(self.starts[low], self.starts[high] if high < len(self.starts) else len(self.rows))
-        rows = self.rows[here]
-        entries = {name: rows[:, column] for column, name in enumerate(file.header) if name}
-        asked, is_tokens = file.known[0] if file.known else (file.columns, None)
-        name = file.header[file.place]
-        found, time = records_of_entries(file.path, entries, asked, name, self.numbers[here], is_tokens)
-        columns = replace(found.columns, time=time)
-        if not file.known:
-            file.known.append((columns, found.is_tokens))
-        ids = found.ids if file.has_numbers else tuple(map(str, found.ids or ()))
-        return replace(found, ids=ids, columns=columns)
-
-
-def _rows(path: Path) -> Iterator[_Rows]:
-    """The entries of a file as they are written, some rows at a time, the header first."""
+def _chunks(path: Path) -> Iterator[Entries]:
+    """Yield the rows of a file in chunks, the header first."""
     with path.open("rb") as file:
-        yield from parsed(path, file, ROWS)
+        yield from _parsed(path, file, ROWS)
 
 
-def _whole_sequences(chunks: Iterator[_Rows], place: int, start: int) -> Iterator[tuple[int, _Rows]]:
-    """The data rows of chunks, cut where a sequence ends, each run with the number of its first row."""
+def _whole_sequences(chunks: Iterator[Entries], place: int, start: int) -> Iterator[tuple[int, Entries]]:
+    """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its first row."""
     number, first = 0, start
-    held: _Rows | None = None
+    held: Entries | None = None
     for count, chunk in enumerate(chunks):
         if held is not None:
-            # The last sequence may go on in this chunk.
+            # The last sequence may continue in this chunk.
             cut = int(_run_starts(held[:, place])[-1])
             if cut:
                 yield first, held[:cut]
@@ -379,13 +300,13 @@ def _whole_sequences(chunks: Iterator[_Rows], place: int, start: int) -> Iterato
         yield first, held
 
 
-def _run_starts(ids: _Rows) -> npt.NDArray[np.int64]:
-    """Where an id differs from the one before it; 0 first."""
+def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
+    """Return 0 and the places where an id differs from the previous one."""
     return np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
 
 
-def _look_at_ids(chunks: Iterator[_Rows], place: int) -> tuple[bool, bool]:
-    """Whether the rows of each sequence stand together, and whether all ids are whole numbers."""
+def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
+    """Return whether the rows of each sequence are consecutive, and whether all ids are whole numbers."""
     pandas = require("pandas", "data")
     hashes, has_numbers, last = [], True, None
     for count, chunk in enumerate(chunks):
@@ -397,18 +318,18 @@ def _look_at_ids(chunks: Iterator[_Rows], place: int) -> tuple[bool, bool]:
             last = ids[-1]
             has_numbers = has_numbers and all(map(is_plain, different))
             hashes.append(pandas.util.hash_array(different, categorize=False))
-    # Eight bytes for each sequence. Two ids of one hash mean only that the file is read whole.
+    # Eight bytes per sequence. If two ids have the same hash, the file is read whole.
     every = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, dtype=np.uint64)
     return not bool((every[1:] == every[:-1]).any()), has_numbers
 
 
 def _check_bytes(path: Path) -> None:
-    """Refuse a file that is not text in UTF-8, naming the line."""
+    """Raise a DataError with the line of the first byte that is not UTF-8 text."""
     check_readable(path)
     line, rest = 1, b""
     with path.open("rb") as file:
         while chunk := file.read(BYTES):
-            # A character may be cut at the end of a chunk; a line feed is never part of one.
+            # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             decode(path, block, line)
             line += block.count(b"\n") + len(newline)

@@ -1,7 +1,7 @@
-"""Arrow files, memory-mapped: Feather, Arrow IPC as a file or a stream, and folders that ``raglane convert`` wrote.
+"""Memory-mapped Arrow files (Feather, Arrow IPC as a file or a stream), folders of ``raglane convert``, and Parquet.
 
-The columns are those of :mod:`raglane.data.formats.table`. A file may say how the channels of its sequences are
-called: in the metadata of the column, under ``raglane.channels``, a list of names in JSON.
+The columns are those of :mod:`raglane.data.formats.table`. The metadata of the sequence column may contain the names of
+its channels: under ``raglane.channels``, a list in JSON.
 """
 
 from __future__ import annotations
@@ -25,92 +25,86 @@ from raglane.data.records import Columns, Records
 from raglane.errors import DataError
 
 CHANNELS = b"raglane.channels"
-# What stands in a folder that was converted, and says which files hold the sequences.
+# The description of a converted folder, which lists its files.
 DESCRIPTION = "dataset.json"
-# What stands beside it: the length of each sequence, and what is counted of all.
+# The lengths of the sequences, and the statistics of all.
 LENGTHS, STATISTICS = "lengths.npy", "statistics.json"
 FORMAT_VERSION = 2
 
-# Bytes of a block: few enough that the first row of a shard is there at once, and so many that the checksums take
-# 1/32768 of the data.
+# Bytes per checksum: few, for a fast first row, and so many that the checksums take 1/32768 of the data.
 _BLOCK = 1 << 18
 
 _SEAL = "checksum"
 
 
 def is_converted(path: Path) -> bool:
-    """Whether a path is a folder that ``raglane convert`` wrote."""
+    """Return True for a folder of ``raglane convert``."""
     return (path / DESCRIPTION).is_file()
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What stands in ``dataset.json`` of a folder that was converted."""
+    """Read ``dataset.json`` of a converted folder."""
     try:
         description: dict[str, Any] = json.loads((path / DESCRIPTION).read_bytes())
         version = description["format_version"]
         is_whole = version != FORMAT_VERSION or is_sealed(description)
     except FileNotFoundError as error:
-        rule = f"a folder that raglane convert wrote, with {DESCRIPTION}"
+        rule = f"a folder of raglane convert, with {DESCRIPTION}"
         raise data_error(path, f"no {DESCRIPTION}", rule, "pass the files, or convert them") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
-        got = f"format {version} of a converted folder"
-        raise data_error(
-            path, got, f"a folder of format {FORMAT_VERSION}, for this version of Raglane", "convert the data again"
-        )
+        got, rule = f"format {version} of a converted folder", f"of format {FORMAT_VERSION}, which this Raglane reads"
+        raise data_error(path, got, rule, "convert the data again")
     if not is_whole:
         raise damaged(path / DESCRIPTION, "its checksum differs")
     return description
 
 
 def _files(path: Path, columns: Columns) -> tuple[list[tuple[Path, str | None]], Columns, Mapping[str, Any]]:
-    """The Arrow files of a path with their checksums, the columns, and the description of a converted folder."""
+    """Return the Arrow files of a path with their checksums, the columns, and the description of a converted folder."""
     if not path.is_dir():
         return [(path, None)], columns, {}
     description = described(path)
     columns = with_names(columns, description["columns"])
     features = description.get("features", [])
-    # The columns of the folder itself: numbers of several columns are channels of one here.
-    beside: dict[str, Any] = {
+    # A converted folder has other columns than its source: numbers of several columns are channels of one.
+    roles: dict[str, Any] = {
         role: tuple(name for name, per_sequence, _ in features if per_sequence == of_sequences) or None
         for role, of_sequences in (("features", False), ("static", True))
     }
     categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
-    columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **beside)
+    columns = replace(columns, sequence=description["columns"]["sequence"], categorical=categorical, **roles)
     return [(path / shard["file"], shard["checksums"]) for shard in description["shards"]], columns, description
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
-    """Columns with what nobody has said: names by their roles, and how texts and numbers were read."""
-    known = {role: name for role, name in names.items() if getattr(columns, role) in (None, False)}
-    # What Python calls a tuple is a list in JSON.
-    lists = {role: tuple(name) for role, name in known.items() if isinstance(name, list)}
-    return replace(columns, **known | lists)
+    """Fill the unset attributes of columns from stored ones."""
+    unset = {role: name for role, name in names.items() if getattr(columns, role) in (None, False)}
+    # JSON stores tuples as lists.
+    tuples = {role: tuple(name) for role, name in unset.items() if isinstance(name, list)}
+    return replace(columns, **unset | tuples)
 
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """Say of what is damaged, and shows when it is opened or looked at, that it is no whole file of a kind."""
+    """Convert errors of Arrow, raised when a damaged file is opened or read, to DataErrors."""
     arrow = require("pyarrow", "data")
     try:
         yield
     except DataError:
         raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        # Arrow may put what it found in several lines.
+        # Arrow's messages may have several lines.
         detail = " ".join(str(error).split()).rstrip(".")
         got = f"no readable {kind} ({shorten(detail, 200)})"
         raise data_error(path, got, f"a whole {kind} file", "write it again") from error
 
 
 def table_of(path: Path, expected: str | None = None) -> Any:
-    """The content of an Arrow file as a ``pyarrow.Table`` that lies in the file, unless it is compressed.
+    """Map an Arrow file, after comparing it with ``expected`` checksums; a compressed file is read into memory.
 
-    Where checksums are ``expected``, the file is compared with them before.
-
-    Its buffers have the sizes that they need, but nobody has looked into them yet: whoever reads rows calls
-    ``validate(full=True)`` on them first.
+    The sizes of the buffers are validated, but not their content: call ``validate(full=True)`` before reading rows.
     """
     arrow = require("pyarrow", "data")
     if expected is not None:
@@ -123,23 +117,23 @@ def table_of(path: Path, expected: str | None = None) -> Any:
 
 
 def opened(source: Any) -> Any:
-    """What reads the batches of an Arrow file or stream; ``source`` is a ``pyarrow.NativeFile``."""
+    """Return the reader of an Arrow file or stream; ``source`` is a ``pyarrow.NativeFile``."""
     ipc = require("pyarrow.ipc", "data")
-    # Both forms bear the same suffixes; a file begins with these bytes.
+    # Files and streams have the same suffixes; a file begins with these bytes.
     is_file = source.read(6) == b"ARROW1"
     source.seek(0)
     return ipc.open_file(source) if is_file else ipc.open_stream(source)
 
 
 def slices(table: Any) -> Iterator[tuple[int, Any]]:
-    """Runs of rows of a table with the number of the first, none of them large; without a copy."""
+    """Yield small slices of a table with their first row, without a copy."""
     rows = max(1, min(ROWS, BYTES * table.num_rows // max(table.get_total_buffer_size(), 1)))
     for start in range(0, table.num_rows, rows):
         yield start, table.slice(start, rows)
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read an Arrow file, or a folder that was converted."""
+    """Read an Arrow file or a converted folder."""
     arrow = require("pyarrow", "data")
     files, columns, description = _files(path, columns)
     tables = [table_of(shard, expected) for shard, expected in files]
@@ -151,7 +145,7 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str, Any] | None = None) -> Records:
-    """Records with the channels called as the table's column of sequences says, and labels that are what they were."""
+    """Set the names of channels from the metadata of a table, and the kinds of labels from a description."""
     if description:
         kinds = description.get("label_kinds")
         records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
@@ -163,21 +157,21 @@ def named(records: Records, table: Any, chosen: Chosen, description: Mapping[str
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The same piece by piece; a piece begins at a row."""
+    """Yield pieces; a position is a row."""
     first = 0
     files, columns, description = _files(path, columns)
     for shard, expected in files:
         table = table_of(shard, expected)
         chosen = choose(shard, table.schema, columns)
-        for row, part in slices(table):
+        for row, rows in slices(table):
             if not start or first + row >= start[0]:
                 with readable(shard, "Arrow"):
-                    part.validate(full=True)
-                yield table_piece(shard, part, chosen, columns, row, first + row + part.num_rows, description)
+                    rows.validate(full=True)
+                yield _table_piece(shard, rows, chosen, columns, row, first + row + rows.num_rows, description)
         first += table.num_rows
 
 
-def table_piece(
+def _table_piece(
     path: Path,
     table: Any,
     chosen: Chosen,
@@ -186,22 +180,22 @@ def table_piece(
     end: int,
     description: Mapping[str, Any] | None = None,
 ) -> Piece:
-    """A piece of a table."""
+    """Return the piece of a table that begins at a row of its file and ends at position ``end``."""
 
     def records(first: int, last: int) -> Records:
-        part = table.select(chosen.names).slice(first, last - first)
+        rows = table.select(chosen.names).slice(first, last - first)
         with readable(path, "column"):
-            found = named(records_of(path, part, chosen, columns, first=row + first), table, chosen, description)
-        # Asked for again, so that the rows that follow, of this file and of others, are read in the same way.
-        return replace(found, columns=replace(found.columns, id=chosen.id))
+            result = named(records_of(path, rows, chosen, columns, first=row + first), table, chosen, description)
+        # Later rows and files require the id column, even if it was guessed.
+        return replace(result, columns=replace(result.columns, id=chosen.id))
 
     return Piece(table.num_rows, records, (end,), lambda place: f"row {row + place}")
 
 
 def read_parquet(path: Path, columns: Columns) -> Records:
-    """Read a Parquet file; only the columns that are used are read."""
+    """Read the used columns of a Parquet file."""
     parquet = require("pyarrow.parquet", "data")
-    # Opened once before, because pyarrow's errors do not tell a file that is not there from one that is damaged.
+    # pyarrow raises the same errors for missing and damaged files.
     check_readable(path)
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True) as file:
         chosen = choose(path, file.schema_arrow, columns)
@@ -209,10 +203,10 @@ def read_parquet(path: Path, columns: Columns) -> Records:
 
 
 def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The same piece by piece; a piece begins at a row, and holds rows of one row group."""
+    """Yield pieces of row groups; a position is a row."""
     arrow, parquet = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
-    # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
+    # By default whole columns, of all row groups, are in memory at once.
     small = {"pre_buffer": False, "buffer_size": 1 << 20}
     with readable(path, "Parquet"), parquet.ParquetFile(path, page_checksum_verification=True, **small) as file:
         chosen = choose(path, file.schema_arrow, columns)
@@ -226,13 +220,13 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
             for batch in file.iter_batches(rows, row_groups=[number], columns=chosen.names):
                 end = row + batch.num_rows
                 if not start or row >= start[0]:
-                    yield table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
+                    yield _table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
                 row = end
 
 
 def damaged(path: Path, detail: str = "") -> DataError:
-    """The error for a file of a converted folder that is not as it was written, or not there."""
-    rule = "a file that raglane convert wrote, unchanged"
+    """Return the error for a missing or changed file of a converted folder."""
+    rule = "the file as raglane convert wrote it"
     if not path.exists():
         fix = "restore it, or delete the folder and convert the data again"
         return data_error(path, "no such file", rule, fix)
@@ -241,35 +235,35 @@ def damaged(path: Path, detail: str = "") -> DataError:
 
 
 def checksums(path: Path) -> str:
-    """The CRC-32 of each block of a file, 8 hexadecimal digits each."""
+    """Return the CRC-32 of each block of a file, 8 hexadecimal digits each."""
     with path.open("rb") as file:
         return "".join(f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """Refuse a file that is not as it was written."""
+    """Raise a DataError if a file differs from its checksums."""
     try:
-        found = checksums(path)
+        actual = checksums(path)
     except FileNotFoundError as error:
         raise damaged(path) from error
     except OSError as error:
         raise open_error(path, error) from error
-    if found != expected:
+    if actual != expected:
         raise damaged(path, "its checksum differs")
 
 
 def seal(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description with a checksum of its content."""
+    """Add a checksum to a description."""
     return {**description, _SEAL: f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}"}
 
 
 def is_sealed(description: Mapping[str, Any]) -> bool:
-    """Whether a description is as :func:`seal` made it."""
+    """Return True if the checksum of :func:`seal` fits a description."""
     return description == seal({name: value for name, value in description.items() if name != _SEAL})
 
 
 class Blocks:
-    """The blocks of a file that is mapped into memory, each verified before its first use."""
+    """The blocks of a mapped file, each compared with its checksum before the first use."""
 
     def __init__(self, path: Path, content: memoryview, expected: str) -> None:
         self._path, self._content = path, content
@@ -284,13 +278,13 @@ class Blocks:
         self._left = count
 
     def verify(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Verify the blocks that hold some ranges of bytes."""
+        """Verify the blocks that overlap ranges of bytes."""
         if not self._left:
             return
-        holds = ends > starts
-        firsts, lasts = starts[holds] // _BLOCK, (ends[holds] - 1) // _BLOCK
+        filled = ends > starts
+        firsts, lasts = starts[filled] // _BLOCK, (ends[filled] - 1) // _BLOCK
         counts = lasts - firsts + 1
-        # The blocks of all ranges, one after the other.
+        # The blocks of all ranges, range after range.
         blocks = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         for block in np.unique(blocks[self._pending[blocks]]).tolist():
             begin = block * _BLOCK
@@ -300,5 +294,5 @@ class Blocks:
             self._left -= 1
 
     def verify_outside(self, start: int, end: int) -> None:
-        """Verify all but a range of bytes, which is verified as it is read."""
+        """Verify the blocks outside of a range of bytes."""
         self.verify(np.array([0, end]), np.array([start, len(self._content)]))

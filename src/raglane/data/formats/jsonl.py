@@ -1,10 +1,9 @@
-"""JSON lines: one object per line, with a list, or a text, under one key and a label under another.
+"""JSON lines: one object per line, with a list or a text under one key, and a label under another.
 
-Numbers are what Python's ``json`` reads, with three exceptions, each refused with its line: a whole number beyond 64
-bits, which a column cannot hold (write ``1e30``, or a string where it is a name); lists or objects nested more deeply
-than anything that is a sequence; and a key that comes twice in an object. ``NaN``, ``Infinity`` and ``-Infinity``,
-which JSON does not have but many programs write, are missing values, and so is a number such as ``1e999`` that is too
-large for a float.
+Numbers are those of Python's ``json``. Errors are: a whole number beyond 64 bits (write ``1e30``, or a string for a
+name), lists or objects nested more deeply than a sequence can be, and a key that occurs twice in an object. ``NaN``,
+``Infinity`` and ``-Infinity``, which many programs write, and numbers too large for a float, such as ``1e999``, are
+missing values.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError
 
-# Lists of lists of numbers are the deepest that a sequence can be; objects are of no use, but may stand beside it.
+# Maximum nesting. Sequences are at most lists of lists; unused keys may have deeper values.
 _DEEPEST = 32
 
-# Of a column for each key, the share that the lines must fill, where it is much at all.
-_SPARSE, _MUCH = 20, 10_000_000
+# In a large table, at least one entry in _SPARSE must be present; a table of up to _SMALL entries may be empty.
+_SPARSE, _SMALL = 20, 10_000_000
 
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -45,69 +44,56 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The same piece by piece; a piece begins at a byte, in a line. The first lines say which columns are read."""
-    known: list[Chosen] = []
+    """Yield pieces; a position is a byte and a line. The first lines decide which columns are read."""
+    first: list[Chosen] = []
 
     def records(lines: Sequence[Line]) -> Records:
         texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
-        table, numbers = _table(path, texts, columns, known[0].names if known else ())
-        chosen = known[0] if known else choose(path, table.schema, columns)
-        found = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
-        known.append(chosen)
-        # A guessed id is asked for again too, so that all lines have one.
-        return replace(found, columns=replace(found.columns, id=chosen.id))
+        table, numbers = _table(path, texts, columns, first[0].names if first else ())
+        chosen = first[0] if first else choose(path, table.schema, columns)
+        result = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
+        first.append(chosen)
+        # Later pieces require the id column, even if it was guessed.
+        return replace(result, columns=replace(result.columns, id=chosen.id))
 
-    yield from line_pieces(lines_of(path, start), records, lambda line: (line.end, line.number + 1))
+    yield from line_pieces(lines_of(path, start), records)
 
 
 def _table(
-    path: Path, texts: Sequence[tuple[int, str]], columns: Columns, known: Sequence[str] = ()
+    path: Path, texts: Sequence[tuple[int, str]], columns: Columns, required: Sequence[str] = ()
 ) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Lines as a ``pyarrow.Table``, a column for each key and each known name, and the number of each row's line."""
+    """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of each row."""
     arrow = require("pyarrow", "data")
-    rows, lines = _rows(path, texts)
-    names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
-    _refuse_sparse(path, rows, names)
+    decoder = json.JSONDecoder(object_pairs_hook=_object)
+    rows = [_row(path, decoder, line.strip(), number) for number, line in texts]
+    lines = [number for number, _ in texts]
+    names = list(dict.fromkeys([*required, *(name for row in rows for name in row)]))
+    _check_sparse(path, rows, names)
     table: dict[str, Any] = {}
     for name in names:
         values = [row.get(name) for row in rows]
         if any(isinstance(_innermost(value), dict) for value in values):
-            # Nothing can be read from objects, and a column for each of their keys may be more than memory holds.
+            # Objects are ignored: no sequence is made of them, and a column per key might exceed the memory.
             table[name] = arrow.array([{}] * len(values), arrow.struct([]))
             continue
         try:
             table[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
-            # Nothing is expected of a column that nobody asks for.
-            named = (*(columns.features or ()), *(columns.static or ()))
-            asked = (columns.sequence, columns.label, columns.id, *named, *known)
-            guessing = not known and (columns.sequence is None or (columns.label is None and columns.wants_labels))
-            if guessing or name in asked:
+            # Unused columns may have any type.
+            features = (*(columns.features or ()), *(columns.static or ()))
+            used = (columns.sequence, columns.label, columns.id, *features, *required)
+            guessing = not required and (columns.sequence is None or (columns.label is None and columns.wants_labels))
+            if guessing or name in used:
                 raise _mixed(path, name, values, lines) from error
     return arrow.table(table), np.array(lines)
 
 
-def _rows(path: Path, texts: Sequence[tuple[int, str]]) -> tuple[list[dict[str, Any]], list[int]]:
-    """The objects, and the number of each one's line, from 1."""
-    rows: list[dict[str, Any]] = []
-    lines: list[int] = []
-    decoder = json.JSONDecoder(object_pairs_hook=_object)
-    for number, line in texts:
-        row = _row(path, decoder, line.strip(), number)
-        if not isinstance(row, dict):
-            got = f"a JSON {_kind(row)}"
-            raise data_error(path, got, "a JSON object", 'write {"values": [...], ...}', number)
-        rows.append(row)
-        lines.append(number)
-    return rows, lines
-
-
 class _TwiceError(ValueError):
-    """A key that comes twice in an object."""
+    """A key that occurs twice in an object."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; by itself, Python keeps the last value of a key without a word."""
+    """Make an object; raise for repeated keys, of which Python would silently keep the last."""
     row = dict(pairs)
     if len(row) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -115,37 +101,40 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> Any:
+def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[str, Any]:
+    """Parse the object of a line."""
     try:
         row = decoder.decode(line)
         if _is_deep(row):
             raise RecursionError
-        # Only an escape can give half a pair, since the file is UTF-8.
+        # Since the file is UTF-8, only escapes can write half a surrogate pair.
         is_whole = not _HALF_A_PAIR.search(line) or has_utf8(json.dumps(row, ensure_ascii=False))
     except _TwiceError as error:
         got = f"the key {quote(str(error))} twice"
-        raise data_error(path, got, "an object with each key once", "remove one of them", number) from error
+        raise data_error(path, got, "an object with different keys", "remove one of them", number) from error
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
         raise data_error(path, got, "a JSON object", "correct the line", number) from error
     except RecursionError as error:
         got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
-        raise data_error(
-            path, got, "an object whose sequence is a list, or a list of lists", "correct the line", number
-        ) from error
+        raise data_error(path, got, "a list, or a list of lists", "correct the line", number) from error
     except ValueError as error:
-        # Python turns no more than some thousands of digits into a number.
+        # Python does not parse integers of thousands of digits.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
     if not is_whole:
         got = "half a surrogate pair, which is not a character"
-        raise data_error(path, got, "text of Unicode characters", "correct the line", number)
+        raise data_error(path, got, "a text of Unicode characters", "correct the line", number)
+    if not isinstance(row, dict):
+        raise data_error(
+            path, f"a JSON {_kind(row)}", "one JSON object per line", 'write {"values": [...], ...}', number
+        )
     return row
 
 
 def _is_deep(row: Any) -> bool:
-    """Whether lists and objects stand in each other more deeply than anything that is read.
+    """Return True if lists and objects are nested more deeply than ``_DEEPEST``.
 
-    A list that begins with a number or a text is not looked through: with a list in it, it is refused anyway.
+    Lists that begin with a number or a text are skipped: a list in one of them is an error anyway.
     """
     level = [row]
     for _ in range(_DEEPEST):
@@ -162,26 +151,26 @@ def _is_deep(row: Any) -> bool:
 
 
 def _innermost(value: Any) -> Any:
-    """The first value in a list, or the value itself, that is neither null nor a list; None where there is none."""
+    """Return the first value in nested lists that is neither null nor a list, or None."""
     while isinstance(value, list):
         value = next((entry for entry in value if entry is not None), None)
     return value
 
 
-def _refuse_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
-    """Raise where the lines have so many different keys that a table of them would be mostly holes."""
-    room = len(rows) * len(names)
-    if room > _MUCH and room > _SPARSE * sum(map(len, rows)):
+def _check_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Raise a DataError if the keys differ so much between lines that most entries of the table would be null."""
+    size = len(rows) * len(names)
+    if size > _SMALL and size > _SPARSE * sum(map(len, rows)):
         got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
         raise data_error(
-            path, got, "a file whose lines have the same keys", "put varying entries into a list, or leave them out"
+            path, got, "a file of lines with the same keys", "put variable data into a list, or leave it out"
         )
 
 
-def _kind(value: Any, room: int = _DEEPEST) -> str:
-    """What a JSON value is, for comparison and for messages."""
+def _kind(value: Any, depth: int = _DEEPEST) -> str:
+    """Return the JSON type of a value, with the types in a list."""
     if isinstance(value, list):
-        inner = sorted({_kind(entry, room - 1) for entry in value} - {"null", "list"}) if room else ["lists"]
+        inner = sorted({_kind(entry, depth - 1) for entry in value} - {"null", "list"}) if depth else ["lists"]
         return f"list of {' and '.join(inner)}" if inner else "list"
     if isinstance(value, bool):
         return "boolean"
@@ -191,22 +180,22 @@ def _kind(value: Any, room: int = _DEEPEST) -> str:
     return "null"
 
 
-def _has_large(value: Any, most: int, room: int = _DEEPEST) -> bool:
-    """Whether a whole number beyond ``most`` is in a value."""
+def _has_large(value: Any, most: int, depth: int = _DEEPEST) -> bool:
+    """Return True if a value contains a whole number beyond ``most``."""
     if isinstance(value, list):
-        return room > 0 and any(_has_large(entry, most, room - 1) for entry in value)
+        return depth > 0 and any(_has_large(entry, most, depth - 1) for entry in value)
     return isinstance(value, int) and not -most <= value < most
 
 
 def _too_large(path: Path, got: str, line: int) -> DataError:
-    return data_error(path, got, "an object of integers that fit 64 bits", "write it as 1e30, or as a string", line)
+    return data_error(path, got, "a whole number of at most 64 bits", "write it as 1e30, or as a string", line)
 
 
 def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
-    """The error for a column whose values are not all of one kind; names the first that is not like the others."""
-    rule = "a file whose columns have values of one kind: only numbers, or only strings, in equally nested lists"
+    """Return the error for a column of several types, with the first value that differs."""
+    rule = "a file whose keys have only numbers, or only strings, in equally nested lists"
     names = f"{columns_argument('sequence')} and {columns_argument('label')}"
-    fix = f"convert the values, or name the columns to use with {names}"
+    fix = f"use one type per key, or name the columns to use with {names}"
     first: str | None = None
     for value, line in zip(values, lines, strict=True):
         kind = _kind(value)
@@ -222,7 +211,5 @@ def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataEr
     for value, line in zip(values, lines, strict=True):
         if _has_large(value, 2**53):
             got = f"a whole number beyond 2**53 among fractions as {quote(name)}"
-            return data_error(
-                path, got, "an object of integers up to 2**53 in a column of floats", "write it as a float", line
-            )
-    return data_error(path, f"values of several kinds as {quote(name)}", rule, fix)
+            return data_error(path, got, "at most 2**53, to be exact as a float", "write it as a float", line)
+    return data_error(path, f"values of several types as {quote(name)}", rule, fix)

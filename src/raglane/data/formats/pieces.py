@@ -1,7 +1,7 @@
-"""Files piece by piece, for whoever cannot hold a whole file: some rows at a time, and where the next ones begin.
+"""Reading a file in pieces, in constant memory, and leaving out bad rows.
 
-A piece holds rows that are not understood yet. Any run of them can be read by itself, so that one bad row is found, and
-left out, by halves: :func:`sift` is the only place where rows are left out, whatever the format.
+A piece has rows that are not parsed yet. Any range of them can be parsed separately, so :func:`sift` finds bad rows by
+bisection. It is the only function that leaves rows out, for every format.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.errors import DataError
 
-# Bytes and rows of a piece: as much as is worth one call of a library, and little beside what a program holds anyway.
+# Maximum bytes and rows of a piece: enough to amortise the calls of libraries, and small in comparison to a program.
 BYTES, ROWS = 1 << 24, 1 << 16
 
-# Bad rows before the first good one, of a piece, that end it.
-_HOPELESS = 1_000
+# A piece that begins with this many bad rows is given up.
+_MOST_BAD = 1_000
 
 Start = tuple[int, ...]
-"""Where in a file a piece begins; what the numbers mean is the format's business, and () is the beginning."""
+"""The position of a piece in a file, in numbers that depend on the format; () is the beginning."""
 
 ON_BAD_ROW = ("fail", "skip")
-# The file that lists what was left out.
+# The file that lists skipped rows.
 SKIPPED = "skipped.jsonl"
 
 
@@ -39,8 +39,10 @@ class Piece:
     """Some rows of a file, each a whole sequence."""
 
     count: int
+    # Parses a range of the rows.
     read: Callable[[int, int], Records] = field(repr=False)
     end: Start
+    # Describes a row in messages.
     place: Callable[[int], str] = field(repr=False)
 
 
@@ -50,12 +52,15 @@ def sift(
     check: Callable[[Records], Records] = lambda records: records,
     location: str = "",
 ) -> Iterator[Records]:
-    """Read a piece, in one go where every row is as it should be."""
-    is_hopeful = bad is None or bool(bad)
-    # Runs of rows still to be read, the first of them last: without recursion, and in the order of the file.
-    runs = [(0, piece.count)]
-    while runs:
-        start, end = runs.pop()
+    """Parse a piece; append its bad rows to ``bad`` and yield the records of the others, or raise if ``bad`` is None.
+
+    A DataError of ``check`` makes rows bad too.
+    """
+    has_good = bad is None or bool(bad)
+    # A stack of the ranges to parse, the first on top.
+    ranges = [(0, piece.count)]
+    while ranges:
+        start, end = ranges.pop()
         try:
             records = check(piece.read(start, end))
         except DataError as error:
@@ -63,19 +68,19 @@ def sift(
                 raise
             if end - start == 1:
                 bad.append(Skipped(location, piece.place(start), str(error)))
-                if not is_hopeful and len(bad) == _HOPELESS:
+                if not has_good and len(bad) == _MOST_BAD:
                     raise
                 continue
             middle = (start + end) // 2
-            runs += [(middle, end), (start, middle)]
+            ranges += [(middle, end), (start, middle)]
         else:
-            is_hopeful = True
+            has_good = True
             yield records
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a text."""
+    """A line of a text: its number from 1, its content, and the position of its end in bytes."""
 
     number: int
     content: bytes
@@ -83,16 +88,15 @@ class Line:
 
 
 def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
-    """The lines of a text that are not blank, of which few are in memory at once."""
+    """Yield the lines of a text that are not blank."""
     check_readable(path)
     with path.open("rb") as file:
-        if not start and (mark := file.read(4)):
-            # A file that begins as UTF-16 does is refused as a whole: of its lines little could be said.
-            if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                check_text(path, mark)
-            file.seek(len(codecs.BOM_UTF8) if mark.startswith(codecs.BOM_UTF8) else 0)
         if start:
             file.seek(start[0])
+        elif mark := file.read(4):
+            # UTF-16 is refused for the whole file, because its lines cannot be found.
+            check_text(path, mark if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else b"")
+            file.seek(len(codecs.BOM_UTF8) if mark.startswith(codecs.BOM_UTF8) else 0)
         end = file.tell()
         for number, content in enumerate(file, start=start[1] if start else 1):
             end += len(content)
@@ -103,16 +107,16 @@ def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
 def line_pieces(
     lines: Iterator[Line],
     read: Callable[[Sequence[Line]], Records],
-    start: Callable[[Line], Start],
+    prefix: Start = (),
     within: str = "",
 ) -> Iterator[Piece]:
-    """Pieces of a text in which a line is a sequence."""
+    """Yield pieces of a text with one sequence per line; ``prefix`` and ``within`` identify one of several files."""
 
     def piece_of(held: Sequence[Line]) -> Piece:
         return Piece(
             len(held),
             lambda first, last: read(held[first:last]),
-            start(held[-1]),
+            (*prefix, held[-1].end, held[-1].number + 1),
             lambda row: f"{within}line {held[row].number}",
         )
 
@@ -129,30 +133,30 @@ def line_pieces(
 
 
 def skipped_lines(rows: Iterable[Skipped | Mapping[str, str]]) -> bytes:
-    """The file that lists rows which were left out: a JSON object per line."""
+    """Return the content of the file that lists skipped rows: a JSON object per line."""
     objects = (asdict(row) if isinstance(row, Skipped) else dict(row) for row in rows)
     lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in objects]
-    # A name of a file may be no text in UTF-8.
+    # File names may contain invalid UTF-8.
     return "".join(lines).encode(errors="backslashreplace")
 
 
 @dataclass
 class Alike:
-    """What the first rows say of all that come later."""
+    """The layout and columns of the first rows, with which later rows must agree."""
 
     layout: Layout | None = None
     columns: Columns | None = None
-    # Where the first rows stand, for messages.
+    # The place of the first rows, for messages.
     first: str = ""
 
     def checked(self, records: Records) -> Records:
-        """Records that are like those before; without ids, where those had none."""
+        """Return records in the layout of the first, without ids if those have none, or raise a DataError."""
         if self.layout is not None and self.layout.ids == "none" and records.ids is not None:
             records = replace(records, ids=None)
         if self.columns is None:
             self.columns = records.columns
         if self.layout is None or (not self.layout.channels and not self.layout.is_tokens and len(records.values)):
-            # Sequences without an element do not say of what kind they are.
+            # Sequences without elements determine neither tokens nor channels.
             before, self.layout = self.layout, Layout.of(records)
             if before is not None:
                 kept = replace(before, is_tokens=self.layout.is_tokens, channels=self.layout.channels)
@@ -163,17 +167,17 @@ class Alike:
 
 
 def _alike(records: Records, layout: Layout) -> Records:
-    """Records whose targets are of elements or of sequences as those before, where these few may be read as either."""
+    """Change ambiguous targets from per sequence to per element or back, as in the layout."""
     targets = records.targets
     if targets is None or targets.per_element == layout.targets_per_element:
         return records
     if layout.targets_per_element:
-        # No sequence among these has two different ones.
+        # In each of these sequences all targets are equal.
         values = np.repeat(targets.values, records.lengths, axis=0)
         return replace(records, targets=replace(targets, values=values, per_element=True))
     width = len(layout.target_names)
     if targets.is_numbers and len(targets.names) == 1 and (records.lengths == width).all():
-        # All of these happen to be as long as there are numbers to learn.
+        # Each of these sequences has as many elements as targets.
         values = targets.values.reshape(-1, width)
         return replace(records, targets=Targets(values, names=layout.target_names))
     return records
@@ -186,26 +190,25 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
     except DataError as error:
         first = error
     alike, skipped, count = Alike(), list[Skipped](), 0
-    held: list[Records] = []
+    kept: list[Records] = []
     for piece in format.pieces(path, columns, ()):
         bad: list[Skipped] = []
-        held += sift(_numbered(piece, count), bad, alike.checked, str(path))
-        if not held:
-            # Not the rows are bad, but how they are read.
+        kept += sift(_numbered(piece, count), bad, alike.checked, str(path))
+        if not kept:
+            # Every row fails, so the arguments are wrong rather than the rows.
             raise first
         skipped += bad
         count += piece.count
     if not skipped:
         raise first
     note = f"rows left out, because they break a rule: {len(skipped):,} of {count:,}; the first: {skipped[0].place}"
-    notes = tuple(dict.fromkeys((*held[0].notes, note)))
-    return replace(
-        joined(held), columns=replace(held[0].columns, time=columns.time), skipped=tuple(skipped), notes=notes
-    )
+    notes = tuple(dict.fromkeys((*kept[0].notes, note)))
+    used = replace(kept[0].columns, time=columns.time)
+    return replace(_concatenated(kept), columns=used, skipped=tuple(skipped), notes=notes)
 
 
 def _numbered(piece: Piece, before: int) -> Piece:
-    """A piece whose rows have ids, if need be the numbers of rows."""
+    """Use the numbers of rows as ids if a piece has none."""
 
     def read(low: int, high: int) -> Records:
         records = piece.read(low, high)
@@ -214,10 +217,10 @@ def _numbered(piece: Piece, before: int) -> Piece:
     return replace(piece, read=read)
 
 
-def joined(parts: Sequence[Records]) -> Records:
-    """Records of one layout, one part after the other."""
+def _concatenated(parts: Sequence[Records]) -> Records:
+    """Concatenate records of one layout."""
     first = next((part for part in parts if len(part.values)), parts[0])
-    # Parts without an element may be of any kind.
+    # Records without elements may have another dtype.
     full = [part.values for part in parts if len(part.values)] or [first.values]
     targets = [part.targets.values for part in parts if part.targets is not None]
     tags = [part.tags for part in parts if part.tags is not None]

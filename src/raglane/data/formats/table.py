@@ -1,15 +1,15 @@
-"""Sequences and labels out of Arrow columns: what Parquet and JSON lines share.
+"""Records from Arrow columns, for Parquet, Arrow and JSON lines.
 
 A sequence is an entry of one column: a list of numbers (one channel), a list of lists of numbers (steps of channels), a
 list of strings (tokens), or a text, which is split on white space into tokens. A label is a string, an integer or a
-boolean (``"true"``, ``"false"``); for tagging, a list of these as long as the sequence. What a column holds is moved
-as a whole, without a loop over its elements.
+boolean (``"true"``, ``"false"``); for tagging, a list of these as long as the sequence. Columns are converted as a
+whole, without a loop over elements.
 
-Further columns may be features: of elements, lists as long as the sequence; of sequences, numbers or words. Numbers of
-elements beside numbers become channels like these.
+Further columns may be features: lists as long as the sequence (of elements), or numbers or words (of sequences).
+Numbers of elements, in addition to a sequence of numbers, become channels.
 
-Where no column is named, the sequence column is the only list column, or if there is none the only text column; the
-label column is the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) holds the ids.
+If no column is named, the sequence column is the only list column, or else the only text column; the label column is
+the only other column of labels. A column called ``id`` (or ``sequence_id``, ...) contains the ids.
 """
 
 from __future__ import annotations
@@ -27,26 +27,25 @@ from raglane._utils.messages import quote
 from raglane.data.formats.arrow import (
     Reader,
     arrow_types,
-    column_kinds,
     is_id,
     is_label,
     is_list,
     is_number,
     is_sequence,
     is_text,
-    is_whole,
-    label_kind,
+    label_kinds,
+    label_test,
     read_labels,
     sequences_of,
     words_of,
 )
 from raglane.data.formats.base import (
     ROLE_NAMES,
+    check_named,
     choose_column,
     columns_argument,
     data_error,
     id_column,
-    named_column,
     takes_tokens,
 )
 from raglane.data.records import Columns, Feature, Records, as_float32
@@ -54,7 +53,7 @@ from raglane.data.records import Columns, Feature, Records, as_float32
 
 @dataclass(frozen=True)
 class Chosen:
-    """The columns to read, and how they were found."""
+    """The columns to read, and notes on the choice."""
 
     sequence: str
     label: str | None
@@ -65,34 +64,34 @@ class Chosen:
 
     @property
     def names(self) -> list[str]:
-        """Each column once, in no special order."""
+        """Each column once."""
         every = (self.sequence, self.label, self.id, *self.features, *self.static)
         return list({name: None for name in every if name is not None})
 
     def label_kinds(self, schema: Any, task: str) -> tuple[str, ...]:
-        """What the labels of a table with this ``pyarrow.Schema`` are; () where none are read."""
-        return () if self.label is None else column_kinds(schema.field(self.label).type, task)
+        """Return the kinds of the labels of a table with this ``pyarrow.Schema``; () without labels."""
+        return () if self.label is None else label_kinds(schema.field(self.label).type, task)
 
 
 def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
-    """Settle which columns to read."""
-    # pandas stores the index of a table as a column of this name; it is nobody's label.
+    """Choose the columns to read."""
+    # pandas stores the index of a table as a column of this name.
     fields = [field for field in schema if not field.name.startswith("__index_level_")]
     kinds = {field.name: field.type for field in fields}
     present = list(kinds)
     if len(present) < len(fields):
         counts = Counter(field.name for field in fields)
         twice = next(name for name in present if counts[name] > 1)
-        raise data_error(path, f"two columns {quote(twice)}", "a file whose columns have different names", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
     if columns.time in kinds:
-        got = f"the time column {quote(columns.time)}"
-        rule = "a file with one sequence per row, whose elements are already in order"
-        raise data_error(path, got, rule, f"sort the lists before, and leave {columns_argument('time')} out")
+        rule = "a file without a time column, because a row is a whole sequence with its elements in order"
+        fix = f"sort the lists, and leave {columns_argument('time')} out"
+        raise data_error(path, f"the time column {quote(columns.time)}", rule, fix)
     notes: list[str] = []
     id_name, id_notes = id_column(path, columns, present, [name for name in present if is_id(kinds[name])])
-    features, static = beside(path, columns, present)
+    features, static = feature_columns(path, columns, present)
     if columns.sequence is not None:
-        sequence = named_column(path, "sequence", columns.sequence, present)
+        sequence = check_named(path, "sequence", columns.sequence, present)
     elif features:
         sequence = features[0]
     else:
@@ -100,9 +99,9 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
         candidates = [name for name in free if is_sequence(kinds[name])]
         texts = [name for name in free if is_text(kinds[name])]
         if columns.wants_labels and columns.task != "classify":
-            # A list may be the label, and what is called a text is no label.
-            called = [name for name in texts if name.lower() in ROLE_NAMES["sequence"]]
-            candidates = called or candidates
+            # A list may be the label here, but a text with the name of a sequence is not.
+            usual = [name for name in texts if name.lower() in ROLE_NAMES["sequence"]]
+            candidates = usual or candidates
         candidates = candidates or texts
         kind = "column of lists of numbers, of lists of lists of numbers, of lists of strings, or of texts"
         sequence, note = choose_column(path, "sequence", candidates, kind, present)
@@ -110,24 +109,19 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     if is_text(kinds[sequence]):
         how = "on white space into tokens" if columns.split in (None, "words") else f"into {columns.split}"
         notes.append(f"the texts of {quote(sequence)} are split {how}")
-    if is_list(kinds[sequence]) and is_whole(kinds[sequence].value_type):
+    if is_list(kinds[sequence]) and arrow_types().is_integer(kinds[sequence].value_type):
         notes.append(takes_tokens(columns, sequence)[1])
     features = tuple(name for name in features if name != sequence)
-    label, label_notes = _choose_label(path, kinds, columns, {sequence, id_name, *features, *static})
-    return Chosen(sequence, label, id_name, (*notes, *label_notes, *id_notes), features, static)
-
-
-def _choose_label(
-    path: Path, kinds: dict[str, Any], columns: Columns, taken: set[str | None]
-) -> tuple[str | None, tuple[str, ...]]:
-    if not columns.wants_labels:
-        return None, ()
-    if columns.label is not None:
-        return named_column(path, "label", columns.label, kinds), ()
-    fits, kind = label_kind(columns.task)
-    candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
-    label, note = choose_column(path, "label", candidates, kind, kinds)
-    return label, (note,)
+    label = columns.label if columns.wants_labels else None
+    if label is not None:
+        check_named(path, "label", label, kinds)
+    elif columns.wants_labels:
+        fits, kind = label_test(columns.task)
+        taken = {sequence, id_name, *features, *static}
+        candidates = [name for name in kinds if name not in taken and fits(kinds[name])]
+        label, note = choose_column(path, "label", candidates, kind, kinds)
+        notes.append(note)
+    return Chosen(sequence, label, id_name, (*notes, *id_notes), features, static)
 
 
 def records_of(
@@ -138,7 +132,7 @@ def records_of(
     lines: npt.NDArray[np.int64] | None = None,
     first: int | None = 0,
 ) -> Records:
-    """Turn the chosen columns of a table into records."""
+    """Convert the chosen columns of a table to records; ``lines`` and ``first`` number its rows, for messages."""
     if table.num_rows == 0:
         raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
@@ -147,96 +141,97 @@ def records_of(
     split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
     labels, tags, targets, kinds = None, None, None, None
     if chosen.label is not None:
-        kinds = column_kinds(table.column(chosen.label).type, columns.task)
+        kinds = label_kinds(table.column(chosen.label).type, columns.task)
         labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns.task)
     width = values.shape[1] if values.ndim == 2 else 0
     channels = tuple(f"x{channel}" for channel in range(width))
     features: tuple[Feature, ...] = ()
     if chosen.features or chosen.static:
-        values, channels, features = with_features(reader, table, chosen, columns, values, offsets)
-    # A guessed id column is not asked for again: another file may do without ids.
-    found = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
-    notes = chosen.notes
+        values, channels, features = _with_features(reader, table, chosen, columns, values, offsets)
+    # A guessed id column is not required of other files.
+    used = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
     return Records(
-        values, offsets, ids, labels, tags, channels, path, notes, found, targets, features, label_kinds=kinds
+        values, offsets, ids, labels, tags, channels, path, chosen.notes, used, targets, features, label_kinds=kinds
     )
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
-    reader.refuse_nulls(column, name, "id")
+    reader.check_nulls(column, name, "id")
     if arrow_types().is_integer(column.type):
         return tuple(column.to_pylist())
     return tuple(words_of(reader, column, name).tolist())
 
 
-def beside(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns that were named as features, of elements and of sequences."""
+def feature_columns(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the columns that were named as features of elements and of sequences; raise if a role is ambiguous."""
     names = list(present)
-    features = tuple(named_column(path, "features", name, names) for name in columns.features or ())
-    static = tuple(named_column(path, "static", name, names) for name in columns.static or ())
+    features = tuple(check_named(path, "features", name, names) for name in columns.features or ())
+    static = tuple(check_named(path, "static", name, names) for name in columns.static or ())
     for name in columns.categorical or ():
-        named_column(path, "categorical", name, names)
+        check_named(path, "categorical", name, names)
     for name in static:
         others = {"features": columns.features or (), "sequence": (columns.sequence,), "label": (columns.label,)}
         role = next((role for role, taken in others.items() if name in taken), None)
         if role is not None:
             got = f"{quote(name)} as {columns_argument('static')} and as {columns_argument(role)}"
-            raise data_error(path, got, "a file whose columns have one role each", "leave one of the two out")
+            raise data_error(path, got, "a file with one role per column", "leave one of the two out")
     return features, static
 
 
-def with_features(
-    reader: Reader, table: Any, chosen: Any, columns: Columns, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]
+def _with_features(
+    reader: Reader,
+    table: Any,
+    chosen: Chosen,
+    columns: Columns,
+    values: npt.NDArray[Any],
+    offsets: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...]]:
-    """Sequences with the columns that stand beside them."""
+    """Return the values with the feature columns that become channels, the channels, and the other features."""
     features: list[Feature] = []
-    blocks, channels = [values], _names(chosen.sequence, values)
+    blocks, channels = [values], _channels(chosen.sequence, values)
     for name in chosen.features:
-        # Whether the whole numbers of the sequence column are tokens says nothing of another column.
-        asked = replace(columns, tokens=name in (columns.categorical or ()), task="tag")
+        # ``tokens`` and the task apply only to the sequence column.
+        own = replace(columns, tokens=name in (columns.categorical or ()), task="tag")
         column = table.column(name)
         if not is_list(column.type):
-            rule = "a file whose features of elements are lists as long as the sequence"
-            fix = f"declare a feature of whole sequences with {columns_argument('static')}"
-            raise reader.wrong_type(column, name, rule, fix)
-        found, ends = sequences_of(reader, column, name, asked)
+            fix = f"for a feature of whole sequences, pass {columns_argument('static')}"
+            raise reader.type_error(column, name, "lists as long as the sequence", fix)
+        block, ends = sequences_of(reader, column, name, own)
         if not np.array_equal(ends, offsets):
             row = int((np.diff(ends) != np.diff(offsets)).argmax())
             lengths = f"{ends[row + 1] - ends[row]} elements in {reader.row(row)}, column {quote(name)}"
             got = f"{lengths}, and {offsets[row + 1] - offsets[row]} in {quote(chosen.sequence)}"
-            raise reader.error(got, "a file whose rows have lists of one length", "correct the row, or remove it")
-        if found.ndim == 2 and found.shape[1] == 0:
-            # No row has an element, so nobody knows how many channels there would be.
-            found = np.zeros((0, 1), dtype=np.float32)
-        if found.ndim == 2 and values.ndim == 2:
-            blocks.append(found)
-            channels += _names(name, found)
-        elif found.ndim == 2:
-            pairs = zip(_names(name, found), found.T, strict=True)
-            features += [Feature(part, np.ascontiguousarray(column)) for part, column in pairs]
+            raise reader.error(got, "equally long columns of a sequence", "correct the row, or remove it")
+        if block.ndim == 2 and block.shape[1] == 0:
+            # All sequences are empty, so the number of channels is unknown.
+            block = np.zeros((0, 1), dtype=np.float32)
+        if block.ndim == 2 and values.ndim == 2:
+            blocks.append(block)
+            channels += _channels(name, block)
+        elif block.ndim == 2:
+            pairs = zip(_channels(name, block), block.T, strict=True)
+            features += [Feature(channel, np.ascontiguousarray(numbers)) for channel, numbers in pairs]
         else:
-            features.append(Feature(name, found))
-    features += [static_of(reader, table.column(name), name, columns) for name in chosen.static]
+            features.append(Feature(name, block))
+    features += [_static_feature(reader, table.column(name), name, columns) for name in chosen.static]
     if len(blocks) > 1:
         return np.concatenate(blocks, axis=1), channels, tuple(features)
-    # A sequence column by itself has channels without names.
-    own = tuple(f"x{place}" for place in range(len(channels)))
-    return values, own, tuple(features)
+    # The channels of a single column have default names.
+    return values, tuple(f"x{place}" for place in range(len(channels))), tuple(features)
 
 
-def _names(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
-    """What the channels of a column are called: as the column, with a number where there are several."""
+def _channels(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
+    """Return the names of a column's channels: the column, with a number if there are several."""
     if values.ndim == 1:
         return ()
     return (name,) if values.shape[1] == 1 else tuple(f"{name}{place}" for place in range(values.shape[1]))
 
 
-def static_of(reader: Reader, column: Any, name: str, columns: Columns) -> Feature:
-    """A column with an entry per sequence; null is missing."""
+def _static_feature(reader: Reader, column: Any, name: str, columns: Columns) -> Feature:
+    """Read a column with an entry per sequence; null is missing."""
     is_words = is_text(column.type) or name in (columns.categorical or ())
     if is_words and is_label(column.type):
         return Feature(name, words_of(reader, column.cast("large_string").fill_null(""), name), per_sequence=True)
     if is_words or not is_number(column.type):
-        rule = "a file whose features of sequences are numbers or words"
-        raise reader.wrong_type(column, name, rule, "convert the column, or leave it out")
+        raise reader.type_error(column, name, "numbers or words", "convert the column, or leave it out")
     return Feature(name, as_float32(column.cast("double").to_numpy()), per_sequence=True)

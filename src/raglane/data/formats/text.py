@@ -1,9 +1,8 @@
-"""A text file: each line is a sequence of characters, words or bytes, with no label; and a folder of them.
+"""Text files, with a sequence of characters, words or bytes per line, and folders of them.
 
-In a folder each file is a class, named by its stem. Files other than ``*.txt``, hidden files and subfolders are left
-out with a note, and so are the texts that describe a data set and are not part of it: ``README.txt``, ``SOURCE.txt``,
-``LICENSE.txt`` and the like, in capitals. A ``*.txt`` that is not a file, such as a link to what is not there, is
-refused: a class would be missing.
+A text file has no labels. In a folder each file is a class, named by its stem. Files other than ``*.txt``, hidden
+files, subfolders, and texts about the data such as ``README.txt``, in capitals, are left out with a note. A ``*.txt``
+that cannot be read, such as a broken link, is an error, because its class would be missing.
 """
 
 from __future__ import annotations
@@ -20,55 +19,54 @@ from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_o
 from raglane.data.records import Columns, Records, offsets_of
 from raglane.data.splitting import split_texts
 
-# What can be learned of texts, one file per class.
+# The tasks for folders of texts.
 _TASKS = ("classify", "forecast", "language")
 
-# Listed, not "every name in capitals": a class may well be called LOC or NUM.
+# Explicit names, because a class may have a name in capitals.
 _ABOUT = ("README", "SOURCE", "SOURCES", "LICENSE", "LICENCE", "COPYING", "NOTICE", "AUTHORS", "CHANGES", "CITATION")
 
 
-def filled_lines(path: Path) -> list[str]:
-    """The lines of a text that hold something, without white space at their ends, an accident of typing."""
+def _stripped_lines(path: Path) -> list[str]:
+    """Return the lines of a text that are not blank, without white space at their ends."""
     return list(filter(None, map(str.strip, decode(path, read_bytes(path)).split("\n"))))
-
-
-def kept_lines(path: Path, start: Start = ()) -> Iterator[Line]:
-    """The same lines, as they are written, of which few are in memory at once; from a byte and a line on."""
-    # A line of other white space than a text in ASCII has is blank, too.
-    return (line for line in lines_of(path, start) if line.content.decode(errors="replace").strip())
-
-
-def texts_of(path: Path, lines: Sequence[Line]) -> list[str]:
-    """Some of them without white space at their ends."""
-    return [decode(path, line.content, line.number).strip() for line in lines]
 
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a text file."""
-    lines = filled_lines(path)
-    _check_asked(path, columns)
-    return _records(path, lines, columns)
+    lines = _stripped_lines(path)
+    _check_task(path, columns)
+    return _records(lines, columns, path)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The same piece by piece; a piece begins at a byte, in a line."""
-    _check_asked(path, columns)
+    """Yield pieces; a position is a byte and a line."""
+    _check_task(path, columns)
+    yield from _pieces_of(path, path, columns, start)
+
+
+def _pieces_of(
+    path: Path, text: Path, columns: Columns, start: Start, number: Start = (), label: str | None = None
+) -> Iterator[Piece]:
+    """Yield the pieces of a text; ``number`` is its place in the folder ``path``, if it is in one."""
 
     def records(lines: Sequence[Line]) -> Records:
-        return _records(path, texts_of(path, lines), columns)
+        texts = [decode(text, line.content, line.number).strip() for line in lines]
+        return _records(texts, columns, path, None if label is None else [label] * len(lines))
 
-    yield from line_pieces(kept_lines(path, start), records, lambda line: (line.end, line.number + 1))
+    # Lines of white space beyond ASCII are blank too.
+    lines = (line for line in lines_of(text, start) if line.content.decode(errors="replace").strip())
+    yield from line_pieces(lines, records, number, f"{text.name}, " if number else "")
 
 
-def _check_asked(path: Path, columns: Columns) -> None:
+def _check_task(path: Path, columns: Columns) -> None:
     if columns.wants_labels:
         rule = f"a file with labels, for the task {columns.task}"
         fix = f"pass {columns_argument('task', 'language')}, or a folder with a text per class"
         raise data_error(path, "a text file", rule, fix)
 
 
-def _records(path: Path, lines: Sequence[str], columns: Columns, classes: Sequence[str] | None = None) -> Records:
-    """Lines, cut into tokens; those of a folder have classes, and notes of the folder's own."""
+def _records(lines: Sequence[str], columns: Columns, path: Path, classes: Sequence[str] | None = None) -> Records:
+    """Split lines into tokens; ``classes`` are the labels of the lines of a folder."""
     split = columns.split or "characters"
     notes = (f"a line is a sequence, split into {split}",) if classes is None else ()
     labels = tuple(classes) if classes is not None and columns.wants_labels else None
@@ -80,60 +78,43 @@ def _records(path: Path, lines: Sequence[str], columns: Columns, classes: Sequen
 
 def read_folder(path: Path, columns: Columns) -> Records:
     """Read a folder of text files."""
-    _check_folder(path, columns)
+    _check_folder_task(path, columns)
     texts, left_out = _texts_in(path)
-    lines: list[str] = []
-    counts: list[int] = []
-    for text in texts:
-        # White space around a line can tell the class, which filled_lines cuts off.
-        found = filled_lines(text)
-        lines += found
-        counts.append(len(found))
-    if not lines:
-        raise data_error(path, "texts of blank lines only", "a file with a sequence per line", "check the files")
-    many = "1 class" if len(texts) == 1 else f"{len(texts)} classes"
-    notes = [f"{many}, one per file; a sequence is the {columns.split or 'characters'} of a line"]
+    lines = [_stripped_lines(text) for text in texts]
+    if not any(lines):
+        raise data_error(path, "texts of blank lines only", "a folder with at least one line", "check the files")
+    count = "1 class" if len(texts) == 1 else f"{len(texts)} classes"
+    notes = [f"{count}, one per file; a sequence is the {columns.split or 'characters'} of a line"]
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
-    classes = np.repeat(np.array([text.stem for text in texts], dtype=object), counts)
-    return replace(_records(path, lines, columns, classes.tolist()), notes=tuple(notes))
+    classes = np.repeat(np.array([text.stem for text in texts], dtype=object), list(map(len, lines)))
+    records = _records([line for each in lines for line in each], columns, path, classes.tolist())
+    return replace(records, notes=tuple(notes))
 
 
 def folder_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """The same piece by piece; a piece begins in a text, at a byte, in a line."""
-    _check_folder(path, columns)
+    """Yield pieces; a position is the number of a text, a byte and a line."""
+    _check_folder_task(path, columns)
     texts, _ = _texts_in(path)
     first, *within = start or (0,)
-    for number, text in enumerate(texts):
-        if number >= first:
-            yield from _pieces_of(path, text, number, columns, tuple(within) if number == first else ())
+    for number, text in enumerate(texts[first:], first):
+        yield from _pieces_of(path, text, columns, tuple(within) if number == first else (), (number,), text.stem)
 
 
-def _pieces_of(path: Path, text: Path, number: int, columns: Columns, start: Start) -> Iterator[Piece]:
-
-    def records(lines: Sequence[Line]) -> Records:
-        return _records(path, texts_of(text, lines), columns, [text.stem] * len(lines))
-
-    lines = kept_lines(text, start)
-    yield from line_pieces(lines, records, lambda line: (number, line.end, line.number + 1), f"{text.name}, ")
-
-
-def _check_folder(path: Path, columns: Columns) -> None:
+def _check_folder_task(path: Path, columns: Columns) -> None:
     if columns.task in _TASKS:
         return
-    rule = "data of another format, since a folder has one class per sequence"
-    if columns.task == "tag":
-        rule = "data with a label per element, for tagging"
+    rule = "a file with a label per element" if columns.task == "tag" else f"a file, for the task {columns.task}"
     fix = f"pass {columns_argument('task', 'classify')}, or another format"
-    raise data_error(path, f"a folder for the task {columns.task}", rule, fix)
+    raise data_error(path, f"a folder for the task {columns.task}, with one class per sequence", rule, fix)
 
 
 def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
-    """The files that hold sequences, and the names of what is left out."""
+    """Return the text files of a folder, and the names of the other entries."""
     try:
         entries = sorted(path.iterdir())
     except NotADirectoryError as error:
-        raise data_error(path, "a file", "a folder, in this format", "pass the folder") from error
+        raise data_error(path, "a file", "a folder, for this format", "pass the folder") from error
     except OSError as error:
         raise open_error(path, error) from error
     texts = [
@@ -146,11 +127,6 @@ def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
         raise data_error(path, got, "a folder with one .txt file per class", "add them, or pass a file")
     odd = next((entry.name for entry in texts if not has_utf8(entry.name)), None)
     if odd is not None:
-        raise data_error(
-            path,
-            f"a file named {quote(odd)}",
-            "a folder whose files are named after the classes, in UTF-8",
-            "rename the file",
-        )
+        raise data_error(path, f"a file named {quote(odd)}", "a folder of file names in UTF-8", "rename the file")
     kept = set(texts)
     return texts, [entry.name for entry in entries if entry not in kept]

@@ -1,7 +1,7 @@
-"""The order of an epoch is a function: which sequences come in which batch, on which rank.
+"""Batch samplers: which sequences form a batch, in which order, on which rank.
 
-``limit.py`` says how large a batch is, ``order.py`` in which order sequences come. ``Arrangement`` is the function: it
-answers for any part of an epoch. ``batches.py`` hands the batches to a DataLoader, and shares them out to ranks.
+``limit.py`` defines the size of a batch, ``order.py`` the order of the sequences in an epoch. ``batches.py`` makes the
+batches for a DataLoader and divides them among ranks.
 """
 
 from __future__ import annotations

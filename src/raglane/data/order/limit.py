@@ -1,4 +1,4 @@
-"""How large a batch is."""
+"""The size of a batch."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from raglane.data.epochs import check_least
 from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
+_Lengths = npt.NDArray[np.integer]
 
 TOO_LONG = ("refuse", "drop", "split", "alone")
-"""What becomes of a sequence that is longer than a whole batch may be."""
+"""The ways to treat a sequence that is longer than a batch."""
 
-_Lengths = npt.NDArray[np.integer]
-# So many lengths are looked at together, that they stay in a processor's cache.
+# Lengths are read in blocks of this many, which fit the processor's cache.
 _BLOCK = 1 << 18
-
-# The sum of lengths from which on it is counted again with more care.
-_MOST = 2**62
+# A larger sum of lengths may have overflowed, so it is computed again with checks.
+_MAX_SUM = 2**62
 
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """How large a batch is at most; where several numbers are given, all hold.
+    """The maximum size of a batch; if several numbers are set, all of them hold.
 
-    A batch takes one sequence after the other until the next would be too much. So that none is tiny, the last two
-    batches of a pool share their sequences evenly. Where several ranks train together, the limit is that of their
-    batches together.
+    A batch is filled with sequences until the next one would exceed the limit. The last two batches of a pool share
+    their sequences evenly, so that none is tiny. If several ranks train together, the limit applies to their batches
+    together.
 
     Attributes:
-        sequences: in a batch.
-        elements: in a batch.
-        padded: elements of a batch that is padded to its longest sequence.
-        too_long: what becomes of a sequence that is longer than ``elements`` or ``padded``: ``"refuse"`` raises an
-            error; ``"drop"`` leaves it out; ``"split"`` has pieces in its place, see
-            :meth:`SequenceDataset.cut <raglane.data.SequenceDataset.cut>`; ``"alone"`` makes it a batch of its own.
+        sequences: sequences in a batch.
+        elements: elements in a batch.
+        padded: elements of the batch after padding to its longest sequence.
+        too_long: treatment of a sequence that is longer than ``elements`` or ``padded``: ``"refuse"`` raises an error;
+            ``"drop"`` leaves it out; ``"split"`` replaces it by pieces, see :meth:`SequenceDataset.cut
+            <raglane.data.SequenceDataset.cut>`; ``"alone"`` makes it a batch of its own.
 
     Raises:
-        ArgumentTypeError: a number that is not an int.
-        ArgumentError: no number, one below 1, or another word for ``too_long``.
+        ArgumentTypeError: a number is not an int.
+        ArgumentError: no number is set, a number is below 1, or ``too_long`` is unknown.
 
     Example:
         >>> print(BatchLimit(sequences=64), BatchLimit(elements=4096), BatchLimit(sequences=64, padded=4096), sep="; ")
@@ -67,67 +66,61 @@ class BatchLimit:
         check_choice("too_long", self.too_long, TOO_LONG)
         if self.sequences is self.elements is self.padded is None:
             fix = "pass one of sequences, elements and padded"
-            raise ArgumentError(message("limit", "no number", "at least one number that limits a batch", fix))
+            raise ArgumentError(message("limit", "no number", "at least one number", fix))
 
     def __str__(self) -> str:
-        parts = {"sequences": self.sequences, "elements": self.elements, "padded elements": self.padded}
-        return " and ".join(f"{most:,} {name}" for name, most in parts.items() if most is not None)
+        sizes = {"sequences": self.sequences, "elements": self.elements, "padded elements": self.padded}
+        return " and ".join(f"{most:,} {name}" for name, most in sizes.items() if most is not None)
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that fits into a batch; None where any does."""
+        """The length of the longest sequence that fits in a batch, or None without a limit of elements."""
         return min((most for most in (self.elements, self.padded) if most is not None), default=None)
 
-    @property
-    def counts_only(self) -> bool:
-        """Whether it says how many batches there are, whatever the lengths."""
-        return self.longest is None
-
     def usual(self, mean: float) -> int:
-        """About how many sequences of a mean length a batch holds, at least 1."""
+        """Return the approximate number of sequences per batch, at least 1, for sequences of a mean length."""
         most = None if self.longest is None else int(self.longest / max(mean, 1.0))
         return max(1, min(count for count in (self.sequences, most) if count is not None))
 
     def cut(self, lengths: _Integers, *, descending: bool = False) -> _Integers:
-        """Where batches start that are made of sequences in their order."""
+        """Return the start of each batch when sequences are batched in their order."""
         count = len(lengths)
-        if self.sequences is not None and self.counts_only:
+        if self.sequences is not None and self.longest is None:
             return self._evened(np.arange(0, count, self.sequences), lengths)
         ends = np.cumsum(lengths).tolist()
         starts = [0] if count else []
         while starts:
             start = starts[-1]
-            following = count if self.sequences is None else min(count, start + self.sequences)
+            end = count if self.sequences is None else min(count, start + self.sequences)
             if self.elements is not None:
                 before = ends[start - 1] if start else 0
-                following = min(following, bisect_right(ends, before + self.elements, start))
+                end = min(end, bisect_right(ends, before + self.elements, start))
             if self.padded is not None:
-                following = min(following, _padded_end(lengths, start, following, self.padded, descending))
-            # One that is longer than the limit is alone.
-            following = max(following, start + 1)
-            if following >= count:
+                end = min(end, _padded_end(lengths, start, end, self.padded, descending))
+            # A sequence that is longer than the limit is a batch of its own.
+            end = max(end, start + 1)
+            if end >= count:
                 break
-            starts.append(following)
+            starts.append(end)
         return self._evened(np.array(starts, np.int64), lengths)
 
     def _evened(self, starts: _Integers, lengths: _Integers) -> _Integers:
-        """The last batch with as much of the one before as leaves it no larger than that."""
+        """Move sequences from the last batch but one to the last, as long as the last does not become the larger."""
         if len(starts) < 2:
             return starts
         start, end = int(starts[-2]), int(starts[-1])
-        # From the first that may stay to the first that must go.
+        # Candidates for the start of the last batch.
         borders = np.arange(start + 1, end + 1)
-        part = lengths[start:]
-        kept = self.shares(part)[borders - start - 1]
-        moved = self.shares(part[::-1])[::-1][borders - start]
-        fewer = len(lengths) - borders <= borders - start
-        fits = (moved <= kept) & fewer
+        tail = lengths[start:]
+        before = self.usage(tail)[borders - start - 1]
+        last = self.usage(tail[::-1])[::-1][borders - start]
+        fits = (last <= before) & (len(lengths) - borders <= borders - start)
         if fits.any():
             starts[-1] = borders[fits.argmax()]
         return starts
 
-    def shares(self, lengths: _Integers) -> npt.NDArray[np.float64]:
-        """Which share of a batch the first 1, 2, ... sequences are, ``(M,)``; above 1 where they do not fit."""
+    def usage(self, lengths: _Integers) -> npt.NDArray[np.float64]:
+        """Return the share of the limit that the first 1, 2, ... sequences use, ``(M,)``; above 1 exceeds it."""
         counts = np.arange(1, len(lengths) + 1)
         share = np.zeros(len(lengths))
         if self.sequences is not None:
@@ -140,30 +133,29 @@ class BatchLimit:
 
 
 def _padded_end(lengths: _Integers, start: int, end: int, most: int, descending: bool) -> int:
-    """How far a padded batch goes that starts here and ends there at the latest."""
+    """Return the end, at most ``end``, of the padded batch that begins at ``start``."""
     first = int(lengths[start])
-    # The longest is at least as long as the first.
+    # The first length is a lower bound of the longest.
     end = min(end, start + most // first) if first else end
     if descending or end <= start:
         return end
-    part = lengths[start:end]
-    beyond = np.maximum.accumulate(part) * np.arange(1, len(part) + 1) > most
+    batch = lengths[start:end]
+    beyond = np.maximum.accumulate(batch) * np.arange(1, len(batch) + 1) > most
     return start + int(beyond.argmax()) if beyond.any() else end
 
 
 def pieces_of(lengths: _Integers, longest: int) -> tuple[_Integers, _Integers]:
-    """Sequences in pieces of at most some length, each but the last of its sequence as long as that."""
+    """Split sequences into pieces of ``longest`` elements and a rest; return each piece's sequence and length."""
     counts = np.maximum(-(-lengths // longest), 1)
-    owners = np.repeat(np.arange(len(lengths)), counts)
-    found = np.full(len(owners), longest, np.int64)
-    last = np.cumsum(counts) - 1
-    found[last] = lengths - (counts - 1) * longest
-    return owners, found
+    sequences = np.repeat(np.arange(len(lengths)), counts)
+    pieces = np.full(len(sequences), longest, np.int64)
+    pieces[np.cumsum(counts) - 1] = lengths - (counts - 1) * longest
+    return sequences, pieces
 
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """What is to come in batches."""
+    """The lengths to batch, after sequences that are too long were treated, and their sums."""
 
     lengths: _Lengths
     dropped: _Integers
@@ -173,47 +165,47 @@ class Settled:
 
 
 def settle(lengths: Any, limit: BatchLimit) -> Settled:
-    """Read lengths, and do with those that are too long what the limit says."""
+    """Check the lengths, and drop, split or refuse sequences that are longer than a batch."""
     tensor = given_lengths(lengths)
-    given: _Lengths = tensor.numpy()
-    elements, longest = _survey(given, tensor)
+    array: _Lengths = tensor.numpy()
+    elements, longest = _survey(array, tensor)
     most = limit.longest
     if most is None or longest <= most:
-        return Settled(_held(given, longest), np.empty(0, np.int64), 0, elements, longest)
-    over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(given)])
+        return Settled(_held(array, longest), np.empty(0, np.int64), 0, elements, longest)
+    over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(array)])
     if limit.too_long == "refuse":
-        place = int(over[0])
-        got = f"{int(given[place]):,} at index {place}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
-        fix = f"raise the limit, or pass {argument('too_long', 'split')}, drop or alone"
-        raise ArgumentError(message("lengths", got, f"at most the limit of a batch, {limit}", fix))
+        index = int(over[0])
+        got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
+        fix = f"raise the limit, or choose a treatment: {argument('too_long', 'split')}, drop or alone"
+        raise ArgumentError(message("lengths", got, f"at most the size of a batch, {limit}", fix))
     if limit.too_long == "alone":
-        return Settled(_held(given, longest), np.empty(0, np.int64), len(over), elements, longest)
+        return Settled(_held(array, longest), np.empty(0, np.int64), len(over), elements, longest)
     if limit.too_long == "split":
-        pieces = pieces_of(given.astype(np.int64), most)[1]
+        pieces = pieces_of(array.astype(np.int64), most)[1]
         return Settled(_held(pieces, most), np.empty(0, np.int64), len(over), elements, most)
-    elements -= int(given[over].sum(dtype=np.int64))
-    left = max(int(block[block <= most].max(initial=0)) for _, block in _blocks(given))
-    return Settled(_held(given, longest), over, len(over), elements, left)
+    elements -= int(array[over].sum(dtype=np.int64))
+    longest_left = max(int(block[block <= most].max(initial=0)) for _, block in _blocks(array))
+    return Settled(_held(array, longest), over, len(over), elements, longest_left)
 
 
 def _blocks(lengths: _Lengths) -> Iterator[tuple[int, _Lengths]]:
-    """The lengths in blocks, each with the place of its first."""
+    """Yield blocks of the lengths, each with its start."""
     return ((start, lengths[start : start + _BLOCK]) for start in range(0, len(lengths), _BLOCK))
 
 
 def _survey(lengths: _Lengths, tensor: torch.Tensor) -> tuple[int, int]:
-    """The sum of lengths and the longest, each at least 0."""
+    """Return the sum of the lengths and the longest; raise an ArgumentError for negative ones or an overflow."""
     elements = least = longest = 0
     for _, block in _blocks(lengths):
         least, longest = min(least, int(block.min())), max(longest, int(block.max()))
         elements += int(block.sum(dtype=np.int64))
-    if least < 0 or longest * len(lengths) >= _MOST:
+    if least < 0 or longest * len(lengths) >= _MAX_SUM:
         check_lengths(tensor)
     return elements, longest
 
 
 def _held(lengths: _Lengths, longest: int) -> _Lengths:
-    """The lengths where they lie, if that is a file; else a copy, which no caller changes, in as few bytes as do."""
+    """Return lengths in a mapped file unchanged; copy others, since the caller may change them, to few bytes."""
     if is_mapped(lengths.ctypes.data, lengths.nbytes):
         return lengths
     return lengths.astype(np.uint16 if longest < 2**16 else np.int64)

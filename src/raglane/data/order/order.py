@@ -1,4 +1,4 @@
-"""In which order sequences come to batches, by permutations that can be evaluated at any place."""
+"""The order of the sequences in an epoch, from permutations that are evaluated at any place."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from raglane.data.order.limit import BatchLimit
 KINDS = ("random", "sorted", "grouped", "windows")
 
 _Integers = npt.NDArray[np.int64]
-# What random numbers are for: a key of its own each.
-_WHOLE, _WITHIN, _BATCHES, _NOISE = range(4)
 _Bits = npt.NDArray[np.uint64]
+
+# Parts of the keys of the random numbers, one for each use.
+_WHOLE, _WITHIN, _BATCHES, _NOISE = range(4)
 
 _MASK = 2**64 - 1
 _HALF = np.uint64(32)
-# Up to so many places a table is made; a Feistel network of a small domain is not yet uniform.
+# Smaller permutations are tables, because a Feistel network on a small domain is not uniform.
 _SMALL = 1 << 16
 # From four rounds on a Feistel network is a strong pseudorandom permutation (Luby and Rackoff, 1988).
 _ROUNDS = 6
@@ -30,14 +31,14 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """In which order sequences come to batches: :meth:`random`, :meth:`sorted`, :meth:`grouped` or :meth:`windows`.
+    """The order of the sequences in an epoch: :meth:`random`, :meth:`sorted`, :meth:`grouped` or :meth:`windows`.
 
     Attributes:
         kind: the name of the method.
-        pool: batches whose sequences are arranged together.
-        window: sequences that are arranged together, for windows.
-        by_length: whether batches are made of similar lengths.
-        noise: how far a length may be off where sequences are arranged by it, as a share of it.
+        pool: batches per pool, for ``grouped``.
+        window: sequences per window, for ``windows``.
+        by_length: True if a batch has similar lengths.
+        noise: the largest relative change of a length before sorting.
 
     Example:
         >>> print(EpochOrder.random(), EpochOrder.grouped(noise=0.1), EpochOrder.windows(1000), sep="; ")
@@ -52,7 +53,7 @@ class EpochOrder:
 
     @staticmethod
     def random() -> EpochOrder:
-        """Every order of the sequences is as likely as any other, and batches are cut from it.
+        """A uniformly random permutation, cut into batches.
 
         Example:
             >>> print(EpochOrder.random())
@@ -72,19 +73,19 @@ class EpochOrder:
 
     @staticmethod
     def grouped(pool: int = 200, noise: float = 0.0) -> EpochOrder:
-        """Batches of similar lengths, and yet other batches in every epoch.
+        """Bucketing: batches of similar lengths, which differ from epoch to epoch.
 
-        The sequences come in a random order, in pools of some batches. A pool is sorted by length and cut into batches,
-        and its batches are shuffled.
+        A random permutation of the sequences is cut into pools of several batches. Each pool is sorted by length and
+        cut into batches, which are shuffled.
 
         Args:
-            pool: batches in a pool, at least 1. Larger pools give more similar lengths and less chance.
-            noise: lengths are taken for up to so much longer or shorter where they are sorted, from 0 to 1, as a
-                share. It gives a sequence more others to meet, and batches more padding.
+            pool: batches per pool, at least 1. Larger pools give more similar lengths and less randomness.
+            noise: the largest relative change of a length before sorting, from 0 to 1. Noise varies which sequences
+                share a batch, and adds padding.
 
         Raises:
-            ArgumentTypeError: something else than numbers.
-            ArgumentError: a number out of its range.
+            ArgumentTypeError: an argument is not a number.
+            ArgumentError: a number is out of range.
 
         Example:
             >>> print(EpochOrder.grouped(pool=100))
@@ -95,27 +96,27 @@ class EpochOrder:
 
     @staticmethod
     def windows(sequences: int, *, by_length: bool = True, noise: float = 0.0) -> EpochOrder:
-        """The order of the data, but for what lies near: for data that is read as a stream.
+        """The order of the data, shuffled within windows: for data that is read as a stream.
 
-        Each window of successive sequences is shuffled, and no batch holds sequences of two windows. So no more than a
-        window has to be held at a time.
+        Each window of consecutive sequences is shuffled, and no batch has sequences of two windows. So only one window
+        must be in memory at a time.
 
         Args:
-            sequences: in a window at most, at least 1; better many times those of a batch. Windows are of equal size.
-            by_length: make batches of similar lengths within the window, and shuffle them.
-            noise: as for :meth:`grouped`.
+            sequences: the maximum per window, at least 1 and preferably many batches. Windows have equal sizes.
+            by_length: make batches of similar lengths within the window, and shuffle the batches.
+            noise: as in :meth:`grouped`.
 
         Raises:
-            ArgumentTypeError: something else than numbers, or than a bool for ``by_length``.
-            ArgumentError: a number out of its range.
+            ArgumentTypeError: an argument is not a number, or ``by_length`` not a bool.
+            ArgumentError: a number is out of range.
 
         Example:
             >>> print(EpochOrder.windows(512, by_length=False))
             windows of 512 sequences
         """
         check_least("sequences", sequences, 1)
-        grouped = check_flag("by_length", by_length)
-        return EpochOrder("windows", window=sequences, by_length=grouped, noise=_check_noise(noise))
+        by_length = check_flag("by_length", by_length)
+        return EpochOrder("windows", window=sequences, by_length=by_length, noise=_check_noise(noise))
 
     def __str__(self) -> str:
         parts = [self.kind]
@@ -133,10 +134,10 @@ def _check_noise(noise: float) -> float:
 
 
 class EpochPools:
-    """The order of one epoch. What it answers follows from its arguments alone, in any pool at once.
+    """The pools of one epoch, each a function of the arguments and its number.
 
-    The epoch is made of pools, one after the other. Sequences are arranged within a pool, and no batch holds those of
-    two. A pool is arranged when it is asked for: nothing is as large as the epoch, but for the order ``sorted``.
+    Sequences are ordered within a pool, and no batch has sequences of two pools. A pool is computed on request, so no
+    array is as large as the epoch, except for the order ``sorted``.
     """
 
     def __init__(
@@ -150,49 +151,44 @@ class EpochPools:
         without: _Integers,
     ) -> None:
         self._lengths, self._limit, self._order, self._key = lengths, limit, order, key
-        # A row that stays is its place, and the number of those before it that are left out.
+        # The row at a place is the place plus the number of omitted rows before it.
         self._gaps = without - np.arange(len(without))
         self.count = len(lengths) - len(without)
-        # Pools of equal size, so that none is tiny, and of whole batches where these are of a known size.
-        unit = usual if limit.counts_only and order.kind != "windows" else 1
+        # Pools have equal sizes, so that none is tiny, and whole batches if a batch has a fixed number of sequences.
+        unit = usual if limit.longest is None and order.kind != "windows" else 1
         units = -(-self.count // unit)
         most = {"windows": order.window, "sorted": max(units, 1)}.get(order.kind, order.pool * usual // unit)
         pools = -(-units // most)
         firsts = unit * (np.arange(pools) * units // max(pools, 1))
         self._bounds: _Integers = np.append(firsts, self.count)
 
-    @property
-    def pools(self) -> int:
+    def __len__(self) -> int:
         """The number of pools."""
         return len(self._bounds) - 1
 
-    def sizes(self) -> _Integers:
-        """The number of sequences of each pool, ``(pools,)``."""
-        return np.diff(self._bounds)
-
     def batch_counts(self) -> _Integers | None:
-        """The number of batches of each pool, where it is known beforehand: ``(pools,)``, or None."""
-        sequences = self._limit.sequences
-        return -(-self.sizes() // sequences) if sequences is not None and self._limit.counts_only else None
+        """Return the number of batches of each pool, ``(pools,)``, or None if it depends on the lengths."""
+        if self._limit.sequences is None or self._limit.longest is not None:
+            return None
+        return -(-np.diff(self._bounds) // self._limit.sequences)
 
     def pool(self, number: int) -> tuple[_Integers, _Integers]:
-        """The rows of a pool, ``(M,)``, and where its batches start in them, ``(b + 1,)``, first 0, last ``M``."""
+        """Return the rows of a pool, ``(M,)``, and the offsets of its batches, ``(b + 1,)``."""
         rows = self._rows(number)
         lengths = self._lengths[rows]
         by_length = self._order.by_length
         if by_length and self._order.kind != "sorted":
-            # With noise no two are equal, and any sort gives the same.
-            in_order = np.argsort(self._sizes(rows, lengths), kind=None if self._order.noise else "stable")
+            # Lengths with noise are distinct, so the sort need not be stable.
+            in_order = np.argsort(self._sort_keys(rows, lengths), kind=None if self._order.noise else "stable")
             rows, lengths = rows[in_order], lengths[in_order]
-        known = lengths.astype(np.int64)
-        starts = self._limit.cut(known, descending=by_length and not self._order.noise)
+        starts = self._limit.cut(lengths.astype(np.int64), descending=by_length and not self._order.noise)
         bounds = np.append(starts, len(rows))
         if by_length and self._order.kind != "sorted":
             return _reordered(rows, bounds, shuffle(key_of(self._key, _BATCHES, number), len(starts)))
         return rows, bounds
 
     def _rows(self, number: int) -> _Integers:
-        """The rows of a pool before they are arranged by length."""
+        """Return the rows of a pool before they are sorted by length."""
         first, last = int(self._bounds[number]), int(self._bounds[number + 1])
         if self._order.kind == "sorted":
             return self._sorted
@@ -212,26 +208,26 @@ class EpochPools:
         rows = self._row_of(np.arange(self.count))
         return rows[np.argsort(descending_keys(self._lengths[rows]), kind="stable")]
 
-    def _sizes(self, rows: _Integers, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.generic]:
+    def _sort_keys(self, rows: _Integers, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.generic]:
+        """Return keys that sort rows by descending length, with the noise of the order."""
         noise = self._order.noise
         if not noise:
             return descending_keys(lengths)
-        # Noise puts empty sequences in an order too.
-        found: npt.NDArray[np.float64] = np.maximum(lengths, 0.5) * -(
-            1 + noise * (2 * shares_of(key_of(self._key, _NOISE), rows) - 1)
-        )
-        return found
+        change = noise * (2 * uniform(key_of(self._key, _NOISE), rows) - 1)
+        # Length 0 counts as 0.5, so that noise orders empty sequences too.
+        keys: npt.NDArray[np.float64] = np.maximum(lengths, 0.5) * -(1 + change)
+        return keys
 
 
 def descending_keys(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """Numbers that ascend as lengths fall, in 16 bits where these do: NumPy sorts those by radix."""
+    """Return keys that sort by descending length, in 16 bits if they fit, which NumPy sorts by radix."""
     longest = lengths.max(initial=0)
-    found: npt.NDArray[np.integer] = longest - lengths
-    return found.astype(np.uint16, copy=False) if longest < 2**16 else found
+    keys: npt.NDArray[np.integer] = longest - lengths
+    return keys.astype(np.uint16, copy=False) if longest < 2**16 else keys
 
 
 def _reordered(rows: _Integers, bounds: _Integers, batches: _Integers) -> tuple[_Integers, _Integers]:
-    """The rows batch after batch in another order of batches, and where they start then."""
+    """Permute the batches; return the rows and the new offsets."""
     sizes = np.diff(bounds)[batches]
     ends = np.cumsum(sizes)
     index = np.arange(len(rows)) + np.repeat(bounds[:-1][batches] - (ends - sizes), sizes)
@@ -239,7 +235,7 @@ def _reordered(rows: _Integers, bounds: _Integers, batches: _Integers) -> tuple[
 
 
 def key_of(*numbers: int) -> int:
-    """A key of 64 bits that depends on every number and on their order."""
+    """Return a key of 64 bits that depends on every number and on their order."""
     key = 0
     for number in numbers:
         key = _mixed((key ^ number) + 1)
@@ -247,7 +243,7 @@ def key_of(*numbers: int) -> int:
 
 
 def _mixed(number: int) -> int:
-    """SplitMix64 (Steele, Lea and Flood, 2014) of one number."""
+    """Apply SplitMix64 (Steele, Lea and Flood, 2014) to a number."""
     number = (number * 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -255,35 +251,35 @@ def _mixed(number: int) -> int:
 
 
 def _bits(key: int, numbers: npt.NDArray[np.integer]) -> _Bits:
-    """64 random bits for each number: SplitMix64's stream that starts at the key, at these places."""
-    found: _Bits = numbers.astype(np.uint64)
-    found += np.uint64(1)
-    found *= np.uint64(0x9E3779B97F4A7C15)
-    found += np.uint64(key)
-    found ^= found >> np.uint64(30)
-    found *= np.uint64(0xBF58476D1CE4E5B9)
-    found ^= found >> np.uint64(27)
-    found *= np.uint64(0x94D049BB133111EB)
-    found ^= found >> np.uint64(31)
-    return found
+    """Return 64 random bits per number: the entries at these places of SplitMix64's stream of the key."""
+    bits: _Bits = numbers.astype(np.uint64)
+    bits += np.uint64(1)
+    bits *= np.uint64(0x9E3779B97F4A7C15)
+    bits += np.uint64(key)
+    bits ^= bits >> np.uint64(30)
+    bits *= np.uint64(0xBF58476D1CE4E5B9)
+    bits ^= bits >> np.uint64(27)
+    bits *= np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return bits
 
 
-def shares_of(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """A random number from 0 to below 1 for each number."""
+def uniform(key: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    """Return a random number in [0, 1) for each number."""
     return (_bits(key, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def shuffle(key: int, count: int) -> _Integers:
-    """All numbers below ``count`` in a random order, every one as likely as any other."""
+    """Return a uniformly random permutation of the numbers below ``count``."""
     return np.argsort(_bits(key, np.arange(count)), kind="stable")
 
 
 class Permutation:
-    """A random permutation of the numbers below ``count`` that needs neither time nor memory before it is asked.
+    """A random permutation of the numbers below ``count`` that is evaluated at single places.
 
-    Up to 65,536 numbers it is :func:`shuffle`, made at once. Above, it is a Feistel network over pairs of numbers below
-    ``a`` and ``b``, where ``a * b`` is hardly more than ``count``; what comes to lie beyond ``count`` goes through it
-    again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). Its rounds add multiplicative hashes.
+    Up to 65,536 numbers it is a table made by :func:`shuffle`. Above, it is a Feistel network over pairs of numbers
+    below ``a`` and ``b``, where ``a * b`` slightly exceeds ``count``; results from ``count`` on pass the network again
+    (Black and Rogaway, Ciphers with arbitrary finite domains, 2002). Its rounds add multiplicative hashes.
     """
 
     def __init__(self, key: int, count: int) -> None:
@@ -294,22 +290,22 @@ class Permutation:
         self._keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
 
     def __call__(self, places: _Integers) -> _Integers:
-        """The numbers at some places."""
+        """Return the numbers at some places."""
         if self._table is not None:
             return self._table[places]
-        found = self._through(places.astype(np.uint64))
-        beyond = np.flatnonzero(found >= self._count)
+        numbers = self._through(places.astype(np.uint64))
+        beyond = np.flatnonzero(numbers >= self._count)
         while len(beyond):
-            found[beyond] = self._through(found[beyond])
-            beyond = beyond[found[beyond] >= self._count]
-        return found.view(np.int64)
+            numbers[beyond] = self._through(numbers[beyond])
+            beyond = beyond[numbers[beyond] >= self._count]
+        return numbers.view(np.int64)
 
     def _through(self, numbers: _Bits) -> _Bits:
-        """The numbers after all rounds, in the domain of ``a * b`` numbers."""
+        """Apply all rounds of the network."""
         high, low = np.divmod(numbers, self._sizes[1])
         for number, key in enumerate(self._keys):
             size = self._sizes[number % 2]
-            # A number below ``size`` out of the upper half of a hash of the other part.
+            # The upper half of a hash of ``low``, scaled to a number below ``size``.
             moved = low ^ key
             moved *= np.uint64(0x9E3779B97F4A7C15)
             moved ^= moved >> _HALF

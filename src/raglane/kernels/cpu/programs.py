@@ -17,6 +17,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.checks import check_offsets
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, address, checked_rows, plain
+from raglane.programs.lower import Lowered
 from raglane.programs.program import KINDS, OPERATIONS, Block, Instruction, Operand, Program, Weight
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
@@ -84,6 +85,29 @@ def run(
         check_offsets(offsets, count, torch.device("cpu"))  # in the words of all backends
         raise
     return outputs, finals
+
+
+def run_lowered(
+    lowered: Lowered,
+    offsets: Tensor,
+    ascending: bool,
+    given: Mapping[int, Tensor],
+    weights: Sequence[Tensor],
+    over: Mapping[int, Tensor] = {},
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
+    nodes = lowered.given.get
+    return run(
+        lowered.program,
+        offsets=offsets,
+        ascending=ascending,
+        elements=[given[node] for node in nodes("element", ())],
+        sequences=[given[node] for node in nodes("sequence", ())],
+        states=[given[node] for node in nodes("state", ())],
+        vectors=[given[node] for node in nodes("vector", ())],
+        weights=[weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights],
+        over=over,
+    )
 
 
 # ---- the program as integers --------------------------------------------------------------------------------------

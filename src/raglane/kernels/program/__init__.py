@@ -1,6 +1,48 @@
 """Any cell on the cpu kernels, as a program made of its equations in plain torch."""
 
-from raglane.kernels.program.backend import BACKEND
-from raglane.kernels.program.steps import warn
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from raglane._utils.tracing import is_exporting
+from raglane.cells import CELLS
+from raglane.cells.module import ModuleCell
+from raglane.kernels import reference
+from raglane.kernels.contract import Request, Result, run_directions, run_layers
+from raglane.kernels.program.backend import ProgramBackend, run, warn
 
 __all__ = ["BACKEND", "warn"]
+
+
+class _Backend(ProgramBackend):
+    """The backend, with graphs of operators for compilers and exports."""
+
+    def _run_recorded(self, request: Request, schedule: str) -> Result:
+        if request.cell.name in CELLS and not torch.is_autocast_enabled("cpu"):
+            return _run_operators(request)
+        if is_exporting():
+            return reference.BACKEND.run(request, schedule)  # which raises an error
+        if torch.compiler.is_dynamo_compiling():
+            if isinstance(request.cell, ModuleCell):
+                from raglane.kernels.program import modules
+
+                named, reason = modules.named(request)
+                if not reason:
+                    return _run_operators(named)
+                torch._dynamo.graph_break(msg=f"the cell {request.cell.name!r} cannot be part of a graph: {reason}")
+            untraced: Callable[[Request], Result] = torch.compiler.disable(run)
+            return untraced(request)
+        return run(request)
+
+
+def _run_operators(request: Request) -> Result:
+    from raglane.kernels.program import operators
+
+    return run_layers(request, partial(run_directions, run=operators.run_direction))
+
+
+BACKEND = _Backend()
+"""The one instance; it keeps nothing between runs."""

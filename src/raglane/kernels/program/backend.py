@@ -1,49 +1,74 @@
-"""The backend ``program``: any cell whose step can be traced, on the cpu kernels."""
+"""The backend ``program``: a cell whose step can be traced, on the cpu kernels.
+
+A step is traced, or its trace is read from the disk, once. The loop of a call is one function to autograd, whose inputs
+are the tensors that a step reads. Values that depend only on parameters are computed by torch before it. Second
+derivatives are computed by the reference kernel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import warnings
+from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from raglane._utils.tracing import has_tangent, is_exporting, records_operators
-from raglane.cells import CELLS
+from raglane import segments
+from raglane._utils.tracing import are_transformed, has_tangent, index_arithmetic, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
+from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
-from raglane.kernels.checks import check
-from raglane.kernels.contract import Request, Result, Traits, run_directions, run_layers
-from raglane.kernels.program.steps import ready, run_direction, step_of
-from raglane.native.library import leave_lost_threads, missing_kernels
-from raglane.programs.compiled import CompiledStep
-from raglane.programs.graph import Refused
+from raglane.kernels.checks import check, check_offsets
+from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
+from raglane.kernels.cpu.programs import run_lowered
+from raglane.kernels.program.backward import Gradients, StepCall, reference_gradients
+from raglane.kernels.program.verify import verify, verify_call
+from raglane.native import library
+from raglane.native.memory import place
+from raglane.programs import stored
+from raglane.programs.compiled import CompiledStep, Forward, Wanted
+from raglane.programs.graph import Refused, Unkept
+from raglane.programs.keys import lasting_key
+from raglane.programs.parameters import ParameterValues
 from raglane.programs.program import printed
+from raglane.programs.rules import trace
+from raglane.programs.step import Step
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+# One call of this many of a program, from the first on, is compared with the module as it is then.
+_CALLS = 1000
+_MOST_STEPS = 1024
+
+_steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
+_warned: set[str] = set()
+_copied = index_arithmetic(Tensor.clone)
 
 
 class ProgramBackend:
-    """Runs any cell in ``lanes`` on a CPU, as a program made of its ``step`` in plain torch."""
+    """Runs a cell in ``lanes`` on a CPU, as a program made of its ``step`` in plain torch."""
 
     name = "program"
     schedules = ("lanes",)
     layouts: ClassVar[dict[str, type]] = {}
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
-        """See :class:`~raglane.kernels.contract.Backend`; a step is traced to answer."""
-        elsewhere = _elsewhere(traits)
-        if elsewhere is not None:
-            return elsewhere
+        """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
+        unsupported = _unsupported(traits)
+        if unsupported is not None:
+            return unsupported
         if torch.compiler.is_compiling():
-            return None  # what runs outside of the graphs decides for itself
+            return None  # the call, which runs outside of the graph, decides
         reason = self.why_not(traits)
         return f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
 
     def why_not(self, traits: Traits) -> str:
-        """Why a step cannot become a program, in a clause; nothing if it can, or where none would run."""
-        if _elsewhere(traits) is not None:
+        """Return why a step cannot become a program, in a clause; empty if it can, or if no program would run."""
+        if _unsupported(traits) is not None:
             return ""
         try:
             _first_step(traits)
@@ -52,7 +77,7 @@ class ProgramBackend:
         return ""
 
     def origin(self, traits: Traits, shows: bool) -> tuple[str, str]:
-        """Where the program of the first layer comes from, how long it took, and the program itself, to be read."""
+        """Return the origin of the first layer's program with the time it took, and the program as text."""
         try:
             compiled = _first_step(traits)
         except Refused as refused:
@@ -61,50 +86,21 @@ class ProgramBackend:
             return "", ""
         made = "read from the disk" if compiled.is_read else "traced"
         not_kept = f"; not kept on the disk: {compiled.not_kept}" if compiled.not_kept else ""
-        shown = printed(compiled.forward(True, False).lowered.program) if shows else ""
-        return f"{made} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", shown
+        text = printed(compiled.forward(True, False, None).lowered.program) if shows else ""
+        return f"{made} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", text
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
-        if records_operators() and request.cell.name in CELLS and not torch.is_autocast_enabled("cpu"):
-            from raglane.kernels.program import operators
+        return self._run_recorded(request, schedule) if records_operators() else run(request)
 
-            return run_layers(request, partial(run_directions, run=operators.run_direction))
-        if is_exporting():
-            return reference.BACKEND.run(request, schedule)  # which says that it cannot
-        if torch.compiler.is_dynamo_compiling():
-            if isinstance(request.cell, ModuleCell):
-                from raglane.kernels.program import modules, operators
-
-                request, reason = modules.named(request)
-                if not reason:
-                    return run_layers(request, partial(run_directions, run=operators.run_direction))
-                said = f"the cell {request.cell.name!r} cannot be part of a graph: {reason}"
-                torch._dynamo.graph_break(msg=said)
-            untraced: Callable[[Request, str], Result] = torch.compiler.disable(_run)
-            return untraced(request, schedule)
-        return _run(request, schedule)
+    def _run_recorded(self, request: Request, schedule: str) -> Result:
+        """Run a request while a compiler, an export or a mode records operators."""
+        raise NotImplementedError
 
 
-BACKEND = ProgramBackend()
-"""The one instance; it keeps nothing between runs."""
-
-
-def _first_step(traits: Traits) -> CompiledStep | None:
-    """The programs of the first layer; None where its weights are not there."""
-    if not traits.weights:
-        return None
-    cell, weights = traits.cell, traits.weights[0]
-    if isinstance(cell, Regularised):
-        cell = cell.inner  # masks come with a batch, and change nothing in what can become a program
-    projection = getattr(weights, "projection", None)
-    sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
-    return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype))
-
-
-def _elsewhere(traits: Traits) -> str | None:
-    """Why no program runs here, whatever the step is."""
-    missing = missing_kernels()
+def _unsupported(traits: Traits) -> str | None:
+    """Return why no program runs here, whatever the step is."""
+    missing = library.missing_kernels()
     if missing:
         return missing
     if traits.checkpoints:
@@ -118,13 +114,252 @@ def _elsewhere(traits: Traits) -> str | None:
     return None
 
 
-def _run(request: Request, schedule: str) -> Result:
-    request = check(request, numbers=False)
+def _first_step(traits: Traits) -> CompiledStep | None:
+    """Return the programs of the first layer; None without its weights."""
+    if not traits.weights:
+        return None
+    cell, weights = traits.cell, traits.weights[0]
+    if isinstance(cell, Regularised):
+        cell = cell.inner  # masks come with a batch, and do not affect whether a step can become a program
+    projection = getattr(weights, "projection", None)
+    sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
+    return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype))
+
+
+# ---- compiled steps -------------------------------------------------------------------------------------------------
+
+
+def step_of(cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Step:
+    """Return a step; it computes in float32 if values are bfloat16."""
+    output = cell.output_size if isinstance(cell, ModuleCell) else sizes[0]
+    return Step(cell, weights, width, sizes, output, torch.float32 if dtype is torch.bfloat16 else dtype)
+
+
+def ready(step: Step) -> CompiledStep:
+    """Return the verified programs of a step; raises Refused with the reason if it cannot become a program."""
+    compiled = _steps.get(step.key)
+    if compiled is None:
+        start = time.perf_counter()
+        try:
+            compiled = _compiled(step)
+        except Refused as refused:
+            compiled = Refused(refused.reason)
+        else:
+            compiled.seconds = time.perf_counter() - start
+        _remember(step.key, compiled)
+    if isinstance(compiled, Refused):
+        raise Refused(compiled.reason)
+    return compiled
+
+
+def _remember(key: Any, compiled: CompiledStep | Refused) -> None:
+    _steps[key] = compiled
+    while len(_steps) > _MOST_STEPS:
+        _steps.popitem(last=False)
+
+
+def _compiled(step: Step) -> CompiledStep:
+    """Return verified programs: of a valid trace on the disk, or of a new one, which is then saved."""
+    disk_key, not_kept = "", ""
+    try:
+        disk_key = lasting_key(step.facts)
+        loaded = stored.load(step, disk_key)
+        if loaded is not None:
+            compiled = CompiledStep(loaded, step.key, is_read=True, disk_key=disk_key)
+            if not verify(step, compiled, run_loop):  # a bad file is no reason to refuse a cell
+                return compiled
+    except Unkept as error:
+        not_kept = error.reason
+    compiled = CompiledStep(trace(step), step.key, disk_key=disk_key, not_kept=not_kept)
+    reason = verify(step, compiled, run_loop)
+    if reason:
+        raise Refused(reason)
+    if disk_key:
+        try:
+            stored.save(step, disk_key, compiled.trace)
+        except Unkept as error:
+            compiled.not_kept = error.reason
+    return compiled
+
+
+def _discard(call: StepCall, reason: str) -> None:
+    """Stop using programs that differ from their module."""
+    step, compiled = call.step, call.compiled
+    _remember(compiled.key, Refused(reason))
+    if compiled.disk_key:
+        stored.remove(compiled.disk_key)
+    cause = "the module, or what it reads, was changed where no program can see it, or its step is not that of a row"
+    warnings.warn(f"The cell {step.cell.name!r} runs in plain torch from now on: {reason}; {cause}.", stacklevel=2)
+
+
+def warn(cell: CellSpec, reason: str) -> None:
+    """Warn once for each kind of cell that plain torch runs it, many times slower."""
+    kind = cell.name if not isinstance(cell, Regularised) else cell.inner.name
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(f"The cell {kind!r} runs in plain torch, step by step: {reason}.", stacklevel=2)
+
+
+# ---- a call ---------------------------------------------------------------------------------------------------------
+
+
+def run(request: Request) -> Result:
+    """Run a request outside of graphs."""
+    request = _checked(request)
     if torch.is_autocast_enabled("cpu"):
         if request.cell.follows_autocast:
-            return reference.BACKEND.run(request, schedule)
+            return reference.BACKEND.run(request, "lanes")
         request = request.cast(torch.get_autocast_dtype("cpu"))
     if records_operators() or has_tangent(request.tensors()):
-        return reference.BACKEND.run(request, schedule)
-    leave_lost_threads()
+        return reference.BACKEND.run(request, "lanes")
+    library.leave_lost_threads()
     return run_layers(request, partial(run_directions, run=run_direction))
+
+
+def _checked(request: Request) -> Request:
+    """Return a request whose tensors are valid, with a copy of its offsets, which other threads may change."""
+    values, offsets = request.values, request.offsets
+    # The common call of a user's cell: both tensors are contiguous in memory, and C validates the offsets' numbers.
+    if (
+        isinstance(request.cell, ModuleCell)
+        and not request.state
+        and isinstance(values, Tensor)
+        and isinstance(offsets, Tensor)
+        and (values.dim(), offsets.dim()) == (2, 1)
+        and offsets.shape[0]
+        and place(values, values.shape, values.dtype)
+        and place(offsets, offsets.shape, torch.int64)
+    ):
+        return replace(request, offsets=_copied(offsets), lengths=None)
+    return check(request, numbers=False)
+
+
+def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool) -> DirectionResult:
+    """See :class:`~raglane.kernels.contract.RunDirection`."""
+    cell, values = layer.cell, layer.values
+    reason, is_forward_mode = "", False
+    try:
+        step = step_of(cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype)
+        compiled = ready(step)
+        is_forward_mode = has_tangent(step.leaves)
+    except Refused as refused:
+        reason = refused.reason
+    if reason or is_forward_mode or not compiled.trace.prepares:
+        check_offsets(layer.offsets, values.shape[0], values.device)  # before torch reads them
+    if reason:
+        warn(cell, reason)
+    if reason or is_forward_mode:
+        return reference.run_direction(layer, weights, state, reverse)
+    rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
+    tensors = tuple([step.converted(part) for part in (rows, *step.elements, *state, *step.leaves)])
+    call = StepCall(compiled, step, layer.offsets, not reverse, layer.need_output, layer.need_states)
+    output, finals, states = run_loop(call, tensors)
+    if compiled.calls % _CALLS == 0 and not are_transformed(tensors):
+        reason = verify_call(call, tensors, run_loop)
+        if reason:
+            _discard(call, reason)
+            return reference.run_direction(layer, weights, state, reverse)
+    compiled.calls += 1
+    narrow = values.dtype
+    return DirectionResult(
+        None if output is None else output.to(narrow),
+        tuple([part.to(narrow) for part in finals]),
+        tuple([part.to(narrow) for part in states]) if layer.need_states else None,
+    )
+
+
+def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+    """Run a call: output, final states and the states of every step."""
+    count = len(call.compiled.order)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+        results = list(_Loop.apply(call, *tensors))  # type: ignore[no-untyped-call]
+    else:
+        leaves = tensors[len(call.compiled.elements) + count :]
+        vectors, weights = call.compiled.trace.parameters.of(leaves)
+        results, _ = _forward(call, tensors, vectors, weights, None)
+    output = results.pop(0) if call.need_output else None
+    return output, results[:count], results[count:]
+
+
+def _forward(
+    call: StepCall, tensors: tuple[Tensor, ...], vectors: list[Tensor], weights: list[Tensor], wanted: Wanted | None
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Return output, final states and states of every step; and the saved tensors by node."""
+    compiled, count = call.compiled, len(call.compiled.elements)
+    program = compiled.forward(call.need_output, call.need_states, wanted)
+    unchanged = [tensors[count + place] for place in compiled.unchanged_places]
+    given = dict(zip(compiled.elements, tensors[:count], strict=True))
+    given |= {
+        node: tensors[count + place] for node, place in zip(compiled.states, compiled.changing_places, strict=True)
+    }
+    given |= dict(zip(compiled.unchanged, unchanged, strict=True))
+    given |= dict(zip(compiled.vectors, vectors, strict=True))
+    over = _saved_memory(program, tensors[0])
+    outputs, finals = run_lowered(program.lowered, call.offsets, call.ascending, given, weights, over)
+    results = [] if program.output is None else [outputs[program.output]]
+    results += _in_order(compiled, finals, unchanged)
+    if call.need_states:
+        spread = [segments.spread(part, call.offsets, tensors[0].shape[0]) for part in unchanged]
+        results += _in_order(compiled, [outputs[place] for place in program.states], spread)
+    return results, {node: outputs[place] for node, place in program.saved.items()}
+
+
+def _in_order(compiled: CompiledStep, changing: list[Any], unchanged: list[Any]) -> list[Any]:
+    """Return what belongs to each state in the order of the cell's states."""
+    return [(changing if changes else unchanged)[place] for changes, place in compiled.order]
+
+
+def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
+    """Allocate the tensors saved only for the backward pass: one block, which the allocator keeps for the next call."""
+    widths = {
+        place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
+    }
+    if len(widths) < 2:
+        return {}
+    whole = library.empty(like, like.shape[0], sum(widths.values()))
+    return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
+
+
+class _Loop(torch.autograd.Function):
+    """A call to autograd: inputs are (call, *tensors), outputs those of :func:`_forward`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: StepCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        compiled, count = call.compiled, len(call.compiled.elements)
+        end, wishes = count + len(compiled.order), tuple(map(bool, ctx.needs_input_grad[1:]))
+        values = ParameterValues(compiled.trace.parameters, tensors[end:], wishes[end:])
+        unchanged = tuple([wishes[count + place] for place in compiled.unchanged_places])
+        wanted = Wanted(call.need_output, call.need_states, wishes[:count], unchanged, *values.wanted)
+        results, saved = _forward(call, tensors, values.vectors, values.weights, wanted)
+        ctx.call, ctx.wanted, ctx.values, ctx.nodes = call, wanted, values, list(saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *saved.values())
+        # An output must not be an input.
+        inputs = set(map(id, tensors))
+        results = [part.view_as(part) if id(part) in inputs else part for part in results]
+        has = _recorded(call, wanted, [wishes[count + place] for place in compiled.changing_places])
+        ctx.mark_non_differentiable(*[part for part, flag in zip(results, has, strict=True) if not flag])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        count, wishes = len(ctx.needs_input_grad) - 1, ctx.needs_input_grad[1:]
+        kept = ctx.saved_tensors  # read once: a checkpoint does not return them a second time
+        tensors, saved = kept[:count], dict(zip(ctx.nodes, kept[count:], strict=True))
+        if torch.is_grad_enabled() or are_transformed(grads):
+            return None, *reference_gradients(ctx.call, tensors, grads, wishes)
+        computed = Gradients(ctx.call, ctx.wanted, ctx.values, tensors, saved).run(grads)
+        return None, *[part if wish else None for part, wish in zip(computed, wishes, strict=True)]
+
+
+def _recorded(call: StepCall, wanted: Wanted, changing: list[bool]) -> list[bool]:
+    """Return which results have a gradient if plain torch runs the steps one after the other."""
+    output, new = call.compiled.recorded(wanted, tuple(changing))
+    finals = list(new)
+    if any(before and not now for before, now in zip(changing, new, strict=True)):
+        # The final state of an empty sequence is its initial one.
+        has_empty = not bool(call.offsets.diff().all())
+        finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
+    has, unchanged = [output] if call.need_output else [], list(wanted.unchanged)
+    has += _in_order(call.compiled, finals, unchanged)
+    return has + _in_order(call.compiled, list(new), unchanged) if call.need_states else has

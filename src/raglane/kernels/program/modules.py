@@ -1,7 +1,7 @@
-"""Users' modules in the graphs of ``torch.compile``: a graph holds a name, and the tensors of the module go in.
+"""Cells in the graphs of ``torch.compile`` and ``torch.export``.
 
-A name stands for one module for as long as that lives, and never for another one. It means nothing in another process,
-and nothing to a copy: a copy is another module, which is compiled by itself.
+A graph contains a user's module by a name, and its tensors as inputs. A name belongs to one module during its lifetime,
+and to no other; it is not valid in another process. A copy of a module is another module, and is compiled separately.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from raglane._utils.tracing import constant_when_traced
 from raglane.cells.module import ModuleCell
 from raglane.errors import DispatchError
 from raglane.kernels.contract import Request
-from raglane.kernels.program.steps import ready, step_of
+from raglane.kernels.program.backend import ready, step_of
 from raglane.programs.graph import Refused
-from raglane.programs.weights import replaced
+from raglane.programs.step import replaced
 
 
 class Named(NamedTuple):
-    """A module as a graph holds it."""
+    """A module in a graph."""
 
     name: str
     tensors: list[Tensor]
 
 
-class _Known(NamedTuple):
-    """What a name stands for; ``names`` are those of the tensors that a graph gives the module."""
+class _Registered(NamedTuple):
+    """A module with a name; ``names`` are those of the tensors that a graph passes for it."""
 
     module: weakref.ref[nn.Module]
     cell: ModuleCell
     names: tuple[str, ...]
 
 
-# The compiler of torch 2.11 gives no module to a function that it calls while it traces, but it does give the id.
+# The compiler of torch 2.11 passes no modules to a function that it calls while it traces, only their ids.
 _announced: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-_known: dict[str, _Known] = {}
+_registered: dict[str, _Registered] = {}
 _numbers = itertools.count(1)
 
 
 def announce(modules: Iterable[nn.Module]) -> None:
-    """Have graphs find modules."""
+    """Make modules available to graphs."""
     for module in modules:
         _announced[id(module)] = module
 
 
 def named(request: Request) -> tuple[Request, str]:
-    """A request of users' modules as a graph holds it; to be called while ``torch.compile`` traces."""
+    """Replace the modules of a request by their names while ``torch.compile`` traces; or return why that fails."""
     cell: Any = request.cell
-    facts = cell.output_size, cell.is_tuple, cell.state_sizes(0)
-    found = []
+    facts = cell.facts[1:]
+    weights = []
     for module in request.weights:
         own = [*module.named_parameters(), *module.named_buffers()]
-        # ``id`` makes the graph one for this module alone.
         names = tuple([name for name, _ in own])
-        answer = _name_of(id(module), module.input_size, facts, request.values.dtype, names)
-        if not answer[0]:
-            return request, answer[1]
-        found.append(Named(answer[0], [part for _, part in own]))
-    return replace(request, weights=tuple(found)), ""
+        # ``id`` restricts the graph to this module.
+        name, reason = _name_of(id(module), module.input_size, facts, request.values.dtype, names)
+        if reason:
+            return request, reason
+        weights.append(Named(name, [part for _, part in own]))
+    return replace(request, weights=tuple(weights)), ""
 
 
 @constant_when_traced
 def _name_of(
     address: int, width: int, facts: tuple[int, bool, tuple[int, ...]], dtype: torch.dtype, names: tuple[str, ...]
 ) -> tuple[str, str]:
-    """The name of a module, and nothing; or nothing, and the reason."""
+    """Return the name of a module and an empty reason, or an empty name and the reason."""
     module = _announced.get(address)
     if module is None:
         return "", "it is none of the modules that its layer was built with"
@@ -83,21 +83,17 @@ def _name_of(
         reason = "its parameters are not its own"
     if reason:
         return "", reason
-    for name, own in list(_known.items()):
-        if own.module() is module and own.names == names and _facts(own.cell) == facts:
+    for name, own in list(_registered.items()):
+        if own.module() is module and own.names == names and own.cell.facts[1:] == facts:
             return name, ""
-    # The size of the output is in it: a compiler finds what it keeps on disk by the text of a graph.
+    # With the size of the output, because a compiler's cache on disk has the text of a graph as its key.
     name = f"{cell.name} {next(_numbers)}, output {output}"
-    _known[name] = _Known(weakref.ref(module, lambda _: _known.pop(name, None)), cell, names)
+    _registered[name] = _Registered(weakref.ref(module, lambda _: _registered.pop(name, None)), cell, names)
     return name, ""
 
 
-def _facts(cell: ModuleCell) -> tuple[int, bool, tuple[int, ...]]:
-    return cell.output_size, cell.is_tuple, cell.state_sizes(0)
-
-
 def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Why an operator must not run a step: it takes the step again for gradients, and only what goes in has one."""
+    """Return why an operator must not run a step: it runs it again for gradients, which only its inputs have."""
     try:
         step = step_of(cell, module, width, sizes, dtype)
         trace = ready(step).trace
@@ -107,44 +103,42 @@ def _unsuited(cell: ModuleCell, module: nn.Module, width: int, sizes: tuple[int,
         return "what it prepares cannot become a part of its program"
     if trace.reads_itself:
         return "it reaches a parameter by another way than its module"
-    given = {id(part) for part in _tensors(module).values()}
-    if any(part.requires_grad and id(part) not in given for part in step.leaves):
+    own = {id(part) for part in _tensors(module).values()}
+    if any(part.requires_grad and id(part) not in own for part in step.leaves):
         return "a tensor that has a gradient is neither a parameter nor a buffer"
     return ""
 
 
 def cell_of(name: str) -> ModuleCell:
-    """The equations that a name stands for."""
+    """Return the cell of a named module."""
     return _find(name).cell
 
 
 def weights_of(name: str, tensors: list[Tensor], width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """The module that a name stands for, as it is now, with other parameters and buffers."""
+    """Return a named module in its present state, with other parameters and buffers."""
     own = _find(name)
     module = own.module()
-    there = {} if module is None else _tensors(module)
-    if tuple(there) != own.names or len(tensors) != len(own.names):
-        got, rule = (
-            f"{name!r} with {', '.join(there)}",
-            f"a cell with the tensors with which it was compiled, {', '.join(own.names)}",
-        )
-        raise DispatchError(message("cell", got, rule, "call torch.compiler.reset()"))
-    given = {id(part): other for part, other in zip(there.values(), tensors, strict=True)}
-    weights = replaced(module, lambda part: given.get(id(part), part))
+    present = {} if module is None else _tensors(module)
+    fix = "call torch.compiler.reset()"
+    if tuple(present) != own.names or len(tensors) != len(own.names):
+        rule = f"a module with the tensors that it was compiled with, {', '.join(own.names)}"
+        raise DispatchError(message("cell", f"{name!r} with {', '.join(present)}", rule, fix))
+    swapped = {id(part): other for part, other in zip(present.values(), tensors, strict=True)}
+    weights = replaced(module, lambda part: swapped.get(id(part), part))
     reason = _unsuited(own.cell, weights, width, sizes, dtype)
     if reason:
-        got, rule = f"{name!r}, a changed cell", f"unchanged since it was compiled ({reason})"
-        raise DispatchError(message("cell", got, rule, "call torch.compiler.reset()"))
+        rule = f"a module that a graph can contain, but {reason}"
+        raise DispatchError(message("cell", f"{name!r}, changed since it was compiled", rule, fix))
     return weights
 
 
-def _find(name: str) -> _Known:
-    if name not in _known:
-        rule = "a compiled layer that is alive, in the process that compiled it"
-        raise DispatchError(message("cell", repr(name), rule, "keep the layer; in another process compile it again"))
-    return _known[name]
+def _find(name: str) -> _Registered:
+    if name not in _registered:
+        rule, fix = "a layer that is alive, in the process that compiled it", "keep it, or compile it in this process"
+        raise DispatchError(message("cell", repr(name), rule, fix))
+    return _registered[name]
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers, each once."""
+    """Return the parameters and buffers by name, each once."""
     return dict([*module.named_parameters(), *module.named_buffers()])

@@ -1,7 +1,7 @@
 """One layer in one direction as an operator, for ``torch.compile`` and ``torch.export``.
 
-Apart from the rest, because to register operators with torch takes longer than to import the rest of Raglane. A graph
-holds a cell of the library by its name, and a user's module by the one of :mod:`raglane.kernels.program.modules`.
+A separate file, because registering operators with torch takes longer than importing the rest of Raglane. A graph
+contains a cell of the library by its name, and a user's module by its name in :mod:`raglane.kernels.program.modules`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor
 from raglane.cells import CELLS, CellSpec
 from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
+from raglane.kernels.program.backend import run_direction as run_step
 from raglane.kernels.program.modules import Named, cell_of, weights_of
-from raglane.kernels.program.steps import run_direction as run_step
 from raglane.programs.parameters import gradients
 
-# What a layer in one direction is given: a cell by its name, and which of its weights there are.
-_GIVEN = (
+# The arguments of a layer in one direction: a cell by its name, and which of its weights exist.
+_ARGUMENTS = (
     "str cell, bool[] present, Tensor values, Tensor offsets, Tensor[] states, Tensor[] weights, bool reverse,"
     " bool need_output, bool need_states"
 )
 
 
-@torch.library.custom_op("raglane::program", mutates_args=(), schema=f"({_GIVEN}) -> Tensor[]")
+@torch.library.custom_op("raglane::program", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor[]")
 def program(*given: Any) -> list[Tensor]:
-    """The output where it is needed, the final states, and the states after each element where they are needed."""
-    # What an operator gives is memory of its own.
+    """Return the output if needed, the final states, and the states after each element if needed."""
+    # Copied, because the results of an operator must not share memory with its arguments.
     return [part.detach().clone() for part in _run(*given)]
 
 
@@ -49,7 +49,7 @@ def _equations(
         return CELLS[cell], CELLS[cell].weights_type(*[next(rest) if is_there else None for is_there in present])
     own = cell_of(cell)
     sizes = tuple([part.shape[1] for part in states])
-    with _recorded():  # a module that was changed is traced and verified anew
+    with _recorded():  # a changed module is traced and verified again
         return own, weights_of(cell, weights, values.shape[1], sizes, values.dtype)
 
 
@@ -63,10 +63,10 @@ def _(*given: Any) -> list[Tensor]:
 
 
 @torch.library.custom_op(
-    "raglane::program_backward", mutates_args=(), schema=f"({_GIVEN}, Tensor?[] grads, bool[] wanted) -> Tensor[]"
+    "raglane::program_backward", mutates_args=(), schema=f"({_ARGUMENTS}, Tensor?[] grads, bool[] wanted) -> Tensor[]"
 )
 def _backward(*inputs: Any) -> list[Tensor]:
-    """The gradients of (values, states, weights), empty where they are not wanted; the loop is run again for them."""
+    """Run the loop again; return the gradients of (values, states, weights), empty if not wanted."""
     cell, present, values, offsets, states, weights, *wishes, grads, wanted = inputs
     given = [part.detach().requires_grad_(wish) for part, wish in zip((values, *states, *weights), wanted, strict=True)]
     own = given[1 : 1 + len(states)], given[1 + len(states) :]
@@ -75,12 +75,12 @@ def _backward(*inputs: Any) -> list[Tensor]:
         pairs = [pair for pair in zip(found, grads, strict=True) if pair[1] is not None and pair[0].requires_grad]
         parts = iter(gradients(pairs, [part for part in given if part.requires_grad]))
     answers = [(part, next(parts) if part.requires_grad else values.new_empty(0)) for part in given]
-    # Each with memory of its own: two biases that are added have the same gradient.
+    # Copied, because two biases that are added have the same gradient.
     return [torch.zeros_like(part) if grad is None else grad.detach().clone() for part, grad in answers]
 
 
 def _recorded() -> Any:
-    """Within it autograd sees what is computed, which torch keeps it from within an operator."""
+    """Return a context in which autograd records, which torch disables inside operators."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         excluded = excluded.remove(key)

@@ -199,7 +199,7 @@ class Recurrent(RecurrentLayer):
         return next(self.cells.parameters(), None) if isinstance(self._spec, ModuleCell) else weights[0].input
 
     def _has_own_initial(self) -> bool:
-        return super()._has_own_initial() or hasattr(self.cells[0], "initial_state")
+        return self.initial_state != "zeros" or hasattr(self.cells[0], "initial_state")
 
     def _own_initial(self, batch: Ragged) -> Any:
         if self.initial_state != "zeros":

@@ -321,7 +321,7 @@ def _own_state(layer: Stack, plan: Plan, batch: Ragged) -> tuple[Tensor, ...]:
 def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any, ...], hx: Any) -> None:
     """Raise where the input or ``hx`` does not fit the layer."""
     batch, _ = inputs.flattened()
-    values = batch.values
+    values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
         got, rule = (
             f"elements of shape {tuple(values.shape[1:])}",
@@ -332,7 +332,9 @@ def check_arguments(layer: Stack, plan: Plan, inputs: Inputs, weights: tuple[Any
     like = layer._like(weights)
     # What is not a tensor at all the backend will find, and name.
     if isinstance(like, Tensor):
-        check_fits("input", values, like)
+        is_alike = values.dtype is like.dtype and values.device == like.device
+        if not is_alike or values.layout is not torch.strided:
+            check_fits("input", values, like)
     if hx is not None:
         _check_state(plan, hx, batch._count if inputs.is_batched else None, values)
 

@@ -1,0 +1,182 @@
+"""Programs compared with steps of torch: values and all gradients.
+
+Before its first use, a program is compared on random numbers: with parameters that are moved away from zeros and ones
+by noise, and with the user's module as it is. Later it is compared on rows of a call, with the module as it is then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from raglane.kernels.program.backward import StepCall
+from raglane.programs.compiled import CompiledStep
+from raglane.programs.parameters import gradients
+from raglane.programs.step import Step, default_modes
+
+_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
+# If a program disagrees, torch's step is run this often on numbers that differ by a few roundings.
+_NUDGES = 4
+
+Run = Callable[[StepCall, tuple[Tensor, ...]], tuple[Tensor | None, list[Tensor], list[Tensor]]]
+"""Runs a program: output, final states and the states of every step."""
+
+_Results = tuple[list[Tensor], list[Tensor]]  # values and gradients
+
+
+def verify(step: Step, compiled: CompiledStep, run: Run) -> str:
+    """Return how programs differ from one step of torch on random numbers; empty if they agree.
+
+    Rounding alone may change a result, e.g. a quotient by a state that is nearly 0. So a result may differ as much as
+    torch's own result does for numbers that are a few roundings apart.
+    """
+    generator = torch.Generator().manual_seed(0)
+    has_finite = False
+    try:
+        with default_modes(grad=True):
+            for rows, noise in ((3, 0.1), (1, 0.0)):
+                case = _drawn(step, compiled, run, rows, noise, generator)
+                for own in (case, case.with_own_weights()):
+                    reason, is_finite = own.difference(generator)
+                    if reason:
+                        return reason
+                    has_finite = has_finite or is_finite
+    except Exception as error:
+        return f"its program could not be verified: {type(error).__name__}: {error}"
+    return "" if has_finite else "its program could not be verified: one step of torch gives no finite number"
+
+
+def verify_call(call: StepCall, tensors: tuple[Tensor, ...], run: Run) -> str:
+    """Compare a program with the module as it is, on the first row that each sequence of a call reads."""
+    count = len(call.compiled.elements)
+    end = count + len(call.compiled.order)
+    with default_modes(grad=True):
+        starts, ends = call.offsets[:-1], call.offsets[1:]
+        rows = torch.arange(len(starts), device="cpu")[ends > starts]
+        first = starts[rows] if call.ascending else ends[rows] - 1
+        given = [part.detach().index_select(0, first) for part in tensors[:count]]
+        given += [part.detach().index_select(0, rows) for part in tensors[count:end]]
+        if not len(rows) or not all(bool(part.isfinite().all()) for part in given):
+            return ""
+        offsets = torch.arange(len(rows) + 1, device="cpu")
+        one = replace(call, offsets=offsets, ascending=True, need_output=True, need_states=False)
+        try:
+            case = _Case(one, run, (*[part.requires_grad_() for part in given], *tensors[end:]), 0)
+            reason, _ = case.with_own_weights().difference(torch.Generator().manual_seed(0))
+        except Exception as error:
+            return f"its program could not be verified: {type(error).__name__}: {error}"
+    return reason
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A run of one step and its tensors; the gradients of its results are drawn from a seed."""
+
+    call: StepCall
+    run: Run
+    tensors: tuple[Tensor, ...]
+    seed: int
+    is_own: bool = False  # the user's module itself runs
+
+    @property
+    def parts(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Elements, states and leaves."""
+        count = len(self.call.compiled.elements)
+        end = count + len(self.call.compiled.order)
+        return list(self.tensors[:count]), list(self.tensors[count:end]), list(self.tensors[end:])
+
+    def with_own_weights(self) -> _Case:
+        """Return the case with the cell's weights; in bfloat16, in which programs do not compute, the case itself."""
+        step = self.call.step
+        if any(part.dtype is torch.bfloat16 or part.is_inference() for part in step.leaves):
+            return self
+        elements, states, _ = self.parts
+        is_own = isinstance(step.weights, nn.Module)
+        return replace(self, tensors=(*elements, *states, *step.leaves), is_own=is_own)
+
+    def difference(self, generator: torch.Generator) -> tuple[str, bool]:
+        """Return how the program differs from torch's step (empty if not), and True if a number was finite."""
+        output, finals, _ = self.run(self.call, self.tensors)
+        got = self._with_gradients([part for part in (output, *finals) if part is not None], self.tensors)
+        want = self.by_torch(self.tensors)
+        with torch.no_grad():
+            plain = replace(self, tensors=tuple([part.detach() for part in self.tensors]))._step()
+        if not all(_agree(one, other, other.dtype) for one, other in zip(plain, want[0], strict=True)):
+            return "its step does something else where no gradients are recorded", True
+        near: list[_Results] = []
+        for index, kind in enumerate(("values", "gradients")):
+            for place, (one, other) in enumerate(zip(got[index], want[index], strict=True)):
+                if _agree(one, other, self.call.step.dtype):
+                    continue
+                near = near or [self.by_torch(self.nudged(generator)) for _ in range(_NUDGES)]
+                if not _agree(one, other, self.call.step.dtype, [results[index][place] for results in near]):
+                    return f"the {kind} of its program differ from those of torch", True
+        return "", any(bool(part.isfinite().any()) for part in want[0] if part.numel())
+
+    def by_torch(self, tensors: tuple[Tensor, ...]) -> _Results:
+        return self._with_gradients(replace(self, tensors=tensors)._step(), tensors)
+
+    def _step(self) -> list[Tensor]:
+        elements, states, leaves = self.parts
+        step, prepares = self.call.step, self.call.compiled.trace.prepares
+        output, new, _ = step.run(None if self.is_own else leaves, elements, states, self.call.offsets, prepares)
+        return [output, *new]
+
+    def nudged(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Return the tensors, with input and states moved by a few roundings; masks and weights do not change."""
+        elements, states, leaves = self.parts
+
+        def near(part: Tensor) -> Tensor:
+            noise = torch.randn(part.shape, generator=generator, dtype=part.dtype)
+            return (part.detach() * (1 + 4 * torch.finfo(part.dtype).eps * noise)).requires_grad_()
+
+        return near(elements[0]), *elements[1:], *map(near, states), *leaves
+
+    def _with_gradients(self, results: list[Tensor], tensors: tuple[Tensor, ...]) -> _Results:
+        generator = torch.Generator().manual_seed(self.seed)
+        grads = [torch.randn(part.shape, generator=generator, dtype=part.dtype) for part in results]
+        wished = [part for part in tensors if part.requires_grad]
+        pairs = [pair for pair in zip(results, grads, strict=True) if pair[0].requires_grad]
+        # A graph that a module built from its parameters before belongs to the module, and is differentiated later.
+        computed = gradients(pairs, wished, keep=not all(part.is_leaf for part in wished))
+        return results, [
+            torch.zeros_like(part) if grad is None else grad for part, grad in zip(wished, computed, strict=True)
+        ]
+
+
+def _drawn(step: Step, compiled: CompiledStep, run: Run, rows: int, noise: float, generator: torch.Generator) -> _Case:
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=step.dtype).requires_grad_()
+
+    graph = compiled.trace.result.graph
+    elements = [drawn(rows, graph.nodes[node].width) for node in compiled.elements]
+    # Rows of the weights are masks of zeros and ones.
+    elements[1:] = [(part > 0).to(step.dtype).requires_grad_() for part in elements[1:]]
+    states = [drawn(rows, size) for size in step.sizes]
+    leaves = []
+    for part in step.leaves:
+        if compiled.trace.reads_itself:
+            leaves.append(step.converted(part))
+            continue
+        given = step.converted(part.detach())
+        if given.dtype.is_floating_point:
+            given = (given + noise * torch.randn(given.shape, generator=generator, dtype=given.dtype)).requires_grad_()
+        leaves.append(given)
+    call = StepCall(compiled, step, torch.arange(rows + 1, device="cpu"), True, True, False)
+    return _Case(call, run, (*elements, *states, *leaves), int(torch.randint(2**31, (), generator=generator)))
+
+
+def _agree(one: Tensor, other: Tensor, dtype: torch.dtype, near: Sequence[Tensor] = ()) -> bool:
+    """Return True if two results agree, or differ no more than results ``near`` of slightly different numbers."""
+    one, other = one.detach(), other.detach()
+    finite = other[other.isfinite()]
+    scale = 1 + float(finite.abs().max()) if finite.numel() else 1.0
+    tolerance = _TOLERANCES[dtype]
+    alike = torch.isclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    if near:
+        alike |= (one - other).abs() <= 4 * torch.stack([(part.detach() - other).abs() for part in near]).amax(0)
+    return bool(alike.all())
