@@ -102,7 +102,7 @@ def _discounts(grams: Counter[Gram], modified: bool) -> tuple[float, float, floa
     return tuple(min(max(discount, 0.0), most) for discount, most in zip(found, (1, 2, 3), strict=True))  # type: ignore[return-value]
 
 
-def texts_of(records: rl.data.Records) -> list[list[str]]:
+def texts_of(records: rl.data.Dataset) -> list[list[str]]:
     """Return the tokens of each text."""
     return [records.values[start:end].tolist() for start, end in pairwise(records.offsets)]
 

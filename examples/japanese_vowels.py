@@ -37,7 +37,7 @@ class SpeakerClassifier(torch.nn.Module):
         return cast(Tensor, self.head(self.gru.summary(out, state)))
 
 
-def train(data: rl.data.SequenceDataset, model: SpeakerClassifier, epochs: int) -> None:
+def train(data: rl.data.Dataset, model: SpeakerClassifier, epochs: int) -> None:
     """Train with Adam on random batches of 32 recordings; nothing is padded or sorted."""
     loader = DataLoader(data, batch_size=32, shuffle=True, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -49,7 +49,7 @@ def train(data: rl.data.SequenceDataset, model: SpeakerClassifier, epochs: int) 
             optimizer.step()
 
 
-def accuracy(data: rl.data.SequenceDataset, model: SpeakerClassifier) -> float:
+def accuracy(data: rl.data.Dataset, model: SpeakerClassifier) -> float:
     """Return the accuracy, with all recordings in one ragged batch."""
     batch = rl.collate([data[row] for row in range(len(data))])
     with torch.no_grad():
@@ -65,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     options = parser.parse_args(arguments)
 
     try:
-        train_records, test_records = rl.data.japanese_vowels()
+        train_part, test_part = rl.data.japanese_vowels()
     except rl.errors.MissingExtraError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     # Mean and deviation of each channel are those of the training data.
-    preprocessor = rl.data.Preprocessor.fit(train_records, task="classify")
-    train_data, test_data = preprocessor.apply(train_records), preprocessor.apply(test_records)
+    preprocessor = rl.data.Preprocessor.fit(train_part, task="classify")
+    train_data, test_data = preprocessor.apply(train_part), preprocessor.apply(test_part)
 
     accuracies = []
     for seed in range(options.seeds):

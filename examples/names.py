@@ -19,9 +19,12 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import raglane as rl
+
+# The characters of a name, and its language.
+Sample = tuple[list[int], int]
 
 
 class NameClassifier(torch.nn.Module):
@@ -49,41 +52,36 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     return sorted(set(zip(names, records.labels or (), strict=True)))
 
 
-def make_dataset(
-    pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]
-) -> rl.data.SequenceDataset:
-    """Return the pairs as numbers; a character that is not in the training data is 0."""
-    names = rl.Ragged([[characters.get(character, 0) for character in name] for name, _ in pairs])
-    targets = torch.tensor([languages[language] for _, language in pairs])
-    return rl.data.SequenceDataset(names.values, names.offsets, targets)
+def make_samples(pairs: list[tuple[str, str]], characters: dict[str, int], languages: dict[str, int]) -> list[Sample]:
+    """Return the numbers of a name's characters and of its language; an unknown character is number 0."""
+    return [([characters.get(character, 0) for character in name], languages[language]) for name, language in pairs]
 
 
-def train(data: rl.data.SequenceDataset, model: NameClassifier, epochs: int, seed: int) -> None:
+def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
-    batches = rl.data.BatchSampler(
-        data.lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed
-    )
-    loader = DataLoader(data, batch_sampler=batches, collate_fn=rl.collate)
+    lengths = [len(name) for name, _ in data]
+    batches = rl.data.BatchSampler(lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed)
+    loader: DataLoader[Sample] = DataLoader(cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for epoch in range(epochs):
         total = 0.0
-        for batch in loader:
+        for names, targets in loader:
             optimizer.zero_grad()
-            loss = cross_entropy(model(batch["inputs"]), batch["target"])
+            loss = cross_entropy(model(names), targets)
             loss.backward()
             optimizer.step()
-            total += loss.item() * len(batch["inputs"])
+            total += loss.item() * len(names)
         print(f"epoch {epoch + 1}/{epochs}: loss {total / len(data):.3f}")
 
 
-def evaluate(data: rl.data.SequenceDataset, model: NameClassifier) -> tuple[float, float]:
+def evaluate(data: list[Sample], model: NameClassifier) -> tuple[float, float]:
     """Return accuracy, and macro accuracy over the languages that occur."""
-    batch = rl.collate([data[row] for row in range(len(data))])
+    names, targets = rl.collate(data)
     model.eval()
     with torch.no_grad():
-        is_right = (model(batch["inputs"]).argmax(-1) == batch["target"]).double()
-    count = torch.bincount(batch["target"])
-    found = torch.bincount(batch["target"], weights=is_right)
+        is_right = (model(names).argmax(-1) == targets).double()
+    count = torch.bincount(targets)
+    found = torch.bincount(targets, weights=is_right)
     return float(is_right.mean()), float((found / count)[count > 0].mean())
 
 
@@ -109,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     print(f"{len(pairs)} pairs: {len(train_pairs)} to train on, {len(test_pairs)} to test; {len(languages)} languages")
 
     model = NameClassifier(len(characters) + 1, len(languages))
-    train(make_dataset(train_pairs, characters, languages), model, options.epochs, options.seed)
-    accuracy, macro = evaluate(make_dataset(test_pairs, characters, languages), model)
+    train(make_samples(train_pairs, characters, languages), model, options.epochs, options.seed)
+    accuracy, macro = evaluate(make_samples(test_pairs, characters, languages), model)
     print(f"test accuracy {accuracy:.4f}, macro accuracy {macro:.4f}")
     return accuracy, macro
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raglane.data import FORMATS, Columns, Records, read
+from raglane.data import FORMATS, Columns, Dataset, read
 from raglane.data.formats import csv, ipc, pieces
 from raglane.errors import ArgumentError, DataError
 from small_files import ROWS, WRITERS, asked, same
@@ -36,10 +36,9 @@ def _spoil(name: str, path: Path) -> None:
     text.write_bytes(before + b"\xff" + after if name in ("text", "folder") else before + b'"oops"' + after)
 
 
-def _without(records: Records, row: int) -> Records:
-    """Records without one of them; the others keep their numbers."""
-    others = np.delete(np.arange(len(records)), row)
-    return replace(records, ids=records.row_ids).select(others)
+def _without(data: Dataset, row: int) -> Dataset:
+    """A dataset without one of its sequences; the others keep their numbers."""
+    return data.subset(np.delete(np.arange(len(data)), row))
 
 
 def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,9 +57,9 @@ def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pyte
             read(path, wanted)
         found = read(path, wanted, on_bad_row="skip")
         (row,) = found.skipped
-        gone = set(whole.row_ids) - set(found.row_ids)
+        gone = set(whole.ids) - set(found.ids)
         assert len(gone) == 1, name
-        same(found, _without(whole, whole.row_ids.index(gone.pop())))
+        same(found, _without(whole, whole.ids.index(gone.pop())))
         assert row.location == str(path), name
         assert row.place in row.error or name in ("csv", "ts", "folder"), row
         assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes), found.notes
@@ -118,7 +117,7 @@ def test_what_is_wrong_with_all_rows_or_the_file_is_an_error(tmp_path: Path) -> 
 def test_not_every_row_is_tried_where_none_is_good() -> None:
     tried: list[int] = []
 
-    def read_none(low: int, high: int) -> Records:
+    def read_none(low: int, high: int) -> NoReturn:
         tried.append(high - low)
         raise DataError("bad")
 

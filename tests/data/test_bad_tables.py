@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
-from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -150,7 +149,7 @@ def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
     values = read(path).values[:, 0]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, np.inf, -np.inf, np.inf, 5], np.float32))
     with pytest.raises(DataError, match="the rule: finite numbers"):
-        refuse_missing(read(path))
+        read(path).refuse_missing()
 
 
 def test_keys_that_differ_from_line_to_line_take_no_room(tmp_path: Path) -> None:

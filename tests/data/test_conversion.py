@@ -47,7 +47,7 @@ def test_what_is_converted_is_what_is_read(name: str, tmp_path: Path) -> None:
     assert done.statistics.sequences == len(whole)
     lengths = np.load(tmp_path / "out" / "lengths.npy")
     assert lengths.dtype == np.int32
-    assert lengths.tolist() == whole.lengths.tolist()
+    assert lengths.tolist() == whole.element_counts.tolist()
     assert (done.statistics.longest, done.statistics.empty) == (lengths.max(), (lengths == 0).sum())
     # Once more, from what was converted.
     convert(tmp_path / "out", tmp_path / "again", asked(name))
@@ -81,8 +81,7 @@ def test_what_is_counted_teaches_what_the_data_does(table: pa.Table, tmp_path: P
 
 def test_statistics_of_large_numbers_keep_their_differences() -> None:
     values = (1e8 + np.arange(6000) % 7).astype(np.float32)[:, None]
-    from raglane.data import Records
-    from raglane.data.records import offsets_of
+    from raglane.data.records import Records, offsets_of
 
     records = Records(values, offsets_of([1] * 6000), channels=("x",))
     parts = [Statistics.of(records.select(np.arange(start, start + 100))) for start in range(0, 6000, 100)]
@@ -296,7 +295,7 @@ def test_missing_values_of_all_pieces_are_counted(tmp_path: Path) -> None:
         found = convert(tmp_path / "a.parquet", tmp_path / "out", columns).statistics
     assert [(channel.count, channel.missing) for channel in found.channels.values()] == [(3, 5)]
     assert found.features["s"].missing == 3
-    assert found == Statistics.of(read(tmp_path / "a.parquet", columns))
+    assert found == read(tmp_path / "a.parquet", columns).statistics
 
 
 def test_pieces_that_could_be_read_either_way_are_read_as_those_before(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from looped import looped
 from raglane.data import Columns, read
-from raglane.data.missing import refuse_missing
 from raglane.errors import DataError
 
 pytest.importorskip("pandas")
@@ -169,7 +168,7 @@ def test_what_python_alone_takes_for_a_number_is_damage(tmp_path: Path) -> None:
 
 def test_a_number_beyond_float32_is_told_from_infinity(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0 \(id 'a'\), step 1, channel 'x'.*does not fit float32"):
-        refuse_missing(read(write(tmp_path, "id,x,y\na,1,p\na,1e300,p\n")))
+        read(write(tmp_path, "id,x,y\na,1,p\na,1e300,p\n")).refuse_missing()
 
 
 def test_dates_order_the_rows_too(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raglane.data import Columns, Feature, Preprocessor, Records, read, records_from
+from made_datasets import dataset
+from raglane.data import Columns, Dataset, Feature, Preprocessor, read
 from raglane.data.records import offsets_of
 from raglane.errors import CheckpointError, DataError, RaglaneError
 
@@ -44,7 +45,7 @@ def _written(folder: Path, form: str) -> Any:
     return path
 
 
-def _found(records: Records) -> dict[str, Any]:
+def _found(records: Dataset) -> dict[str, Any]:
     return {
         "values": records.values.tolist(),
         "lengths": records.lengths.tolist(),
@@ -70,12 +71,12 @@ def test_every_form_gives_the_same_features(tmp_path: Path) -> None:
     }
     for form in ("jsonl", "parquet", "csv", "table"):
         data = _written(tmp_path, form)
-        records = records_from(data, columns=_COLUMNS) if form == "table" else read(data, _COLUMNS)
+        records = read(data, _COLUMNS)
         assert _found(records) == wanted, form
         # Asked for what was found, another file is read in the same way.
         if form != "table":
             assert _found(read(data, records.columns)) == wanted, form
-        part = records.select([2, 1])
+        part = records.subset([2, 1])
         assert [feature.values.tolist() for feature in part.features[1:3]] == [["9", "7", "9"], ["Rome", "Bonn"]]
 
 
@@ -118,7 +119,7 @@ def test_features_become_columns_of_the_inputs_by_hand() -> None:
         Feature("day", np.array(["mon", "", "mon", "tue"], dtype=object)),
     )
     values = np.array([[1.0], [3.0], [5.0], [7.0]], np.float32)
-    records = Records(values, offsets_of([1, 1, 2]), labels=("a", "b", "a"), channels=("x",), features=features)
+    records = dataset(values, offsets_of([1, 1, 2]), labels=("a", "b", "a"), channels=("x",), features=features)
     fitted = Preprocessor.fit(records, task="classify", missing="zero")
     # The ages of sequences have mean 4 and deviation 2, each counted once.
     assert [(encoder.name, encoder.vocabulary) for encoder in fitted.features] == [
@@ -127,7 +128,7 @@ def test_features_become_columns_of_the_inputs_by_hand() -> None:
         ("day", ("<unk>", "mon", "tue")),
     ]
     scale = 5**0.5
-    inputs = fitted.apply(records).values.numpy()
+    inputs = fitted.apply(records).tensors().values.numpy()
     # x and whether it was missing, age and whether it was missing, then the places of town and day.
     wanted = [
         [-3 / scale, 0, -1, 0, 1, 1],
@@ -140,19 +141,19 @@ def test_features_become_columns_of_the_inputs_by_hand() -> None:
     assert Preprocessor.from_config(json.loads(json.dumps(fitted.to_config()))) == fitted
     # A town that training has not seen is unknown.
     other = Feature("town", np.array(["Oslo"] * 3, dtype=object), per_sequence=True)
-    moved = Records(values, offsets_of([1, 1, 2]), channels=("x",), features=(features[2], other, features[1]))
-    assert fitted.apply(moved, require_targets=False).values[:, 4].tolist() == [0, 0, 0, 0]
+    moved = dataset(values, offsets_of([1, 1, 2]), channels=("x",), features=(features[2], other, features[1]))
+    assert fitted.apply(moved, require_targets=False).tensors().values[:, 4].tolist() == [0, 0, 0, 0]
 
 
 def test_tokens_with_features_stand_last() -> None:
     words = np.array(["u", "v", "u"], dtype=object)
     feature = Feature("age", np.array([1.0, 3.0], np.float32), per_sequence=True)
-    records = Records(words, offsets_of([2, 1]), labels=("a", "b"), features=(feature,))
+    records = dataset(words, offsets_of([2, 1]), labels=("a", "b"), features=(feature,))
     fitted = Preprocessor.fit(records, task="classify")
-    assert fitted.apply(records).values.tolist() == [[-1, 1], [-1, 2], [1, 1]]
+    assert fitted.apply(records).tensors().values.tolist() == [[-1, 1], [-1, 2], [1, 1]]
     assert (fitted.input_size, fitted.categories) == (2, (3,))
-    with pytest.raises(DataError, match="empty for a language model, which reads only tokens"):
-        Preprocessor.fit(Records(words, offsets_of([3]), features=(Feature("n", words),)), task="language")
+    with pytest.raises(DataError, match="a language model reads its own tokens alone"):
+        Preprocessor.fit(dataset(words, offsets_of([3]), features=(Feature("n", words),)), task="language")
 
 
 @pytest.mark.parametrize(
@@ -184,8 +185,8 @@ def test_features_of_csv_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_features_that_are_not_there_or_missing() -> None:
-    def records(*features: Feature) -> Records:
-        return Records(
+    def records(*features: Feature) -> Dataset:
+        return dataset(
             np.ones((2, 1), np.float32), offsets_of([1, 1]), labels=("a", "b"), channels=("x",), features=features
         )
 
@@ -207,7 +208,7 @@ def test_features_that_are_not_there_or_missing() -> None:
 
 def test_what_is_stored_of_features_is_checked() -> None:
     values = np.array(["Rome"], dtype=object)
-    records = Records(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",),
+    records = dataset(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",),
                       features=(Feature("town", values, per_sequence=True),))  # fmt: skip
     good = Preprocessor.fit(records, task="classify").to_config()
     [feature] = good["features"]

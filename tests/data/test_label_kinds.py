@@ -111,7 +111,7 @@ def test_what_was_converted_keeps_what_its_labels_were(tmp_path: Path) -> None:
     _refused([folders[0], texts], Columns(), ("whole numbers", "texts"), tmp_path / "out")
     both = convert([folders[0], numbers], tmp_path / "both", _COLUMNS)
     assert both.statistics.labels == {"1": 4, "2": 2}
-    assert read(folders[0]).label_kinds == ("whole numbers",)
+    assert read(folders[0]).records.label_kinds == ("whole numbers",)
 
 
 def test_tags_and_sets_are_labels_too(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looped import looped
+from made_datasets import changed, dataset
 from raglane import Ragged
-from raglane.data import Preprocessor, Records, observations
+from raglane.data import Dataset, Preprocessor, observations
 from raglane.data.encoders import UNKNOWN, sort_labels
-from raglane.data.missing import fill_missing, refuse_missing
+from raglane.data.missing import fill_missing
 from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
 
-def features(seed: int | None = None, gaps: float = 0.0) -> Records:
+def features(seed: int | None = None, gaps: float = 0.0) -> Dataset:
     """Random sequences of 3 channels, lengths 0 and 1 among them, with a share of gaps."""
     random = np.random.default_rng(seed)
     lengths = np.concatenate([[0, 1], random.integers(0, 12, 20), [0, 5]])
@@ -29,12 +29,12 @@ def features(seed: int | None = None, gaps: float = 0.0) -> Records:
     absent = random.random(values.shape) < gaps
     values[absent] = random.choice([np.nan, np.inf, -np.inf], absent.sum())
     labels = tuple(random.choice(["2", "10", "1"], len(lengths)))
-    return Records(values, offsets_of(lengths), labels=labels, channels=("a", "b", "c"))
+    return dataset(values, offsets_of(lengths), labels=labels, channels=("a", "b", "c"))
 
 
-def tokens(sequences: list[str], **others: Any) -> Records:
+def tokens(sequences: list[str], **others: Any) -> Dataset:
     flat = np.array([word for text in sequences for word in text.split()], dtype=object)
-    return Records(flat, offsets_of([len(text.split()) for text in sequences]), **others)
+    return dataset(flat, offsets_of([len(text.split()) for text in sequences]), **others)
 
 
 def test_labels_that_are_numbers_are_ordered_as_numbers() -> None:
@@ -50,19 +50,19 @@ def test_scaling_is_that_of_the_training_part() -> None:
     expected = (test.values.astype(np.float64) - train.values.astype(np.float64).mean(0)) / train.values.astype(
         np.float64
     ).std(0)
-    data = fitted.apply(test)
+    data = fitted.apply(test).tensors()
     assert data.values.dtype == torch.float32
     np.testing.assert_allclose(data.values.numpy(), expected, rtol=1e-6, atol=1e-6)
     assert data.targets is not None
     assert data.targets.tolist() == [("1", "2", "10").index(label) for label in test.labels or ()]
     assert data.targets.dtype == torch.int64
-    assert torch.equal(data.lengths, torch.from_numpy(test.lengths))
+    assert torch.equal(data.lengths, test.lengths)
 
 
 def test_without_scaling_values_are_as_they_were() -> None:
     records = features()
     records.values.flags.writeable = False
-    data = Preprocessor.fit(records, task="forecast", standardize=False).apply(records)
+    data = Preprocessor.fit(records, task="forecast", standardize=False).apply(records).tensors()
     np.testing.assert_array_equal(data.values.numpy(), records.values)
     assert data.targets is None
 
@@ -72,21 +72,23 @@ def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
     """The deviation of many times 0.1, added up in float32, is rounding, not 0: a later 0.2 would become millions."""
     values = np.full((count, 1), 0.1, np.float32)
     assert (values.std() > 0) == (count == 1000)
-    records = Records(values, offsets_of([2, count - 2]), channels=("x0",))
+    records = dataset(values, offsets_of([2, count - 2]), channels=("x0",))
     fitted = Preprocessor.fit(records, task="forecast")
     assert fitted.std == (1.0,)
-    assert fitted.apply(records).values.abs().max() < 1e-6
+    assert fitted.apply(records).tensors().values.abs().max() < 1e-6
 
 
 def test_large_values_keep_their_differences() -> None:
     values = (1e7 + np.arange(8, dtype=np.float32))[:, None].astype(np.float32)
-    data = Preprocessor.fit(records := Records(values, offsets_of([8]), channels=("x",)), task="forecast").apply(
+    data = Preprocessor.fit(records := dataset(values, offsets_of([8]), channels=("x",)), task="forecast").apply(
         records
     )
-    np.testing.assert_allclose(data.values[:, 0].numpy(), (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-6)
+    np.testing.assert_allclose(
+        data.tensors().values[:, 0].numpy(), (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-6
+    )
 
 
-def slow_fill(records: Records, missing: str, mean: list[float], std: list[float]) -> np.ndarray[Any, Any]:
+def slow_fill(records: Dataset, missing: str, mean: list[float], std: list[float]) -> np.ndarray[Any, Any]:
     """Scale and fill element by element."""
     rows = []
     for sequence in range(len(records)):
@@ -120,7 +122,7 @@ def test_missing_features_against_a_loop(missing: str, standardize: bool) -> Non
             np.testing.assert_allclose(fitted.mean or (), mean, rtol=1e-9)
             np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
         assert fitted.input_size == 6
-        got = fitted.apply(records).values.numpy()
+        got = fitted.apply(records).tensors().values.numpy()
         np.testing.assert_allclose(got, slow_fill(records, missing, mean, std), rtol=1e-5, atol=1e-6)
 
 
@@ -136,10 +138,10 @@ def test_forward_fill_does_not_run_into_the_next_sequence() -> None:
 
 def test_a_channel_without_a_single_value() -> None:
     values = np.array([[np.nan, 1], [np.nan, 3]], np.float32)
-    records = Records(values, offsets_of([2]), channels=("a", "b"))
+    records = dataset(values, offsets_of([2]), channels=("a", "b"))
     fitted = Preprocessor.fit(records, task="forecast", missing="zero")
     assert (fitted.mean, fitted.std) == ((0.0, 2.0), (1.0, 1.0))
-    assert fitted.apply(records).values.tolist() == [[0, -1, 1, 0], [0, 1, 1, 0]]
+    assert fitted.apply(records).tensors().values.tolist() == [[0, -1, 1, 0], [0, 1, 1, 0]]
 
 
 @given(st.integers(0, 29), st.integers(0, 2), st.sampled_from([np.nan, np.inf, -np.inf]))
@@ -148,11 +150,11 @@ def test_a_missing_feature_is_named(element: int, channel: int, value: float) ->
     values = np.zeros((30, 3), np.float32)
     values[element, channel] = value
     ids = ("p", "q", "r", "s", "t")
-    records = Records(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
+    records = dataset(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
     places = [(row, step) for row, length in enumerate(lengths) for step in range(length)]
     row, step = places[element]
     for call in (
-        lambda: refuse_missing(records),
+        lambda: records.refuse_missing(),
         lambda: Preprocessor.fit(records, task="forecast"),
         lambda: Preprocessor("forecast", ("a", "b", "c")).apply(records),
     ):
@@ -169,7 +171,7 @@ def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() ->
     fitted = Preprocessor.fit(records, task="classify")
     assert fitted.vocabulary == (UNKNOWN, "a", "b", "c", "d")
     assert (fitted.input_size, fitted.is_tokens) == (5, True)
-    data = fitted.apply(tokens(["d zzz a", "<unk>"], labels=("y", "x")))
+    data = fitted.apply(tokens(["d zzz a", "<unk>"], labels=("y", "x"))).tensors()
     assert data.values.tolist() == [4, 0, 1, 0]
     assert data.values.dtype == torch.int64
     assert Preprocessor.fit(records, task="classify", max_vocabulary=3).vocabulary == (UNKNOWN, "a", "b")
@@ -179,33 +181,34 @@ def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() ->
 def test_tags_become_one_target_an_element() -> None:
     words = tokens(["a b", "", "c"], tags=np.array(["N", "V", "N"], dtype=object))
     data = Preprocessor.fit(words, task="tag").apply(words)
-    assert data.targets is not None
-    assert data.targets.tolist() == [0, 1, 0]
-    assert data.per_element
+    tensors = data.tensors()
+    assert tensors.targets is not None
+    assert tensors.targets.tolist() == [0, 1, 0]
+    assert tensors.per_element
     assert [item["target"].tolist() for item in (data[0], data[1], data[2])] == [[0, 1], [], [0]]
 
 
 def test_an_unseen_label_is_named() -> None:
     fitted = Preprocessor.fit(features(1), task="classify")
-    other = replace(features(2), labels=("1",) * 23 + ("7",))
+    other = changed(features(2), labels=("1",) * 23 + ("7",))
     with pytest.raises(DataError, match=r"the label '7' in row 23.*'1', '2', '10'"):
         fitted.apply(other)
-    assert fitted.apply(other, require_targets=False).targets is None
+    assert fitted.apply(other, require_targets=False).tensors().targets is None
     words = tokens(["a b", "c"], tags=np.array(["N", "V", "N"], dtype=object))
     fitted = Preprocessor.fit(words, task="tag")
     with pytest.raises(DataError, match="the label 'X' in row 0, step 1"):
-        fitted.apply(replace(words, tags=np.array(["N", "X", "N"], dtype=object)))
+        fitted.apply(changed(words, tags=np.array(["N", "X", "N"], dtype=object)))
 
 
 def test_channels_are_matched_by_name() -> None:
     records = features()
     fitted = Preprocessor.fit(records, task="classify")
     order = [2, 0, 1]
-    moved = replace(records, values=records.values[:, order], channels=("c", "a", "b"))
-    assert torch.equal(fitted.apply(moved).values, fitted.apply(records).values)
-    more = replace(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
-    assert torch.equal(fitted.apply(more).values, fitted.apply(records).values)
-    fewer = replace(records, values=records.values[:, :2], channels=("a", "b"))
+    moved = changed(records, values=records.values[:, order], channels=("c", "a", "b"))
+    assert torch.equal(fitted.apply(moved).tensors().values, fitted.apply(records).tensors().values)
+    more = changed(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
+    assert torch.equal(fitted.apply(more).tensors().values, fitted.apply(records).tensors().values)
+    fewer = changed(records, values=records.values[:, :2], channels=("a", "b"))
     with pytest.raises(DataError, match=r"channels 'a', 'b'; .*channels 'a', 'b', 'c'"):
         fitted.apply(fewer)
 
@@ -220,7 +223,7 @@ def test_tokens_and_features_are_not_mixed_up() -> None:
 
 
 def test_what_cannot_be_learned_from() -> None:
-    empty = Records(np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",))
+    empty = dataset(np.empty((0, 1), np.float32), offsets_of([0, 0]), labels=("a", "b"), channels=("x",))
     with pytest.raises(DataError, match="2 sequences without an element"):
         Preprocessor.fit(empty, task="classify")
     with pytest.raises(DataError, match="no labels"):
@@ -247,20 +250,20 @@ def test_json_round_trip(missing: str, kind: str) -> None:
     fitted = Preprocessor.fit(records, task=task, missing=missing)
     again = Preprocessor.from_config(json.loads(json.dumps(fitted.to_config(), allow_nan=False)))
     assert again == fitted
-    assert torch.equal(again.apply(records).values, fitted.apply(records).values)
+    assert torch.equal(again.apply(records).tensors().values, fitted.apply(records).tensors().values)
 
 
 @pytest.mark.parametrize("missing", ["error", "zero"])
 def test_sequences_of_length_0_go_with_every_kind(missing: str) -> None:
     nothing = [
-        Records(np.zeros((0, 1), np.float32), offsets_of([0, 0]), channels=("other",)),
-        Records(np.zeros(0, object), offsets_of([0, 0])),
+        dataset(np.zeros((0, 1), np.float32), offsets_of([0, 0]), channels=("other",)),
+        dataset(np.zeros(0, object), offsets_of([0, 0])),
     ]
     for trained in (features(), tokens(["a"], labels=("x",))):
         fitted = Preprocessor.fit(trained, task="classify", missing=missing)
-        like = fitted.apply(trained).values
+        like = fitted.apply(trained).tensors().values
         for records in nothing:
-            data = fitted.apply(records, require_targets=False)
+            data = fitted.apply(records, require_targets=False).tensors()
             assert (data.values.dtype, data.values.shape) == (like.dtype, (0, *like.shape[1:]))
             assert data.lengths.tolist() == [0, 0]
 
@@ -322,41 +325,41 @@ def test_observations_are_cut_where_sequences_begin() -> None:
 def test_times_are_in_means_of_the_training_part() -> None:
     gaps = [0.0, 4.0, 2.0, 0.0, 6.0]
     values = np.array([[1.0, np.nan, 3.0, np.nan, 5.0], gaps], np.float32).T
-    records = Records(np.ascontiguousarray(values), offsets_of([3, 2]), labels=("a", "b"), channels=("x", "time_gap"))
+    records = dataset(np.ascontiguousarray(values), offsets_of([3, 2]), labels=("a", "b"), channels=("x", "time_gap"))
     for standardize in (True, False):
         fitted = Preprocessor.fit(records, task="classify", missing="elapsed", standardize=standardize)
         usual = float(np.mean(gaps)) if standardize else 1.0
-        found = fitted.apply(records).values[:, 4].double().numpy()
+        found = fitted.apply(records).tensors().values[:, 4].double().numpy()
         np.testing.assert_allclose(found, np.array([0.0, 4.0, 6.0, 0.0, 6.0]) / usual, rtol=1e-6)
 
 
 def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
-    records = Records(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x",))
+    records = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x",))
     for per_element, rows in ((False, 3), (True, 3)):
         numbers = np.array([[1.0, 1e6], [2.0, 1e6 + 4], [6.0, 1e6 + 2]])
-        given = replace(records, targets=Targets(numbers, per_element=per_element, names=("u", "v")))
+        given = changed(records, targets=Targets(numbers, per_element=per_element, names=("u", "v")))
         fitted = Preprocessor.fit(given, task="regress")
         wanted = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
-        found = fitted.apply(given).targets
+        found = fitted.apply(given).tensors().targets
         assert found is not None
         np.testing.assert_allclose(found.double().numpy(), wanted, rtol=1e-6, atol=1e-6)
         sets = np.empty(rows, dtype=object)
         sets[:] = [("b", "a"), (), ("c",)]
-        given = replace(given, targets=Targets(sets, per_element=per_element))
+        given = changed(given, targets=Targets(sets, per_element=per_element))
         fitted = Preprocessor.fit(given, task="multilabel")
-        marked = fitted.apply(given).targets
+        marked = fitted.apply(given).tensors().targets
         assert marked is not None
         assert (fitted.labels, marked.tolist()) == (("a", "b", "c"), [[1, 1, 0], [0, 0, 0], [0, 0, 1]])
 
 
 def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
-    def records(*sets: tuple[str, ...]) -> Records:
+    def records(*sets: tuple[str, ...]) -> Dataset:
         targets = Targets(np.array([*sets, None], dtype=object)[:-1])
         values = np.ones((len(sets), 1), np.float32)
-        return Records(values, offsets_of([1] * len(sets)), channels=("x",), targets=targets)
+        return dataset(values, offsets_of([1] * len(sets)), channels=("x",), targets=targets)
 
     fitted = Preprocessor.fit(records(("a",), ("a", "b"), ()), task="multilabel")
-    marked = fitted.apply(records(("b",), ())).targets
+    marked = fitted.apply(records(("b",), ())).tensors().targets
     assert marked is not None
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
     with pytest.raises(DataError, match=r"the labels seen in training.*the label 'c' in .*row 1"):

@@ -9,7 +9,6 @@ import numpy as np
 import pandas
 import pytest
 
-from raglane.data.dataset import held_out
 from raglane.data.encoders import FeatureEncoder, encode, fit_vocabulary, look_up, places_of, sort_labels
 from raglane.data.epochs import check_least
 from raglane.data.formats.arrow import labels_in
@@ -28,11 +27,11 @@ from raglane.data.formats.ipc import is_converted, is_sealed, seal, with_names
 from raglane.data.formats.pieces import lines_of, skipped_lines
 from raglane.data.fragments import Fragment, Layout
 from raglane.data.lengths import Distribution, bins, buckets, summary
-from raglane.data.missing import fill_missing, how_to_fill, refuse_missing
-from raglane.data.objects import is_panel, is_text
+from raglane.data.missing import fill_missing, how_to_fill
 from raglane.data.order.batches import assign_ranks, balance
 from raglane.data.order.limit import BatchLimit, pieces_of, settle
 from raglane.data.order.order import Permutation, descending_keys, key_of, shuffle, uniform
+from raglane.data.reading import is_panel, is_text
 from raglane.data.records import (
     Columns,
     Feature,
@@ -50,10 +49,6 @@ from raglane.data.splitting import characters_in, check_split, join_tokens, spli
 from raglane.data.statistics import Channel, FeatureCounts
 from raglane.data.stores import expand, is_url
 from raglane.errors import ArgumentError, DataError
-
-
-def test_held_out() -> None:
-    assert (int(held_out(10, None, 0.3, 0).sum())) == 3
 
 
 def test_encode() -> None:
@@ -227,15 +222,6 @@ def test_fill_missing() -> None:
         [4.0, 0.0],
     ]
     assert (fill_missing(series, np.array([0, 4]), "elapsed")[:, 2].tolist()) == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_refuse_missing() -> None:
-    values = np.array([[1.0], [np.nan]], dtype=np.float32)
-    with pytest.raises(
-        DataError,
-        match=re.escape(". must be .*got nan in row 1 (id 'b'), step 0, channel 'x0' (1 of 2 features is missing)"),
-    ):
-        refuse_missing(Records(values, offsets_of([1, 1]), ids=("a", "b"), channels=("x0",)))
 
 
 def test_how_to_fill() -> None:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import raglane as rl
 from raglane._utils.memory import mapped_bytes
-from raglane.data import FORMATS, Columns, Dataset, Preprocessor, SequenceDataset, convert, read
+from raglane.data import FORMATS, Columns, Dataset, Preprocessor, convert, read
 from raglane.data.gathering import Fragments
 from raglane.data.shards import Shards
 from raglane.errors import DataError
@@ -64,7 +64,7 @@ def _same(batch: dict[str, Any], wanted: dict[str, Any]) -> None:
         torch.testing.assert_close(found, value, rtol=0, atol=0)
 
 
-def _check(data: Dataset, memory: SequenceDataset) -> None:
+def _check(data: Dataset, memory: Dataset) -> None:
     """The same lengths, batches and items."""
     assert len(data) == len(memory)
     assert data.lengths.tolist() == memory.lengths.tolist()
@@ -149,7 +149,7 @@ def test_every_format_is_opened(name: str, tmp_path: Path) -> None:
     fitted = Preprocessor.fit(records, task=asked(name).task)
     data = Dataset(path, asked(name), preprocessor=fitted)
     _check(data, fitted.apply(records))
-    assert data.ids == records.row_ids
+    assert data.ids == records.ids
     assert data.statistics.labels == Dataset(path, asked(name)).statistics.labels
 
 
@@ -259,7 +259,7 @@ def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch
     data = Dataset(tmp_path / "a.parquet", columns)
     records = read(tmp_path / "a.parquet", columns)
     rows = np.random.default_rng(2).permutation(len(records))
-    np.testing.assert_array_equal(data.take(rows).values, records.select(rows).values)
+    np.testing.assert_array_equal(data.take(rows).values, records.subset(rows).values)
     kept: Fragments = data._fragments
     assert len(kept._held) < 4
 
@@ -348,16 +348,16 @@ def test_rows_of_several_files_keep_their_number_and_their_label(tmp_path: Path)
     for source in (str(tmp_path / "*.parquet"), tmp_path / "out"):
         data = Dataset(source, columns)
         assert data.ids == tuple(range(9))
-        classes = data.labels()
+        classes = data.classes()
         assert classes is not None
         words = data.preprocessor.labels or ()
         assert [words[place] for place in classes.tolist()] == list("abcabcaab")
         some = data.subset(rows)
         assert some.ids == tuple(rows)
         assert some.lengths.tolist() == [row % 3 for row in rows]
-        chosen = some.labels()
+        chosen = some.classes()
         assert chosen is not None
         assert chosen.tolist() == classes[rows].tolist()
-        again = some.subset([5, 1]).labels()
+        again = some.subset([5, 1]).classes()
         assert again is not None
         assert again.tolist() == classes[[5, 0]].tolist()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from looped import looped
-from raglane.data import Columns, Records, read
+from raglane.data import Columns, Dataset, read
 from raglane.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -129,7 +129,7 @@ def test_ids_by_name_or_as_named(tmp_path: Path, kind: str) -> None:
 @both
 def test_a_sequence_column_may_have_the_name_of_an_id(tmp_path: Path, kind: str) -> None:
     records = read(write(tmp_path, kind, {"Sequence_ID": [[1.0], [2.0]], "series": ["a", "b"]}))
-    assert records.ids is None
+    assert records.ids == (0, 1)
     assert records.labels == ("a", "b")
     assert read(write(tmp_path, kind, {"sequence": ["A C", "G"], "y": [1, 2]})).values.tolist() == ["A", "C", "G"]
 
@@ -197,7 +197,7 @@ def test_bad_columns(tmp_path: Path, kind: str, columns: dict[str, Any], asked: 
         assert "line 3" in message
 
 
-def same(first: Records, second: Records) -> None:
+def same(first: Dataset, second: Dataset) -> None:
     np.testing.assert_array_equal(first.values, second.values)
     np.testing.assert_array_equal(first.offsets, second.offsets)
     assert first.labels == second.labels

@@ -16,6 +16,7 @@ from torch import Tensor
 import raglane as rl
 from batches import numbered, random_batch
 from looped import looped
+from made_datasets import of_tensors
 from raglane.data.tbptt import Chunk, TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths as any_lengths
@@ -198,7 +199,7 @@ def kinds_of_data(per_element: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
     yield [sequence.cpu().numpy() for sequence in inputs], {"targets": targets}
     yield pairs, {}
     yield [{"inputs": sequence, "target": target, "name": "x"} for sequence, target in pairs], {}
-    dataset = rl.data.SequenceDataset(inputs.values, inputs.offsets, marks, per_element=per_element)
+    dataset = of_tensors(inputs.values, inputs.offsets, marks, per_element=per_element)
     yield dataset, {}
     yield [dataset[row] for row in range(len(dataset))], {}
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
 from raglane.data.records import offsets_of
 from scripts import Script
 
@@ -91,12 +92,12 @@ def _write_tags(folder: Path) -> Path:
     return folder
 
 
-def _recordings(count: int) -> rl.data.Records:
+def _recordings(count: int) -> rl.data.Dataset:
     """Two speakers, of whom one rises and the other falls."""
     lengths = [number % 6 + 2 for number in range(count)]
     slopes = [(-1) ** number for number in range(count)]
     steps = [np.arange(length)[:, None] * [slope, 1] for length, slope in zip(lengths, slopes, strict=True)]
-    return rl.data.Records(
+    return dataset(
         np.concatenate(steps).astype(np.float32),
         offsets_of(lengths),
         labels=tuple("up" if slope > 0 else "down" for slope in slopes),
@@ -137,9 +138,7 @@ def test_names_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_macro_accuracy_is_the_mean_over_classes() -> None:
     script = _load("names")
     # A character's number is what the model below takes for its name's language; language 2 does not occur.
-    guesses = [[0], [0], [0], [1], [3]]
-    names = rl.Ragged(guesses)
-    data = rl.data.SequenceDataset(names.values, names.offsets, torch.tensor([0, 0, 0, 0, 3]))
+    data = list(zip([[0], [0], [0], [1], [3]], [0, 0, 0, 0, 3], strict=True))
 
     class Copy(torch.nn.Module):
         def forward(self, batch: rl.Ragged) -> torch.Tensor:

@@ -73,7 +73,7 @@ def test_each_panel_is_taken_as_it_is() -> None:
     indexed = pd.DataFrame(np.concatenate(sequences), index=rows, columns=["a", "b"])
     tables = [pd.DataFrame(sequence, columns=["a", "b"]) for sequence in sequences]
     ragged = rl.Ragged([torch.tensor(sequence) for sequence in sequences])
-    records = rl.data.records_from(sequences, columns=rl.data.Columns(need_labels=False))
+    records = rl.data.read(sequences, rl.data.Columns(need_labels=False))
     expected = None
     for panel, channels in (
         (first, "first"),

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from made_datasets import changed, dataset
 from raglane._utils.table import Table
 from raglane.data import records
 from raglane.data.conversion import Progress
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError
 from raglane.report.page import Chart, Page, Part
 from raglane.runs.inspection import charts, page
@@ -94,12 +95,12 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
         records.Feature("age", np.array([31, 58], np.float32), per_sequence=True),
         records.Feature("colour", words),
     )
-    numbers = Records(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
-    tokens = Records(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
+    numbers = dataset(np.ones((3, 2), np.float32), offsets_of(lengths), channels=("a", "b"), features=beside)
+    tokens = dataset(np.array(["x", "y", "x"], dtype=object), offsets_of(lengths), features=beside)
     for read in (numbers, tokens):
-        contents = contents_of(read, None)
+        contents = contents_of(read.records, None)
         for missing in ("zero", "elapsed"):
-            fitted = Preprocessor.fit(replace(read, labels=("p", "q")), task="classify", missing=missing)
+            fitted = Preprocessor.fit(changed(read, labels=("p", "q")), task="classify", missing=missing)
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
         told = dict(data_facts(contents))

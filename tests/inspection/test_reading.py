@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from commands import write_steps
+from made_datasets import dataset
 from raglane.data import convert
 from raglane.data.conversion import Progress
 from raglane.data.formats.ipc import read_parquet
-from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Columns, offsets_of
 from raglane.data.records import Feature as Beside
 from raglane.errors import DataError
 from raglane.runs.inspection import reading
@@ -205,8 +206,8 @@ def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
         Beside("age", np.array([31, np.nan], np.float32), per_sequence=True),
         Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
     )
-    records = Records(np.ones((3, 1), np.float32), offsets_of([2, 1]), channels=("a",), features=beside)
-    found = contents_of(records, None)
+    records = dataset(np.ones((3, 1), np.float32), offsets_of([2, 1]), channels=("a",), features=beside)
+    found = contents_of(records.records, None)
     assert found.missing == 1
     assert found.inputs() == (2 * 2, [3])
 

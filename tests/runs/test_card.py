@@ -65,7 +65,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         expected = {name.replace("_", " "): number for name, number in numbers.items()}
         assert {name: rows[name] for name in expected} == pytest.approx(expected, nan_ok=True), (task, rows)
         assert "_" not in card.sentence
-        assert hardest.columns[0] == "row of the part"
+        assert hardest.columns[0] == "row of the data"
         assert ("trained as a language model of data in memory" in text) == (task == "language")
         assert sum(row[1] for row in by_length.rows) == len(data)
         assert [row[-2] for row in hardest.rows] == sorted((row[-2] for row in hardest.rows), reverse=True)

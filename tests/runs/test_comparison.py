@@ -15,8 +15,9 @@ import pytest
 
 import raglane as rl
 from commands import FAST, fails, tree, write_steps
+from made_datasets import dataset
 from raglane.cli import main
-from raglane.data.records import Feature, Records, Targets, offsets_of
+from raglane.data.records import Feature, Targets, offsets_of
 from raglane.runs.comparison import compare
 from raglane.training.job import identity
 
@@ -167,16 +168,16 @@ def test_data_is_the_same_in_any_order_and_parts() -> None:
     }
     found = set()
     for kind, more in kinds.items():
-        records = Records(values, offsets_of(lengths), channels=("x0", "x1"), **more)
+        records = dataset(values, offsets_of(lengths), channels=("x0", "x1"), **more)
         whole = identity(records)
-        assert identity(records.select([3, 1, 0, 2])) == whole, kind
-        assert identity(records.select([3, 0]), records.select([2, 1]), None) == whole, kind
-        assert identity(records.select([0, 1, 2])) != whole, kind
+        assert identity(records.subset([3, 1, 0, 2])) == whole, kind
+        assert identity(records.subset([3, 0]), records.subset([2, 1]), None) == whole, kind
+        assert identity(records.subset([0, 1, 2])) != whole, kind
         other = values.copy()
         other[4, 1] += 1e-6
-        assert identity(Records(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
-        assert identity(Records(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
-        assert identity(Records(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(dataset(other, offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(dataset(values[::-1].copy(), offsets_of(lengths), channels=("x0", "x1"), **more)) != whole, kind
+        assert identity(dataset(values, offsets_of([3, 1, 1, 5]), channels=("x0", "x1"), **more)) != whole, kind
         found.add(whole)
     assert len(found) == len(kinds)
     assert re.fullmatch(r"4-[0-9a-f]{16}", whole)

@@ -124,8 +124,8 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     run = rl.fit(sequences, labels, validation=(sequences[:4], labels[:4]), test=(sequences[:6], labels[:6]), **_QUICK)
     assert run.notes[-1] == "validation: 4 sequences of memory"
     assert run.evaluate().numbers == run.evaluate(sequences[:6], labels[:6]).numbers
-    records = rl.data.records_from(sequences, labels)
-    assert _same(run, rl.fit(records, validation=records.select(range(4)), **_QUICK))
+    records = rl.data.read(sequences, labels=labels)
+    assert _same(run, rl.fit(records, validation=records.subset(range(4)), **_QUICK))
     monkeypatch.setattr(
         "raglane.runs.training.plan_batches", lambda settings, *_: (replace(settings, batch_size=5), "Because.")
     )

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
+from made_datasets import dataset
 from processes import CONTEXT
-from raglane.data.dataset import SequenceDataset
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.training.ranks import Ranks, launch
 from raglane.training.settings import Settings
 
@@ -78,11 +78,10 @@ def _gradient(settings: Settings, dtype: torch.dtype, ranks: Ranks) -> Tensor:
     offsets = offsets_of(lengths)
     tags = np.where(np.arange(offsets[-1]) % 2, "a", "b").astype(object)
     values = random.normal(size=(int(offsets[-1]), 3)).astype(np.float32)
-    records = Records(values, offsets, tags=tags, channels=("x", "y", "z"))
+    records = dataset(values, offsets, tags=tags, channels=("x", "y", "z"))
     trainer = Trainer(Job(replace(settings, hidden_size=4), training=records), ranks)
-    data = trainer.training
-    assert isinstance(data, SequenceDataset)
-    trainer.training = SequenceDataset(data.values.to(dtype), data.offsets, data.targets, per_element=True)
+    data = trainer.training.tensors()
+    trainer.training._tensors = replace(data, values=data.values.to(dtype))
     trainer.model.to(dtype)
     before = torch.cat([weight.detach().flatten().double() for weight in trainer.model.parameters()])
     trainer.run()

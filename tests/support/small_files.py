@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Columns, Records, shards
+from raglane.data import Columns, Dataset, shards
 from raglane.data.formats import csv, ipc, pieces
+from raglane.data.records import Records
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
@@ -87,9 +88,10 @@ def joined(parts: list[Records]) -> Records:
     )
 
 
-def same(records: Records, other: Records) -> None:
-    """Assert that two records are equal."""
-    assert records.lengths.tolist() == other.lengths.tolist()
+def same(records: Dataset | Records, other: Dataset | Records) -> None:
+    """Assert that two datasets in memory are equal."""
+    records, other = (data.records if isinstance(data, Dataset) else data for data in (records, other))
+    assert records.offsets.tolist() == other.offsets.tolist()
     np.testing.assert_array_equal(records.values, other.values)
     assert (records.ids, records.labels, records.channels) == (other.ids, other.labels, other.channels)
     assert (records.tags is None) == (other.tags is None)

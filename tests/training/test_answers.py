@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import changed, dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.checkpoint import load_model
@@ -30,7 +31,7 @@ def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: 
     if missing == "forward":
         values = records.values.copy()
         values[::5, 1] = np.nan
-        records = replace(records, values=values)
+        records = changed(records, values=values)
     train(replace(QUICK, epochs=2, task=task, missing=missing), records, None, tmp_path / "run")
     saved = load_model(tmp_path / "run")
     table = predict(saved, records, batch_size=7, probabilities=task != "forecast").columns
@@ -63,7 +64,7 @@ def test_rows_permuted_are_predictions_permuted(tmp_path: Path) -> None:
     train(replace(QUICK, epochs=1), records, None, tmp_path / "run")
     saved = load_model(tmp_path / "run")
     order = np.random.default_rng(3).permutation(25)
-    straight, permuted = predict(saved, records).columns, predict(saved, records.select(order), batch_size=4).columns
+    straight, permuted = predict(saved, records).columns, predict(saved, records.subset(order), batch_size=4).columns
     assert permuted["prediction"] == [straight["prediction"][row] for row in order]
     assert permuted["probability"] == pytest.approx([straight["probability"][row] for row in order], rel=1e-5)
 
@@ -97,7 +98,7 @@ def test_macro_f1_on_unbalanced_classes(tmp_path: Path) -> None:
     # The labels are made from the answers, so that what is right and wrong is known.
     names = list(saved.preprocessor.labels or ())
     labels = [name if row % 5 else names[1 - names.index(name)] for row, name in enumerate(answers)]
-    evaluation = evaluate(saved, replace(records, labels=tuple(labels)))
+    evaluation = evaluate(saved, changed(records, labels=tuple(labels)))
     scores = []
     for name in names:
         right = sum(one == other == name for one, other in zip(labels, answers, strict=True))
@@ -114,12 +115,12 @@ def test_a_longer_forecast_feeds_itself(tmp_path: Path) -> None:
     answers = predict(saved, records, horizon=3).columns["prediction"]
     # The obvious way: append what was forecast to the data and forecast again from the start.
     for row, answer in enumerate(answers):
-        values = records.select([row]).values
+        values = records.subset([row]).values
         if len(values) == 0:
             assert answer is None
             continue
         for step in range(3):
-            grown = Records(values, offsets_of([len(values)]), channels=records.channels)
+            grown = dataset(values, offsets_of([len(values)]), channels=records.channels)
             one = predict(saved, grown).columns["prediction"][0][0]
             assert answer[step] == pytest.approx(one, rel=1e-3, abs=1e-4)
             values = np.concatenate([values, np.array([one], dtype=np.float32)])
@@ -130,7 +131,7 @@ def test_what_was_missing_is_no_target(tmp_path: Path) -> None:
     values = records.values.copy()
     values[:, 2] = np.nan
     values[0, 2] = 1.0
-    gaps = replace(records, values=values)
+    gaps = changed(records, values=values)
     train(replace(QUICK, epochs=1, task="forecast", missing="zero"), gaps, None, tmp_path / "run")
     evaluation = evaluate(load_model(tmp_path / "run"), gaps)
     steps = int((records.lengths - 1).clip(min=0).sum())

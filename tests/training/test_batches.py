@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.data.dataset import SequenceDataset
+from made_datasets import of_tensors
+from raglane.data import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
@@ -19,7 +20,7 @@ from raglane.training.settings import Settings
 _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
 
-def _dataset(lengths: list[int], task: str) -> SequenceDataset:
+def _dataset(lengths: list[int], task: str) -> Dataset:
     offsets = offsets_from_lengths(torch.tensor(lengths, dtype=torch.int64))
     total = sum(lengths)
     targets = {
@@ -27,9 +28,7 @@ def _dataset(lengths: list[int], task: str) -> SequenceDataset:
         "tag": torch.randint(5, (total,)),
         "forecast": None,
     }[task]
-    return SequenceDataset(
-        torch.randn(total, 2), offsets, targets, per_element=task == "tag", forecast=task == "forecast"
-    )
+    return of_tensors(torch.randn(total, 2), offsets, targets, per_element=task == "tag", forecast=task == "forecast")
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
@@ -38,8 +37,8 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     dataset = _dataset(lengths, task)
     rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=8))
     batch = make_batch(dataset.__getitems__(rows))
-    bounds = dataset.offsets.tolist()
-    sequences = [dataset.values[bounds[row] : bounds[row + 1]] for row in rows]
+    bounds = dataset.tensors().offsets.tolist()
+    sequences = [dataset.tensors().values[bounds[row] : bounds[row + 1]] for row in rows]
     assert batch.index.tolist() == rows
     assert batch.targets is not None
     if task == "forecast":

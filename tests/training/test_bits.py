@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import dataset
+from raglane.data import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.native.library import has_cell
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import answering, predict
@@ -30,12 +32,12 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _records(is_tokens: bool) -> Records:
+def _records(is_tokens: bool) -> Dataset:
     random = np.random.default_rng(3)
     lengths = random.integers(0, 9, 24)
     count = int(lengths.sum())
     values = random.integers(0, 20, count).astype(str).astype(object) if is_tokens else random.normal(size=(count, 3))
-    return Records(
+    return dataset(
         values if is_tokens else values.astype(np.float32),
         offsets_of(lengths),
         labels=tuple(random.integers(0, 5, 24).astype(str)),

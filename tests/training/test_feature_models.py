@@ -14,7 +14,8 @@ import torch
 
 import raglane as rl
 from commands import undrawn_pictures  # noqa: F401
-from raglane.data import Columns, Dataset, Feature, Preprocessor, Records, convert, read
+from made_datasets import changed, dataset
+from raglane.data import Columns, Dataset, Feature, Preprocessor, convert, read
 from raglane.data.records import offsets_of
 from raglane.errors import DataError
 from raglane.ragged import Ragged
@@ -25,7 +26,7 @@ from raglane.training.settings import Settings
 _QUICK: dict[str, Any] = {"hidden_size": 8, "threads": 1, "validation_fraction": 0}
 
 
-def _records(count: int = 40, *, tokens: bool = False) -> Records:
+def _records(count: int = 40, *, tokens: bool = False) -> Dataset:
     """Sequences of noise, whose label follows from their town, and whose days say nothing."""
     random = np.random.default_rng(0)
     lengths = random.integers(1, 4, count)
@@ -36,7 +37,7 @@ def _records(count: int = 40, *, tokens: bool = False) -> Records:
     towns = np.array(["Rome", "Bonn", "Oslo"], dtype=object)[random.integers(0, 3, count)]
     days = np.array(["mon", "tue"], dtype=object)[random.integers(0, 2, total)]
     ages = random.normal(size=count).astype(np.float32)
-    return Records(
+    return dataset(
         values,
         offsets_of(lengths),
         labels=tuple("south" if town == "Rome" else "north" for town in towns),
@@ -83,19 +84,19 @@ def test_what_follows_from_a_feature_alone_is_learned(tmp_path: Path, tokens: bo
     answers = again.predict(data)
     assert answers["prediction"] == list(data.labels or ())
     # One sequence by itself has the same bits as in company.
-    alone = [again.predict(data.select([row]))["probability"][0] for row in range(5)]
+    alone = [again.predict(data.subset([row]))["probability"][0] for row in range(5)]
     assert alone == answers["probability"][:5]
     with pytest.raises(DataError, match=r"'town'.*no such feature"):
-        again.predict(replace(data, features=()))
+        again.predict(changed(data, features=()))
 
 
-def _towns() -> Records:
+def _towns() -> Dataset:
     """Sequences with a town each, one of them missing, and a day per element."""
     towns = np.array(["Rome", "Rome", "Oslo", None], dtype=object)
     days = np.array(["mo", "tu", "mo", "we", "tu", "mo"], dtype=object)
     features = (Feature("town", towns, per_sequence=True), Feature("day", days, per_sequence=False))
     values = np.ones((6, 1), np.float32)
-    return Records(values, offsets_of([1, 1, 3, 1]), labels=("a", "b", "a", "b"), channels=("x0",), features=features)
+    return dataset(values, offsets_of([1, 1, 3, 1]), labels=("a", "b", "a", "b"), channels=("x0",), features=features)
 
 
 def test_categories_that_occur_once_are_read_as_unknown() -> None:
@@ -106,10 +107,10 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     assert rare is not None
     # Oslo stands on three elements of its one sequence. The unknown town, which comes once too, is no word.
     assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
-    hidden = rare._hidden_columns(dataset.values)
+    hidden = rare._hidden_columns(dataset.tensors().values)
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
     assert hidden[:, 2].tolist() == [1, 2, 1, 0, 2, 1]
-    assert torch.equal(hidden[:, 0], dataset.values[:, 0])
+    assert torch.equal(hidden[:, 0], dataset.tensors().values[:, 0])
     assert RareTokens.of(dataset, preprocessor, Settings(unk_dropout=0.0)) is None
 
 
@@ -133,7 +134,7 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("texts", [["ab"], ["ab", "ac"]])
 def test_the_end_of_a_text_is_never_hidden(texts: list[str]) -> None:
-    data = Records(np.array(list("".join(texts)), dtype=object), offsets_of([len(text) for text in texts]))
+    data = dataset(np.array(list("".join(texts)), dtype=object), offsets_of([len(text) for text in texts]))
     settings = Settings(task="language", unk_dropout=1.0)
     preprocessor = Preprocessor.fit(data, task="language")
     rare = RareTokens.of(preprocessor.apply(data), preprocessor, settings)
@@ -149,15 +150,15 @@ def test_nothing_is_rare_where_only_the_unknown_word_comes_once() -> None:
     towns = np.array(["Rome", "Rome", None], dtype=object)
     feature = Feature("town", towns, per_sequence=True)
     values = np.ones((3, 1), np.float32)
-    data = Records(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
+    data = dataset(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
     preprocessor = Preprocessor.fit(data, task="classify")
     assert RareTokens.of(preprocessor.apply(data), preprocessor, Settings()) is None
 
 
 def test_a_forecast_keeps_what_a_sequence_has() -> None:
     """Several steps ahead are those of one step each, on sequences that the forecasts were put behind."""
-    data = replace(_records(), labels=None)
-    data = replace(data, features=tuple(feature for feature in data.features if feature.per_sequence))
+    data = changed(_records(), labels=None)
+    data = changed(data, features=tuple(feature for feature in data.features if feature.per_sequence))
     run = rl.fit(data, task="forecast", epochs=2, missing="zero", **_QUICK)
     ahead = np.array(run.predict(data, horizon=3)["prediction"])
     known, found = data, []
@@ -168,13 +169,13 @@ def test_a_forecast_keeps_what_a_sequence_has() -> None:
             np.concatenate([known.values[start:end], step[row : row + 1].astype(np.float32)])
             for row, (start, end) in enumerate(zip(known.offsets[:-1], known.offsets[1:], strict=True))
         ]
-        known = replace(known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts]))
+        known = changed(known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts]))
     np.testing.assert_allclose(ahead, np.stack(found, axis=1), rtol=1e-4, atol=1e-5)
     assert run.evaluate(data, horizon=1)["MAE"] > 0
 
 
 def test_features_of_elements_are_not_known_ahead() -> None:
-    data = replace(_records(), labels=None)
+    data = changed(_records(), labels=None)
     run = rl.fit(data, task="forecast", epochs=1, **_QUICK)
     assert len(run.predict(data)) == 40
     with pytest.raises(DataError, match=r"horizon must be .*got 2, and the features 'day'"):
@@ -185,7 +186,7 @@ def test_a_dropped_category_is_dropped_everywhere() -> None:
     torch.manual_seed(0)
     preprocessor = Preprocessor.fit(_records(), task="classify")
     model = SequenceModel(ModelConfig.of(Settings(embedding_dropout=0.9), preprocessor)).train()
-    columns = preprocessor.apply(_records()).values
+    columns = preprocessor.apply(_records()).tensors().values
     embedded = model.encoder.embed(Ragged.from_flat(columns, lengths=torch.tensor([len(columns)]))).values
     towns = embedded[:, 2:5]
     dropped = (towns == 0).all(1)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import dataset
+from raglane.data import Dataset
 from raglane.data.encoders import END, UNKNOWN
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Records, offsets_of
+from raglane.data.records import Columns, offsets_of
 from raglane.data.splitting import SPLITS, join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
@@ -27,9 +29,9 @@ from raglane.training.settings import Settings
 _QUICK = Settings("language", epochs=6, hidden_size=16, embedding=8, lr=0.03, threads=1)
 
 
-def _texts(texts: list[str], split: str = "characters") -> Records:
+def _texts(texts: list[str], split: str = "characters") -> Dataset:
     tokens, lengths = split_texts(texts, split)
-    return Records(tokens, offsets_of(lengths), columns=Columns("language", split=split))
+    return dataset(tokens, offsets_of(lengths), columns=Columns("language", split=split))
 
 
 def test_texts_come_back_from_their_tokens() -> None:
@@ -64,7 +66,7 @@ def test_a_text_stands_between_ends() -> None:
     assert [data[row]["inputs"].tolist() for row in range(3)] == [[1, 3, 2], [1], [1, 2]]
     assert [data[row]["target"].tolist() for row in range(3)] == [[3, 2, 1], [1], [2, 1]]
     # To go on, a text has no end yet; a token that says so in the data is none.
-    new = Records(np.array(["a", END], dtype=object), offsets_of([2]))
+    new = dataset(np.array(["a", END], dtype=object), offsets_of([2]))
     assert fitted.apply(new, require_targets=False)[0]["inputs"].tolist() == [1, 3, 0]
 
 
@@ -150,7 +152,7 @@ def test_drawn_texts(tmp_path: Path) -> None:
     for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1)):
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]
-    numbers = Records(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))
+    numbers = dataset(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))
     with pytest.raises(DataError, match=r"'language' and sequences of numbers.*forecast"):
         train(_QUICK, numbers, None, tmp_path / "no")
     for wrong in ({"task": "classify"}, {"task": "tag", "bidirectional": True}, {"task": "language", "bucket": True}):
@@ -162,7 +164,7 @@ def test_what_large_outputs_and_changes_cost(tmp_path: Path) -> None:
     """Each penalty makes smaller what it weighs, of whole texts and of chunks."""
     text = "abcabdabeabc" * 4
     words = np.array(list(text), dtype=object)
-    data = Records(words, offsets_of([24, 24]), columns=Columns(task="language", split="characters"))
+    data = dataset(words, offsets_of([24, 24]), columns=Columns(task="language", split="characters"))
     for steps in (None, 6):
         sizes = {}
         for name, large, change in (("none", 0.0, 0.0), ("large", 30.0, 0.0), ("change", 0.0, 30.0)):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data.dataset import SequenceDataset
+from made_datasets import dataset, of_tensors
 from raglane.data.order import BatchLimit, BatchSampler
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records, offsets_of
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, DivergedError
 from raglane.ragged import Ragged
 from raglane.runs.progress import epoch_line
@@ -99,7 +99,7 @@ def test_the_loss_of_each_error() -> None:
 
 
 def test_a_forecast_of_zeros_and_ones_has_the_loss_bce() -> None:
-    roll = Records(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
+    roll = dataset(np.array([[0.0], [1.0]], np.float32), offsets_of([2]), channels=("x0",))
     assert settle(Settings("forecast"), roll)[0].loss == "bce"
 
 
@@ -132,13 +132,13 @@ def test_a_batch_goes_to_a_device_with_its_targets() -> None:
     assert batch.targets is not None
     assert batch.targets.tolist() == [1]
     values, offsets = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
-    made = make_batch(SequenceDataset(values, offsets, torch.tensor([1, 0])).__getitems__([1]))
+    made = make_batch(of_tensors(values, offsets, torch.tensor([1, 0])).__getitems__([1]))
     assert made.targets is not None
     assert made.targets.tolist() == [0]
 
 
 def test_batches_of_chunks() -> None:
-    data = SequenceDataset(torch.arange(5), torch.tensor([0, 5]), forecast=True)
+    data = of_tensors(torch.arange(5), torch.tensor([0, 5]), forecast=True)
     chunks = chunked_order(data, Settings("forecast", batch_size=1, bptt_steps=3))
     assert [batch.inputs.values.tolist() for batch in ChunkedBatches(chunks)] == [[0, 1, 2], [3]]
 
@@ -206,12 +206,12 @@ def test_one_rank_sums_by_itself_and_is_never_lost() -> None:
 
 
 def test_data_has_a_fingerprint_and_an_identity() -> None:
-    words = Records(np.array(["a", "b"], dtype=object), offsets_of([2]))
+    words = dataset(np.array(["a", "b"], dtype=object), offsets_of([2]))
     assert fingerprint(words) == fingerprint(words)
     assert fingerprint(words) != fingerprint(words, words)
-    both = Records(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
-    assert identity(both) == identity(both.select([1]), both.select([0]))
-    assert identity(both) != identity(both.select([0, 0]))
+    both = dataset(np.array(["a", "b", "b"], dtype=object), offsets_of([2, 1]), labels=("x", "y"))
+    assert identity(both) == identity(both.subset([1]), both.subset([0]))
+    assert identity(both) != identity(both.subset([0, 0]))
 
 
 def test_a_cell_is_one_of_a_file_by_its_form() -> None:

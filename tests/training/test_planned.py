@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from made_datasets import changed
 from planner.made_up import make_up
 from raglane import planner
 from raglane.cli import main
-from raglane.data.formats import read
+from raglane.data import read
 from raglane.planner import plan
 from raglane.training.machine import plan_batches
 from raglane.training.run import load_description
@@ -78,7 +79,7 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, asked: dict[str
     of_one = plan(asked["lengths"], asked["layer"], backends=asked["backends"], threads=asked["threads"])
     assert 0.4 < asked["found"].most_elements / of_one.most_elements < 0.6
     # Streams are read in pieces, and there are not more of them than sequences.
-    few = replace(training.select(range(9)), labels=None)
+    few = changed(training.subset(range(9)), labels=None)
     settings, _ = plan_batches(
         Settings("forecast", cell="lstm", hidden_size=5, num_layers=2, bptt_steps=3, ranks=2), few
     )

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data.records import Records, offsets_of
+from made_datasets import dataset
+from raglane.data import Dataset
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, LostRankError
 from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
@@ -38,14 +40,14 @@ def _ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     fork_ranks(monkeypatch)
 
 
-def _records(count: int = 40) -> Records:
+def _records(count: int = 40) -> Dataset:
     random = np.random.default_rng(5)
     lengths = random.integers(0, 9, count)
     values = random.normal(size=(int(lengths.sum()), 3)).astype(np.float32)
     offsets = offsets_of(lengths)
     sums = [values[start:end, 0].sum() for start, end in pairwise(offsets)]
     labels = tuple("up" if total > 0 else "down" for total in sums)
-    return Records(values, offsets, labels=labels, channels=("x", "y", "z"))
+    return dataset(values, offsets, labels=labels, channels=("x", "y", "z"))
 
 
 def _trained(folder: Path, settings: Settings, **more: Any) -> dict[str, torch.Tensor]:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from raglane.data.records import Records
+from made_datasets import changed
+from raglane.data import Dataset
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from raglane.training.batches import Batch, training_order
 from raglane.training.checkpoint import FORMAT_VERSION, load_model, read_tensors
@@ -135,7 +136,7 @@ def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
         elements[choice] = round(row["elements_per_second"] * row["seconds"])
     kept = int(training.lengths[training.lengths <= 4].sum())
     assert elements == {"drop": kept, "split": len(training.values), "alone": len(training.values)}
-    some = training.select(training.lengths > 4)
+    some = training.subset(training.lengths > 4)
     with pytest.raises(DataError, match="all too long for a batch"):
         train(replace(settings, too_long="drop"), some, None, tmp_path / "none")
 
@@ -211,11 +212,11 @@ def test_early_stopping(tmp_path: Path) -> None:
     )
 
 
-def _opposed() -> tuple[Records, Records]:
+def _opposed() -> tuple[Dataset, Dataset]:
     """A training and a validation part with opposite labels: what makes one loss smaller makes the other larger."""
     training = small_records()
     flipped = tuple("down" if label == "up" else "up" for label in training.labels or ())
-    return training, replace(training, labels=flipped)
+    return training, changed(training, labels=flipped)
 
 
 def test_early_stopping_watches_the_validation_loss(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_only_safetensors_and_json_are_saved(tmp_path: Path) -> None:
 def test_scaling_is_that_of_the_training_part_alone(tmp_path: Path) -> None:
     """What is measured on the validation part must not have shaped the model's input."""
     training = small_records(20)
-    validation = replace(small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100)
+    validation = changed(small_records(10, seed=1), values=small_records(10, seed=1).values * 50 + 100)
     train(replace(QUICK, epochs=1), training, validation, tmp_path / "run")
     preprocessor = load_model(tmp_path / "run").preprocessor
     assert preprocessor.mean == pytest.approx(training.values.astype(np.float64).mean(0).tolist())
@@ -351,4 +352,4 @@ def test_going_on_with_other_labels_or_lengths_is_refused(part: str, tmp_path: P
     turned = records.offsets[-1] - given[::-1] if part == "offsets" else given[::-1]
     assert list(turned) != list(given)
     with pytest.raises(DataError, match="other data"):
-        train(QUICK, replace(records, **{part: turned}), None, tmp_path / "run", resume=True)
+        train(QUICK, changed(records, **{part: turned}), None, tmp_path / "run", resume=True)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from made_datasets import changed, dataset
+from raglane.data import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Records, Targets, offsets_of
+from raglane.data.records import Columns, Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -32,18 +34,18 @@ _BOTH = ("best", "last")
 _QUICK = Settings(epochs=15, hidden_size=12, lr=0.02, threads=1)
 
 
-def _records(count: int = 60, seed: int = 0) -> Records:
+def _records(count: int = 60, seed: int = 0) -> Dataset:
     """Sequences of one channel, of 1 to 6 steps."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 7, count)
-    return Records(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
+    return dataset(random.normal(size=(int(lengths.sum()), 1)).astype(np.float32), offsets_of(lengths), channels=("x",))
 
 
-def _with(records: Records, targets: Targets) -> Records:
-    return Records(records.values, records.offsets, channels=records.channels, targets=targets)
+def _with(records: Dataset, targets: Targets) -> Dataset:
+    return dataset(records.values, records.offsets, channels=records.channels, targets=targets)
 
 
-def _sums(records: Records) -> np.ndarray:
+def _sums(records: Dataset) -> np.ndarray:
     return np.add.reduceat(records.values[:, 0].astype(np.float64), records.offsets[:-1])
 
 
@@ -74,7 +76,7 @@ def test_numbers_are_learned_and_told_in_their_units(tmp_path: Path, per_element
     """Twice: two numbers, in units far from 1; both beat the mean, and predictions are what was measured."""
     records, later = _records(), _records(20, seed=1)
 
-    def sums(part: Records) -> Records:
+    def sums(part: Dataset) -> Dataset:
         flat = part.values[:, 0].astype(np.float64) if per_element else _sums(part)
         values = np.stack([1000 + 50 * flat, 0.001 * flat], axis=1)
         return _with(part, Targets(values, per_element=per_element, names=("far", "small")))
@@ -130,7 +132,7 @@ def test_thresholds_against_every_cut() -> None:
 def test_sets_of_labels(tmp_path: Path, per_element: bool) -> None:
     """Each label follows from one fact; the thresholds are kept with the model, and decide what is told."""
 
-    def sets(part: Records) -> Records:
+    def sets(part: Dataset) -> Dataset:
         flat = part.values[:, 0] if per_element else _sums(part)
         values = np.empty(len(flat), dtype=object)
         values[:] = [tuple(name for name, is_there in (("up", x > 0), ("far", abs(x) > 1.5)) if is_there) for x in flat]
@@ -192,13 +194,13 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert total > 0
 
 
-def _rolls(count: int = 40, seed: int = 0) -> Records:
+def _rolls(count: int = 40, seed: int = 0) -> Dataset:
     """Binary channels: the second is what the first was a step before; the third is chance."""
     random = np.random.default_rng(seed)
     lengths = random.integers(2, 9, count)
     values = (random.random((int(lengths.sum()), 3)) < 0.4).astype(np.float32)
     values[1:, 1] = values[:-1, 0]
-    return Records(values, offsets_of(lengths), channels=("a", "b", "c"))
+    return dataset(values, offsets_of(lengths), channels=("a", "b", "c"))
 
 
 def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
@@ -230,9 +232,9 @@ def test_binary_channels_are_told_as_such(tmp_path: Path) -> None:
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
 
 
-def replace_values(records: Records, value: float) -> Records:
+def replace_values(records: Dataset, value: float) -> Dataset:
     """The same with another number in all places."""
-    return replace(records, values=np.full_like(records.values, value))
+    return changed(records, values=np.full_like(records.values, value))
 
 
 def test_steps_ahead_by_hand(tmp_path: Path) -> None:
@@ -241,9 +243,9 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
     train(Settings("forecast", epochs=2, hidden_size=4, threads=1), records, None, tmp_path)
     saved = load_model(tmp_path)
     table = evaluate(saved, records, horizon=3, batch_size=7).measured.table
-    long = records.select(records.lengths > 3)
+    long = records.subset(records.lengths > 3)
     keep = np.concatenate([np.arange(start, end - 3) for start, end in pairwise(long.offsets)])
-    heads = Records(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
+    heads = dataset(long.values[keep], offsets_of(long.lengths - 3), channels=("x",))
     told = np.array(predict(saved, heads, horizon=3).columns["prediction"])[:, :, 0]
     truth = np.stack([long.values[end - 3 : end, 0] for end in long.offsets[1:]])
     last = np.stack([long.values[end - 4, 0] for end in long.offsets[1:]])[:, None]
@@ -290,7 +292,7 @@ def test_rates_by_hand() -> None:
 def test_the_likeliest_classes(tmp_path: Path) -> None:
     records = _records(40)
     labels = tuple("abcd"[min(int(length) // 2, 3)] for length in records.lengths)
-    data = replace(records, labels=labels)
+    data = changed(records, labels=labels)
     train(Settings(epochs=2, hidden_size=4, threads=1), data, None, tmp_path)
     saved = load_model(tmp_path)
     columns = predict(saved, data, top=2, probabilities=True).columns
@@ -308,7 +310,7 @@ def test_the_likeliest_classes(tmp_path: Path) -> None:
 def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
     """With the rate 1 no token that occurs once is learned; with 0 the unknown token is not."""
     words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
-    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    data = dataset(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
     start = {}
     for rate in (0.0, 1.0):
         weights = []
@@ -327,7 +329,7 @@ def test_rare_tokens_are_read_as_unknown(tmp_path: Path) -> None:
 def test_what_the_first_version_wrote_is_read(tmp_path: Path) -> None:
     """Without the entries that came later, a model predicts the same, and a run goes on as it began."""
     words = np.array(["often", "rare0", "often", "rare1", "often", "rare2"], dtype=object)
-    data = Records(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
+    data = dataset(words, offsets_of([2, 2, 2]), labels=("a", "b", "a"), columns=Columns())
     settings = Settings(epochs=2, hidden_size=4, embedding=3, unk_dropout=0.0, grad_clip=None, threads=1)
     train(settings, data, None, tmp_path / "run")
     whole = train(replace(settings, epochs=4), data, None, tmp_path / "whole")

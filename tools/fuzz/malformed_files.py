@@ -1,8 +1,8 @@
 """Malformed files through every reader: the result is valid records or one clear message.
 
 A round builds a small file, valid or with odd cells and names, may corrupt its bytes, and reads it as
-:func:`raglane.data.read` does, with random columns and a random task. Records go on to a preprocessor, and the file is
-also converted. Any result other than consistent :class:`~raglane.data.Records` or one of Raglane's errors with a
+:func:`raglane.data.read` does, with random columns and a random task. The dataset is preprocessed, and the file is
+also converted. Any result other than a consistent :class:`~raglane.data.Dataset` or one of Raglane's errors with a
 message of one printable line is a failure: another exception, a hang, or unlimited memory.
 """
 
@@ -22,19 +22,18 @@ from typing import Any
 import numpy as np
 
 from fuzz.odd_files import build
-from raglane.data import Columns, Dataset, Preprocessor, Records, convert, read
+from raglane.data import Columns, Dataset, Preprocessor, convert, read
 from raglane.errors import RaglaneError
 
 # Seconds and additional kilobytes that a reader of a few kilobytes cannot need.
 _LIMIT, _ROOM = 60, 1_000_000
 
 
-def _use(records: Records, columns: Columns) -> None:
-    """Check that the parts of records are consistent, and preprocess them."""
-    lengths = records.lengths
+def _use(records: Dataset, columns: Columns) -> None:
+    """Check that the parts of a dataset are consistent, and preprocess it."""
     problems = [
-        (lengths < 0).any(),
-        len(records.row_ids) != len(records),
+        (records.element_counts < 0).any(),
+        len(records.ids) != len(records),
         records.labels is not None and not all(isinstance(label, str) for label in records.labels),
         records.tags is not None and not all(isinstance(tag, str) for tag in records.tags.tolist()),
         records.is_tokens and not all(isinstance(token, str) for token in records.values.tolist()),
@@ -47,7 +46,7 @@ def _use(records: Records, columns: Columns) -> None:
     Preprocessor.fit(records, task=columns.task, missing="zero").apply(records)
 
 
-def _convert(path: Path, columns: Columns, form: str | None, records: Records | None) -> None:
+def _convert(path: Path, columns: Columns, form: str | None, records: Dataset | None) -> None:
     """Convert the file, and compare with the records; without records the conversion may raise or skip rows."""
     output = path.parent / "converted"
     try:
@@ -61,10 +60,8 @@ def _convert(path: Path, columns: Columns, form: str | None, records: Records | 
     assert data.take(range(len(data))).lengths.tolist() == lengths, "a dataset with other lengths than its rows"
     assert len(data) == done.statistics.sequences, "statistics that count other sequences"
     if records is not None:
-        # A language model also reads a token for the start of each sequence.
-        added = 1 if columns.task == "language" else 0
         assert not done.skipped, f"{done.skipped} rows skipped that are read"
-        assert lengths == (records.lengths + added).tolist(), f"converted to other lengths: {lengths}"
+        assert data.element_counts.tolist() == records.element_counts.tolist(), f"converted to other lengths: {lengths}"
 
 
 @contextlib.contextmanager

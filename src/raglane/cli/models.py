@@ -17,7 +17,7 @@ from raglane.training.settings import ENGINES
 if TYPE_CHECKING:
     import torch
 
-    from raglane.data.records import Records
+    from raglane.data.dataset import Dataset
     from raglane.training.checkpoint import SavedModel
     from raglane.training.inference import Evaluation
 
@@ -81,18 +81,18 @@ def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
     say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count else ""))
 
 
-def tell_empty(records: Records, task: str, say: Callable[[str], None]) -> None:
+def tell_empty(records: Dataset, task: str, say: Callable[[str], None]) -> None:
     """Print the number of empty sequences, which get a class too."""
     from raglane.data.records import note_empty
 
-    if task == "classify" and (note := note_empty(records)):
+    if task == "classify" and (note := note_empty(records.records)):
         say(note)
 
 
 def report(
     folder: Path,
     saved: SavedModel,
-    records: Records,
+    records: Dataset,
     *,
     device: torch.device,
     say: Callable[[str], None],

@@ -20,8 +20,7 @@ from raglane.training.own_cell import label_of, named_choice
 from raglane.training.settings import PLANNED, Settings, left_to_plan
 
 if TYPE_CHECKING:
-    from raglane.data.records import Records
-    from raglane.data.stored_dataset import Dataset
+    from raglane.data.dataset import Dataset
     from raglane.runs.training import Trained
     from raglane.runs.tuning import Search
     from raglane.training.run import TrainingResult
@@ -256,7 +255,7 @@ def tune(
 
     say = console.speaker(quiet or show_config)
     if "task" in choices or data is None:
-        records: Records | Dataset = source.open(settings.task)
+        records: Dataset = source.open(settings.task)
     else:
         records, task = guessed(source, settings.loss, say)
         settings = replace(settings, task=task)

@@ -12,25 +12,21 @@ from typing import TYPE_CHECKING, Any
 from raglane.data.collate import collate
 
 if TYPE_CHECKING:
-    from raglane.data.conversion import Conversion as Conversion
     from raglane.data.conversion import convert as convert
-    from raglane.data.dataset import SequenceDataset as SequenceDataset
-    from raglane.data.dataset import split as split
+    from raglane.data.dataset import Dataset as Dataset
     from raglane.data.formats import FORMATS as FORMATS
     from raglane.data.formats import Format as Format
-    from raglane.data.formats import japanese_vowels as japanese_vowels
-    from raglane.data.formats import read as read
+    from raglane.data.holdout import split as split
     from raglane.data.missing import observations as observations
-    from raglane.data.objects import records_from as records_from
     from raglane.data.order import BatchLimit as BatchLimit
     from raglane.data.order import BatchSampler as BatchSampler
     from raglane.data.order import EpochOrder as EpochOrder
     from raglane.data.preprocess import Preprocessor as Preprocessor
+    from raglane.data.reading import japanese_vowels as japanese_vowels
+    from raglane.data.reading import read as read
     from raglane.data.records import Columns as Columns
     from raglane.data.records import Feature as Feature
-    from raglane.data.records import Records as Records
     from raglane.data.statistics import Statistics as Statistics
-    from raglane.data.stored_dataset import Dataset as Dataset
     from raglane.data.tbptt import TBPTTSampler as TBPTTSampler
 
 _HOMES = {
@@ -38,22 +34,18 @@ _HOMES = {
     "BatchSampler": "order",
     "TBPTTSampler": "tbptt",
     "Columns": "records",
-    "Conversion": "conversion",
-    "Dataset": "stored_dataset",
+    "Dataset": "dataset",
     "Feature": "records",
     "Format": "formats",
     "BatchLimit": "order",
     "EpochOrder": "order",
     "Preprocessor": "preprocess",
-    "Records": "records",
-    "SequenceDataset": "dataset",
     "Statistics": "statistics",
     "convert": "conversion",
-    "japanese_vowels": "formats",
+    "japanese_vowels": "reading",
     "observations": "missing",
-    "read": "formats",
-    "records_from": "objects",
-    "split": "dataset",
+    "read": "reading",
+    "split": "holdout",
 }
 
 __all__ = ["collate", *_HOMES]

@@ -62,7 +62,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     Sequences keep the order of the samples. A list is a sequence, as in the datasets and tokenizers of Hugging Face; a
     record is a tuple. The function works in the workers of a DataLoader and with ``pin_memory=True`` (a DataLoader pins
     tensors and Ragged batches in tuples, dicts and named tuples, but not in dataclasses). Samples of a
-    :class:`~raglane.data.SequenceDataset` that a DataLoader fetches become a batch without a loop over them.
+    :class:`~raglane.data.Dataset` that a DataLoader fetches become a batch without a loop over them.
 
     Args:
         samples: one or more samples of the same structure, in a list; or a mapping with such a list under each key, as

@@ -1,9 +1,13 @@
-"""Sequences as a torch dataset: flat tensors, items that are views of them, and a split into two parts."""
+"""The dataset: sequences in files, tables or memory, and batches cut out of them."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+import copy
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,60 +16,109 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from raglane import segments
-from raglane._utils.checks import (
-    check_flag,
-    check_kind,
-    check_offsets,
-    check_real,
-    check_tensor,
-    check_whole,
-    read_index,
-)
-from raglane._utils.messages import argument, message
+from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
+from raglane._utils.messages import message
 from raglane.data.collate import Samples
+from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.epochs import check_least
-from raglane.data.order.limit import pieces_of
-from raglane.data.records import Records
-from raglane.errors import ArgumentError, ShapeError
+from raglane.data.gathering import Fragments, Gathered, Places
+from raglane.data.missing import refuse_absent
+from raglane.data.preprocess import Preprocessor
+from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_task
+from raglane.data.statistics import Statistics
+from raglane.data.stores import Memory, stores_of
+from raglane.data.tensors import Items, Sequences, Tensors
 from raglane.ragged import Ragged
 
+# The most fragments whose tables of places are kept.
+_TABLES = 256
 
-class Sequences(TorchDataset[dict[str, Tensor]]):
-    """Sequences as a torch dataset, in memory or not: its items, and whole batches of them."""
+_Index = Sequence[int] | npt.NDArray[Any] | Tensor
 
-    @abstractmethod
+
+class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
+    """Sequences in files, a table or memory, as a torch dataset.
+
+    An item is a dict: ``"inputs"``, ``(L, *features)``; ``"target"`` if there are targets, ``(*features)`` or
+    ``(L, *features)``; ``"index"``, ``()`` int64, the row in this dataset. A DataLoader with
+    ``collate_fn=raglane.collate`` fetches all items of a batch in one call.
+
+    Sequences that :func:`~raglane.data.read` returns are in memory. Other data is opened: only the current batch is in
+    memory. A folder that :func:`~raglane.data.convert` wrote opens at once, whatever its size, because lengths,
+    vocabulary, scale and classes are stored in it. Arrow files are mapped into memory; Parquet is read by row
+    group. DataLoader workers open the files again by their paths.
+
+    Args:
+        source: a path, a pattern, a folder, a URL, or a list of these, of any format of :func:`~raglane.data.read`; or
+            an object with the Arrow interface: a ``pyarrow.Table``, a pandas or Polars frame, a Hugging Face dataset.
+        columns: which columns hold what, and the task; None guesses, for the task ``"classify"`` or the folder's.
+        format: a key of ``FORMATS``; None uses the suffix.
+        preprocessor: converts tokens, features and labels to tensors; None leaves features unchanged, and learns
+            vocabulary and classes from all sequences.
+
+    Attributes:
+        columns: which columns hold what. A second file is read in the same way with them.
+        source: the file or folder, or ``Path("data")``.
+        notes: lines for the user, such as guessed columns.
+        skipped: the rows that ``on_bad_row="skip"`` left out.
+
+    Raises:
+        ArgumentTypeError: an argument of the wrong kind.
+        DataError: the data cannot be read. An error within the data may be raised when that part is used.
+        MissingExtraError: pyarrow is not installed.
+
+    Example:
+        >>> import pyarrow
+        >>> table = pyarrow.table({"x": [[1.0, 2.0], [], [3.0]], "kind": ["a", "b", "a"]})
+        >>> data = Dataset(table)
+        >>> len(data), data.lengths.tolist(), data[2]["inputs"].tolist()
+        (3, [2, 0, 1], [[3.0]])
+        >>> batch = data.__getitems__([2, 0]).batch()
+        >>> batch["inputs"].lengths, batch["target"]
+        (tensor([1, 2]), tensor([0, 0]))
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        columns: Columns | None = None,
+        *,
+        format: str | None = None,
+        preprocessor: Preprocessor | None = None,
+    ) -> None:
+        fix = "pass e.g. rl.data.Columns(label=...)"
+        check_kind("columns", columns, (Columns, type(None)), "an object of Columns, or None", fix)
+        fix = "fit one with rl.data.Preprocessor.fit"
+        check_kind("preprocessor", preprocessor, (Preprocessor, type(None)), "a Preprocessor, or None", fix)
+        stores, self.columns = stores_of(source, columns, format)
+        read = [store.held for store in stores if store.held is not None]
+        self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
+        self.skipped = tuple(row for records in read for row in records.skipped)
+        # The only source, if it is in memory.
+        self._held = stores[0].held if len(stores) == 1 else None
+        self.source = Path("data") if self._held is None else self._held.source
+        self._fragments = Fragments(stores)
+        self._preprocessor = preprocessor
+        self._needs_labels = self.columns.need_labels
+        if self._held is not None and TASKS[self.columns.task].label is not None:
+            self._needs_labels &= self._held.has_targets
+        self._learned: Preprocessor | None = None
+        self._rows: npt.NDArray[Any] | None = None
+        self._records: Records | None = None
+        self._tensors: Tensors | None = None
+        self._lengths: npt.NDArray[Any] | None = None
+        self._statistics: Statistics | None = None
+        self._tables: dict[int, Places] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A DataLoader worker computes these again if it needs them.
+        return {**self.__dict__, "_tables": {}, "_lengths": None, "_records": None}
+
     def __len__(self) -> int:
-        """The number of sequences."""
-
-    @property
-    @abstractmethod
-    def lengths(self) -> Tensor:
-        """``(B,)`` integers: the elements of each sequence's inputs."""
-
-    @property
-    @abstractmethod
-    def ids(self) -> tuple[str | int, ...]:
-        """One per sequence."""
-
-    @abstractmethod
-    def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> Sequences:
-        """Some of the sequences, in the order of ``index``."""
-
-    @abstractmethod
-    def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
-        """Some of the sequences, as tensors in memory."""
-
-    @abstractmethod
-    def targets_of_all(self) -> Tensor | None:
-        """The targets of all sequences; None where there are none."""
-
-    def in_memory(self) -> SequenceDataset:
-        """All sequences, as tensors in memory."""
-        return self.take(range(len(self)))
+        return len(self._fragments) if self._rows is None else len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """The item of row ``index``; below 0 counts from the end."""
+        """Return the item of a row; a negative index counts from the end."""
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
@@ -73,189 +126,237 @@ class Sequences(TorchDataset[dict[str, Tensor]]):
                 message(
                     "index",
                     f"{index}",
-                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
+                    f"an index of one of the {len(self)} sequences",
                     "use an index below len(dataset)",
                 )
             )
-        return self._item(row)
-
-    def _item(self, row: int) -> dict[str, Tensor]:
-        return {**self.take([row])._item(0), "index": torch.tensor(row)}
+        item = self.take([row]).item(0) if self._tensors is None else self._tensors.item(row)
+        return {**item, "index": torch.tensor(row)}
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Samples:
-        """The items of some rows, for a DataLoader, which asks for all of a batch at once."""
-        # For a list from a sampler read_index takes as long as the rest of a small batch.
+        """Return the items of some rows. A DataLoader calls it for each batch."""
+        # The fast path for a list from a sampler: read_index takes as long as the rest of a small batch.
         is_plain = isinstance(indices, list) and set(map(type, indices)) == {int}
         if is_plain and min(indices) >= 0 and max(indices) < len(self):
-            return _Items(self, torch.tensor(indices))
-        return _Items(self, read_index(indices, len(self)))
+            return Items(self, torch.tensor(indices))
+        return Items(self, read_index(indices, len(self)))
 
     def _batch(self, rows: Tensor) -> dict[str, Ragged | Tensor]:
+        if self._tensors is not None:
+            return self._tensors.batch(rows)
         return {**self.take(rows).batch(), "index": rows}
 
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the sequences are in memory, rather than read batch by batch."""
+        return self._held is not None
 
-class SequenceDataset(Sequences):
-    """Sequences, and what is to be learned of them, held as flat tensors.
+    @property
+    def records(self) -> Records:
+        """The columns of the sequences as NumPy arrays; sequences that are not in memory are read."""
+        if self._held is not None and self._rows is None:
+            return self._held
+        if self._records is None:
+            if self._held is not None:
+                self._records = self._held.select(self._source_rows())
+            else:
+                self._records = self._fragments.records(self._source_rows(), self.columns, self.source)
+        return self._records
 
-    An item is a dict: ``"inputs"``, ``(L, *features)``, a view of the flat values; ``"target"`` where there are
-    targets, ``(*features)`` or ``(L, *features)``; ``"index"``, ``()`` int64, the row in this dataset.
-    :func:`raglane.collate` makes a batch of such items, of those that a DataLoader asks for without a loop over them.
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """The elements as in the source: ``(N, C)`` float32 with NaN for missing features, or ``(N,)`` tokens (str)."""
+        return self.records.values
 
-    Args:
-        values: ``(N, *features)``: float32 features, or int64 token indices ``(N,)``.
-        offsets: ``(B + 1,)`` int64, first 0, last ``N``.
-        targets: ``(B, *features)``, one per sequence, or ``(N, *features)``, one per element; None where there are
-            none.
-        per_element: whether ``targets`` is one per element; ``B`` and ``N`` may be equal, so it must be said.
-        forecast: whether the target of each element is the element after it, ``(L - 1, *features)``; the last of a
-            sequence is no input. Then there are no other targets.
-        ids: one per sequence; None numbers the rows from 0.
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offsets of the sequences in ``values``, ``(B + 1,)``."""
+        return self.records.offsets
 
-    The arguments are attributes too, and so is ``lengths``, ``(B,)`` int64, of the inputs.
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The label of each sequence, or None."""
+        return self.records.labels
 
-    Raises:
-        ArgumentTypeError: an argument of the wrong kind.
-        ArgumentError: ``forecast`` with targets.
-        ShapeError: the tensors do not fit together.
+    @property
+    def tags(self) -> npt.NDArray[np.object_] | None:
+        """The label of each element, ``(N,)`` str, or None."""
+        return self.records.tags
 
-    Example:
-        >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
-        >>> len(data), data.lengths.tolist(), data[1]["inputs"].tolist(), data[1]["target"].item()
-        (2, [2, 3], [2, 3, 4], 8)
-        >>> data.subset([1])[0]["inputs"].tolist()
-        [2, 3, 4]
-    """
+    @property
+    def targets(self) -> Targets | None:
+        """Numbers or sets of labels to learn: ``targets.values``, one row per sequence or per element; or None."""
+        return self.records.targets
 
-    def __init__(
-        self,
-        values: Tensor,
-        offsets: Tensor,
-        targets: Tensor | None = None,
-        *,
-        per_element: bool = False,
-        forecast: bool = False,
-        ids: Sequence[str | int] | None = None,
-    ) -> None:
-        total = check_tensor("values", values, 1).shape[0]
-        if check_tensor("offsets", offsets).dtype != torch.int64 or offsets.dim() != 1:
-            got = f"{offsets.dtype} of shape {tuple(offsets.shape)}"
-            raise ShapeError(message("offsets", got, "of shape (B + 1,), int64", "pass the offsets of these values"))
-        if offsets.is_cpu:
-            check_offsets(offsets, total, "offsets")
-        count = offsets.shape[0] - 1
-        expected = total if check_flag("per_element", per_element) else count
-        if check_flag("forecast", forecast) and targets is not None:
-            rule = "False with targets, since a forecast predicts the elements themselves"
-            raise ArgumentError(message("forecast", "True, and targets", rule, "pass either forecast or targets"))
-        if targets is not None and check_tensor("targets", targets).shape[:1] != (expected,):
-            rule = f"of shape ({expected}, *features), one per {'element' if per_element else 'sequence'}"
-            raise ShapeError(message("targets", f"shape {tuple(targets.shape)}", rule, "pass that many"))
-        if ids is not None:
-            check_kind("ids", ids, Sequence, "a tuple or a list with one id per sequence", "convert them")
-        if ids is not None and len(ids) != count:
-            raise ShapeError(
-                message("ids", f"{len(ids)}", f"one id for each of the {count} sequences", "pass that many")
-            )
-        self.values = values
-        self.offsets = offsets
-        self.targets = targets
-        self.per_element = per_element
-        self.forecast = forecast
-        self._lengths = (offsets.diff() - 1).clamp(min=0) if forecast else offsets.diff()
-        self._ids: tuple[str | int, ...] = tuple(range(count)) if ids is None else tuple(ids)
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The columns in addition to ``values``."""
+        return self.records.features
 
-    def __len__(self) -> int:
-        return self.offsets.shape[0] - 1
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the ``C`` feature columns; () for tokens."""
+        return self._held.channels if self._held is not None else self._fragments.get(0).layout.channels
+
+    @property
+    def is_tokens(self) -> bool:
+        """True if the elements are tokens rather than rows of numbers."""
+        return self._held.is_tokens if self._held is not None else self._fragments.get(0).layout.is_tokens
+
+    @property
+    def has_labels(self) -> bool:
+        """True if there is a label per sequence."""
+        return self._held.labels is not None if self._held is not None else self._fragments.get(0).layout.has_labels
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the source has ids; otherwise they are row numbers."""
+        return self._held.ids is not None if self._held is not None else self._fragments.get(0).layout.ids != "none"
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """The preprocessor that was passed, or one learned from all sequences of the source."""
+        if self._preprocessor is not None:
+            return self._preprocessor
+        if self._learned is None:
+            counted = self.statistics if self._held is None else Statistics.of(self._held)
+            # Without labels there are no classes to learn.
+            task = self.columns.task if self.columns.wants_labels or TASKS[self._task].label is None else "forecast"
+            self._learned = Preprocessor.fit(counted, task=task, standardize=False, missing="zero")
+        return self._learned
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of these sequences; of a subset that is not in memory, those of the whole source."""
+        if self._statistics is None:
+            in_memory = self._held is not None
+            self._statistics = Statistics.of(self.records) if in_memory else self._fragments.statistics()
+        return self._statistics
+
+    def statistics_for(self, task: str) -> Statistics:
+        """Return the statistics of the sequences and of the labels that a task learns."""
+        if self._held is None:
+            return self.statistics
+        records = for_task(self.records, task)
+        if TASKS[task].label is not None and not records.has_targets:
+            raise nothing_to_learn(str(self.source), task)
+        return self.statistics if records is self.records else Statistics.of(records)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs for other sequences, labels or order; made of counts if they are not in memory."""
+        digest = hashlib.sha256()
+        for content in self.contents():
+            digest.update(content)
+        return digest.hexdigest()[:16]
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield bytes that differ for other sequences, labels or order."""
+        if self._held is not None:
+            yield from self.records.contents()
+            return
+        digest = hashlib.sha256(json.dumps(self.statistics.to_config(), sort_keys=True).encode())
+        digest.update(np.ascontiguousarray(self._all_lengths).data)
+        if self._rows is not None:
+            digest.update(np.ascontiguousarray(self._rows).data)
+        yield digest.hexdigest()[:16].encode()
+
+    def classes(self) -> npt.NDArray[np.int64] | None:
+        """The class of each sequence, ``(B,)`` int64: its place in ``preprocessor.labels``; None without such labels.
+
+        Only labels are read.
+        """
+        return self._fragments.labels(self._source_rows(), self._places)
+
+    def label_ranks(self) -> npt.NDArray[np.int64] | None:
+        """The rank of each sequence's label among all labels in alphabetical order, ``(B,)``; None without labels."""
+        if not self.has_labels:
+            return None
+        if self._held is not None:
+            return np.unique(np.array(self.labels, dtype=object), return_inverse=True)[1]
+        classes = self.classes()
+        if classes is None:
+            return None
+        ranks: npt.NDArray[np.int64] = np.argsort(np.argsort(np.array(self.preprocessor.labels, dtype=object)))
+        return ranks[classes]
+
+    def label_counts(self) -> Counter[str]:
+        """Return the number of occurrences of each label; of sequences not in memory, only labels per sequence."""
+        if self._held is not None:
+            return self.statistics.labels
+        classes, names = self.classes(), self.preprocessor.labels or ()
+        return Counter() if classes is None else Counter(names[place] for place in classes.tolist())
+
+    def refuse_missing(self) -> None:
+        """Raise a :class:`~raglane.errors.DataError` if a feature of sequences in memory is missing."""
+        if self._held is not None and not self._held.is_tokens:
+            records = self.records
+            refuse_absent(records.values, records.offsets, records.channels, self._where)
+
+    def _where(self, row: int) -> tuple[str, str]:
+        return self._fragments.where(int(self._source_rows()[row]))
+
+    @property
+    def forecast(self) -> bool:
+        """True if the target of each element is the next element."""
+        return self._needs_labels and TASKS[self._task].label is None
+
+    @property
+    def _task(self) -> str:
+        return (self._preprocessor or self.columns).task
+
+    @property
+    def _learns_labels(self) -> bool:
+        return self._needs_labels and TASKS[self._task].label is not None
 
     @property
     def lengths(self) -> Tensor:
-        """``(B,)`` int64: the elements of each sequence's inputs."""
+        """The lengths of the inputs, ``(B,)`` int32 or int64: in a forecast the last element is only a target."""
+        if self._tensors is not None:
+            return self._tensors.lengths
+        lengths = self.element_counts
+        if self._task == "language":
+            # Each text begins with the end token.
+            return as_tensor(lengths + 1)
+        return as_tensor(np.maximum(lengths - 1, 0) if self.forecast else lengths)
+
+    @property
+    def element_counts(self) -> npt.NDArray[Any]:
+        """The number of elements of each sequence in the source, ``(B,)`` int32 or int64."""
+        return self._all_lengths if self._rows is None else self._all_lengths[self._rows]
+
+    @property
+    def _all_lengths(self) -> npt.NDArray[Any]:
+        if self._lengths is None:
+            self._lengths = self._fragments.lengths()
         return self._lengths
 
     @property
     def ids(self) -> tuple[str | int, ...]:
-        """One per sequence."""
-        return self._ids
+        """The id of each sequence: that of the source, or its row number from 0."""
+        rows = range(len(self)) if self._rows is None else self._rows.tolist()
+        if self._held is not None:
+            ids = self._held.ids
+            return tuple(rows) if ids is None else tuple(ids[row] for row in rows)
+        return tuple(map(self._fragments.id_of, rows))
 
-    def _item(self, row: int) -> dict[str, Tensor]:
-        start, end = self.offsets[row : row + 2].tolist()
-        item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
-        if self.forecast:
-            item["target"] = self.values[start + 1 : end]
-        elif self.targets is not None:
-            item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
-        item["index"] = torch.tensor(row)
-        return item
+    def with_preprocessor(self, preprocessor: Preprocessor, require_targets: bool = True) -> Dataset:
+        """Return the same sequences with another preprocessor, and without targets unless they are required."""
+        other = copy.copy(self)
+        other._preprocessor, other._tables, other._tensors = preprocessor, {}, None
+        other._needs_labels = require_targets and (self._held is not None or self._needs_labels)
+        if self._held is not None:
+            held = for_task(self._held, preprocessor.task if require_targets else "forecast")
+            if held is not self._held:
+                other._held, other._fragments, other._records = held, Fragments([Memory(held)]), None
+            other._tensors = other._read(self._source_rows())
+        return other
 
-    def batch(self) -> dict[str, Ragged | Tensor]:
-        """All sequences as the batch that :func:`raglane.collate` makes of them, without a copy where it can be.
-
-        Example:
-            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
-            >>> data.batch()["target"]
-            tensor([7, 8])
-        """
-        rows = torch.arange(len(self))
-        if self.forecast:
-            return self._batch(rows)
-        batch: dict[str, Ragged | Tensor] = {}
-        # Without the checks of from_flat: they are those of the dataset.
-        inputs = Ragged._make(self.values, self.offsets, self.lengths if self.lengths.is_cpu else None)
-        batch["inputs"] = inputs
-        if self.targets is not None:
-            batch["target"] = inputs._like(self.targets) if self.per_element else self.targets
-        return {**batch, "index": rows}
-
-    def _batch(self, rows: Tensor) -> dict[str, Ragged | Tensor]:
-        lengths = self._lengths[rows]
-        elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
-        values, offsets = self.values[elements], segments.offsets_from_lengths(lengths)
-        # Without the checks of from_flat: the dataset has checked what these follow from.
-        inputs = Ragged._make(values, offsets.to(values.device), lengths if lengths.is_cpu else None)
-        batch: dict[str, Ragged | Tensor] = {"inputs": inputs}
-        if self.forecast:
-            batch["target"] = inputs._like(self.values[elements + 1])
-        elif self.targets is not None:
-            targets = self.targets
-            batch["target"] = inputs._like(targets[elements]) if self.per_element else targets[rows]
-        batch["index"] = rows
-        return batch
-
-    def cut(self, longest: int) -> SequenceDataset:
-        """The same elements, with every longer sequence as pieces of at most some length, which share memory with it.
-
-        Pieces come where their sequence was, each with its id and, where there is one per sequence, with its target.
-        :class:`~raglane.data.BatchSampler` takes their lengths; or those of the whole sequences, with a limit that
-        splits, and numbers the pieces in the same way.
+    def subset(self, index: _Index) -> Dataset:
+        """Return some of the sequences, in the order of ``index``, without reading them.
 
         Args:
-            longest: inputs of a piece, at least 1; all but the last of a sequence are as long. The pieces of a forecast
-                are cut apart between an element and its target, so each has one target less.
-
-        Raises:
-            ArgumentTypeError: not a whole number.
-            ArgumentError: below 1.
-
-        Example:
-            >>> data = SequenceDataset(torch.arange(5), torch.tensor([0, 2, 5]), torch.tensor([7, 8]))
-            >>> pieces = data.cut(2)
-            >>> pieces.lengths.tolist(), pieces.targets.tolist(), pieces.ids
-            ([2, 2, 1], [7, 8, 8], (0, 1, 1))
-        """
-        check_least("longest", longest, 1)
-        known = self.offsets.diff().cpu().numpy()
-        # An element of a forecast that is only a target makes a piece no longer.
-        owners, lengths = pieces_of(known, longest + self.forecast)
-        targets = self.targets
-        if targets is not None and not self.per_element:
-            targets = targets[torch.from_numpy(owners).to(targets.device)]
-        return self._made_of(self.values, torch.from_numpy(lengths), targets, owners.tolist())
-
-    def subset(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
-        """Some of the sequences, in the order of ``index``, with copies of their values.
-
-        Args:
-            index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
+            index: ``(M,)`` integers (a negative one counts from the end) or ``(B,)`` booleans.
 
         Raises:
             ArgumentTypeError: neither integers nor booleans.
@@ -263,123 +364,107 @@ class SequenceDataset(Sequences):
             IndexError: a row that does not exist.
         """
         rows = read_index(index, len(self))
-        lengths = self.offsets.diff()[rows]
-        elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
-        targets = self.targets
-        if targets is not None:
-            targets = targets[elements if self.per_element else rows]
-        return self._made_of(self.values[elements], lengths, targets, rows.tolist())
+        return self._rows_of(rows, None if self._tensors is None else self._tensors.select(rows))
 
-    def _made_of(self, values: Tensor, lengths: Tensor, targets: Tensor | None, rows: list[int]) -> SequenceDataset:
-        """A dataset of the same kind, with the ids of these rows."""
-        offsets = segments.offsets_from_lengths(lengths).to(self.offsets.device)
-        ids = [self.ids[row] for row in rows]
-        return SequenceDataset(values, offsets, targets, per_element=self.per_element, forecast=self.forecast, ids=ids)
+    def cut(self, longest: int) -> Dataset:
+        """Return the same elements, in memory, with longer sequences cut into pieces.
 
-    def take(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> SequenceDataset:
-        """The same as :meth:`subset`."""
-        return self.subset(index)
+        The pieces of a sequence are in its place. Each has the sequence's id and, with a target per sequence, its
+        target. A :class:`~raglane.data.BatchSampler` takes the lengths of the pieces; or those of the whole sequences,
+        with a limit that splits, which numbers the pieces in the same way.
 
-    def targets_of_all(self) -> Tensor | None:
-        """The targets."""
-        return self.targets
+        Args:
+            longest: the length of a piece, at least 1; only the last piece of a sequence may be shorter. In a forecast
+                a piece ends between an element and its target, so it has one target less.
 
-    def in_memory(self) -> SequenceDataset:
-        """The dataset itself."""
-        return self
+        Raises:
+            ArgumentTypeError: not a whole number.
+            ArgumentError: below 1.
 
+        Example:
+            >>> from raglane.data import read
+            >>> pieces = read([[0.0, 0.1], [0.2, 0.3, 0.4]], labels=["a", "b"]).cut(2)
+            >>> pieces.lengths.tolist(), [item["target"].item() for item in pieces], pieces.ids
+            ([2, 2, 1], [0, 1, 1], (0, 1, 1))
+        """
+        check_least("longest", longest, 1)
+        tensors, owners = self.tensors().cut(longest)
+        return self._rows_of(owners, tensors)
 
-class _Items(Samples):
-    """Items of a dataset, each made only when it is used."""
+    def _rows_of(self, rows: Tensor, tensors: Tensors | None) -> Dataset:
+        chosen = rows.numpy() if self._rows is None else self._rows[rows.numpy()]
+        other = copy.copy(self)
+        # int32 takes half the memory.
+        other._rows = chosen.astype(np.int32) if len(self._fragments) < 2**31 else chosen
+        other._tensors, other._records = tensors, None
+        if self._held is not None:
+            other._statistics = None
+        return other
 
-    def __init__(self, dataset: Sequences, rows: Tensor) -> None:
-        self._dataset, self._rows = dataset, rows
+    def take(self, index: _Index) -> Tensors:
+        """Return some of the sequences as flat tensors.
 
-    def __len__(self) -> int:
-        return self._rows.shape[0]
+        Args:
+            index: as :meth:`subset` accepts it.
 
-    def __getitem__(self, place: Any) -> Any:
-        rows = self._rows[place]
-        return self._dataset[int(rows)] if rows.dim() == 0 else _Items(self._dataset, rows)
+        Returns:
+            An object with ``values``, ``(N, input_size)`` float32 or ``(N,)`` int64; ``offsets``, ``(M + 1,)`` int64;
+            ``lengths``, ``(M,)`` int64; ``targets``, as :meth:`Preprocessor.apply` describes them, or None; and
+            ``batch()``, which returns the batch of :func:`raglane.collate`.
+
+        Raises:
+            ArgumentTypeError: neither integers nor booleans.
+            DataError: a damaged file, a missing feature under ``missing="error"``, or an unknown label.
+            IndexError: a row that does not exist.
+        """
+        rows = read_index(index, len(self))
+        return self._read(self._source_rows()[rows.numpy()]) if self._tensors is None else self._tensors.select(rows)
+
+    def tensors(self) -> Tensors:
+        """Return all sequences as flat tensors, see :meth:`take`."""
+        return self._read(self._source_rows()) if self._tensors is None else self._tensors
 
     def batch(self) -> dict[str, Ragged | Tensor]:
-        """The batch, without a loop over the items."""
-        return self._dataset._batch(self._rows)
+        """Return all sequences as the batch that :func:`raglane.collate` makes of them.
 
+        Example:
+            >>> from raglane.data import read
+            >>> read([[0.5], [0.25, 0.75]], labels=["b", "a"]).batch()["target"]
+            tensor([1, 0])
+        """
+        return self.tensors().batch()
 
-def split(records: Records, fraction: float, seed: int = 0, stratify: bool = True) -> tuple[Records, Records]:
-    """Hold a part out, at random: the rule by which a validation part is made when none is given.
+    def _source_rows(self) -> npt.NDArray[np.int64]:
+        return np.arange(len(self._fragments)) if self._rows is None else self._rows.astype(np.int64)
 
-    The part held out has ``round(fraction * B)`` sequences, at least 1 and at most ``B - 1``. Where the records have
-    one label per sequence and ``stratify`` is true, each class gives its share, rounded by largest remainder, and keeps
-    at least one sequence in the first part: a class of one stays there whole (if that leaves too few to hold out, the
-    part held out is smaller). Otherwise, and where every class has one sequence only, each sequence is as likely.
-    Both parts keep the order of ``records``.
+    def _read(self, rows: npt.NDArray[np.int64]) -> Tensors:
+        """Return rows of the source as tensors."""
+        gathered = Gathered(self._fragments, rows, self._places)
+        has_words = gathered.layout is not None and gathered.layout.is_tokens
+        if self._preprocessor is None and not (self._learns_labels or gathered.features or has_words):
+            # Nothing is learned, so that the source need not be counted.
+            values, offsets = as_tensor(gathered.values), torch.from_numpy(gathered.offsets)
+            if self._task == "language":
+                values, offsets = between_ends(values, offsets, with_last=self.forecast)
+            return Tensors(values, offsets, forecast=self.forecast)
+        with_targets = self.forecast or self._learns_labels
+        return self.preprocessor._tensors(gathered, with_targets=with_targets, scale=self._preprocessor is not None)
 
-    Args:
-        records: at least 2 sequences.
-        fraction: the share to hold out, above 0 and below 1.
-        seed: 0 or above; the same seed, the same parts.
-        stratify: whether each class gives its share.
+    def targets_of_all(self) -> Tensor | None:
+        """Return the targets of all sequences; for classes of sequences only labels are read."""
+        if self._tensors is None and TASKS[self._task].label == "class" and not self.preprocessor.per_element:
+            classes = self.classes()
+            return None if classes is None else torch.from_numpy(classes)
+        return self.tensors().targets
 
-    Returns:
-        The part that is kept, and the part held out.
-
-    Raises:
-        ArgumentTypeError: an argument of the wrong kind.
-        ArgumentError: ``fraction`` is not between 0 and 1, ``seed`` is below 0, or there are fewer than 2 sequences.
-
-    Example:
-        >>> from raglane.data.records import offsets_of
-        >>> labels = ("a",) * 8 + ("b",) * 2
-        >>> ten = Records(np.zeros((10, 1), np.float32), offsets_of([1] * 10), labels=labels, channels=("x0",))
-        >>> kept, held_out = split(ten, 0.5)
-        >>> sorted(held_out.labels)
-        ['a', 'a', 'a', 'a', 'b']
-    """
-    check_kind("records", records, Records, "Records", "read them with rl.data.read")
-    check_flag("stratify", stratify)
-    classes = None
-    if stratify and records.labels is not None:
-        _, classes = np.unique(np.array(records.labels, dtype=object), return_inverse=True)
-    mask = held_out(len(records), classes, fraction, seed)
-    return records.select(~mask), records.select(mask)
-
-
-def held_out(count: int, classes: npt.NDArray[np.int64] | None, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which sequences :func:`split` holds out."""
-    rule, fix = "above 0 and below 1", "pass e.g. 0.1"
-    fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
-    check_least("seed", seed, 0)
-    if count < 2:
-        got = f"{count} sequence" + "s" * (count != 1)
-        fix = f"pass more data, or disable validation with {argument('validation_fraction', 0)}"
-        raise ArgumentError(message("records", got, "at least 2 sequences, for two parts", fix))
-    mask = np.zeros(count, dtype=np.bool_)
-    size = min(max(round(fraction * count), 1), count - 1)
-    shuffled = np.random.default_rng(seed).permutation(count)
-    quota = np.zeros(0, dtype=np.int64)
-    if classes is not None:
-        classes = classes[shuffled]
-        quota = _quotas(np.bincount(classes), fraction, size)
-    if classes is not None and quota.any():
-        # The rank of each within its class, in the shuffled order: the first `quota` of a class are held out.
-        by_class = np.argsort(classes, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
-        rank = np.empty(count, dtype=np.int64)
-        rank[by_class] = np.arange(count) - starts[classes[by_class]]
-        mask[shuffled[rank < quota[classes]]] = True
-    else:
-        mask[shuffled[:size]] = True
-    return mask
-
-
-def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:
-    """How many of each class to hold out: ``(classes,)``, each below its size, ``total`` in all where that can be."""
-    room = sizes - 1
-    quota: npt.NDArray[np.int64] = np.minimum(np.floor(sizes * fraction).astype(np.int64), room)
-    while (missing := total - int(quota.sum())) > 0 and (quota < room).any():
-        remainder = np.where(quota < room, sizes * fraction - quota, -np.inf)
-        most = np.argsort(-remainder, kind="stable")[: min(missing, int((quota < room).sum()))]
-        quota[most] += 1
-    return quota
+    def _places(self, number: int) -> Places:
+        if number not in self._tables:
+            if len(self._tables) > _TABLES:
+                self._tables.clear()
+            fragment = self._fragments.get(number)
+            with_classes = self._learns_labels and fragment.labels is not None
+            self._tables[number] = None, None
+            # Without words nothing is learned, so that the source need not be counted.
+            if fragment.words is not None or with_classes:
+                self._tables[number] = self.preprocessor._places_in(fragment, with_classes=with_classes)
+        return self._tables[number]

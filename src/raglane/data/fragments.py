@@ -279,6 +279,8 @@ class Store(ABC):
 
     # Whether fragments that are loaded take little memory of their own, so that all may be kept.
     is_cheap = True
+    # The records, if they are in memory.
+    held: Records | None = None
 
     @property
     @abstractmethod

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from raglane._utils.memory import mapped_bytes
 from raglane._utils.messages import message, quote
 from raglane.data.fragments import Fragment, Layout, Store
-from raglane.data.records import Feature, Targets, joined
+from raglane.data.records import Columns, Feature, Records, Targets, joined
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
 
@@ -115,6 +116,38 @@ class Fragments:
                 return None
             found.append(labels[fragment.labels])
         return np.concatenate(found)[rows] if found else None
+
+    def records(self, rows: _Integers, columns: Columns, source: Path) -> Records:
+        """Return some sequences as records."""
+        tokens, labels = dict[str, int](), dict[str, int]()
+
+        def places(number: int) -> Places:
+            fragment = self.get(number)
+            words, classes = fragment.words, fragment.label_words
+            return (
+                None if words is None else _numbered(words, tokens),
+                None if fragment.labels is None else _numbered(classes, labels),
+            )
+
+        gathered = Gathered(self, rows, places)
+        layout = gathered.layout or self.get(0).layout
+        values = gathered.values if len(gathered.values) else np.zeros((0, len(layout.channels)), dtype=np.float32)
+        if layout.is_tokens:
+            values = _words(tokens, gathered.values)
+        classes = None if gathered.classes is None else _words(labels, gathered.classes)
+        return Records(
+            values,
+            gathered.offsets,
+            ids=None if layout.ids == "none" else tuple(map(self.id_of, rows.tolist())),
+            labels=tuple(classes) if classes is not None and layout.has_labels else None,
+            tags=classes if layout.has_tags else None,
+            channels=layout.channels,
+            source=source,
+            columns=columns,
+            targets=gathered.targets,
+            features=gathered.features,
+            label_kinds=layout.label_kinds or None,
+        )
 
     def touch(self, rows: int) -> None:
         """Note that so many rows were read, and give mapped memory back now and then."""
@@ -233,6 +266,18 @@ class Gathered:
         fragment, _, place = self._fragments.of(int(self._rows[row]))
         labels, at = fragment.labels, place if step is None else int(fragment.offsets[place]) + step
         return "" if labels is None else fragment.label_words[int(labels[at])]
+
+
+def _numbered(words: Sequence[str], table: dict[str, int]) -> _Integers:
+    """Return the number of each word in a table, and add new words to it."""
+    return np.array([table.setdefault(word, len(table)) for word in words], dtype=np.int64)
+
+
+def _words(table: Mapping[str, int], numbers: npt.NDArray[Any]) -> npt.NDArray[np.object_]:
+    """Return the words of a table by their numbers."""
+    words = np.empty(len(table), dtype=object)
+    words[:] = list(table)
+    return np.asarray(words[numbers.ravel().astype(np.int64)], dtype=object)
 
 
 def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:

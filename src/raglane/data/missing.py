@@ -10,7 +10,7 @@ import torch
 
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.messages import argument, message, quote
-from raglane.data.records import Records, place_of
+from raglane.data.records import place_of
 from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 
@@ -28,11 +28,6 @@ def check_policy(missing: str) -> None:
 def how_to_fill() -> str:
     """Return the part of a fix that names the options for missing features."""
     return f"train with {argument('missing', 'zero')} or {argument('missing', 'forward')}"
-
-
-def refuse_missing(records: Records) -> None:
-    """Raise a DataError for the first missing feature, with its row, step and channel."""
-    refuse_absent(records.values, records.offsets, records.channels, records.where)
 
 
 def refuse_absent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_flag, check_kind
 from raglane._utils.messages import argument, message, quote, quote_all
-from raglane.data.dataset import SequenceDataset
 from raglane.data.encoders import (
     END,
     OPTIONAL,
@@ -35,13 +34,14 @@ from raglane.data.encoders import (
 )
 from raglane.data.epochs import check_least
 from raglane.data.fragments import Fragment
-from raglane.data.gathering import Fragments, Gathered, Places
-from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent, refuse_missing
-from raglane.data.records import TASKS, TIME_GAP, Records, Targets, check_task, for_task, place_of
-from raglane.data.statistics import Counted, Statistics, statistics_of
-from raglane.data.stores import Memory
+from raglane.data.gathering import Gathered, Places
+from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent
+from raglane.data.records import TASKS, TIME_GAP, Targets, check_task, place_of
+from raglane.data.statistics import Statistics
+from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
+_Data = TypeVar("_Data", bound=Sequences)
 _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_names"))
 
 
@@ -73,13 +73,12 @@ class Preprocessor:
         split: how texts were cut into tokens, as :class:`~raglane.data.Columns` names it; None where they were not.
 
     Example:
-        >>> from raglane.data.records import offsets_of
-        >>> words = np.array(["a", "b", "a", "c"], dtype=object)
-        >>> records = Records(words, offsets_of([3, 1]), labels=("yes", "no"))
-        >>> fitted = Preprocessor.fit(records, task="classify")
+        >>> from raglane.data import read
+        >>> data = read(["a b a", "c"], labels=["yes", "no"])
+        >>> fitted = Preprocessor.fit(data, task="classify")
         >>> fitted.vocabulary, fitted.labels, fitted.input_size, fitted.class_count
         (('<unk>', 'a', 'b', 'c'), ('no', 'yes'), 4, 2)
-        >>> fitted.apply(records)[0]["inputs"].tolist()
+        >>> fitted.apply(data)[0]["inputs"].tolist()
         [1, 2, 1]
         >>> Preprocessor.from_config(fitted.to_config()) == fitted
         True
@@ -117,7 +116,7 @@ class Preprocessor:
     @classmethod
     def fit(
         cls,
-        records: Records | Statistics | Counted,
+        data: Sequences | Statistics,
         *,
         task: str,
         missing: str = "error",
@@ -128,7 +127,7 @@ class Preprocessor:
         """Learn from the training part.
 
         Args:
-            records: the training part, or what is counted of it; at least one element in all.
+            data: the training part, a :class:`~raglane.data.Dataset`, or its statistics; at least one element in all.
             task: a key of ``raglane.data.records.TASKS``.
             missing: what to do about features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
@@ -142,21 +141,15 @@ class Preprocessor:
         """
         check_policy(missing)
         check_task(task)
-        rule = "Records, a Dataset, or Statistics"
-        check_kind("records", records, (Records, Counted, Statistics), rule, "read them with rl.data.read")
+        check_kind("data", data, (Sequences, Statistics), "a Dataset or Statistics", "read it with rl.data.read")
         check_flag("standardize", standardize)
         check_least("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
             # The unknown token and another.
             check_least("max_vocabulary", max_vocabulary, 2)
-        split = None if isinstance(records, Statistics) else records.columns.split
-        source = "data" if isinstance(records, Statistics) else str(records.source)
-        if isinstance(records, Records):
-            records = for_task(records, task)
-            has_any = any(part is not None for part in (records.labels, records.tags, records.targets))
-            if TASKS[task].label is not None and not has_any:
-                raise nothing_to_learn(source, task)
-        known = statistics_of(records)
+        known, split, source = data, None, "data"
+        if not isinstance(known, Statistics):
+            split, source, known = known.columns.split, str(known.source), known.statistics_for(task)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
             raise DataError(message(source, got, "data with elements to train on", "check the data"))
@@ -176,8 +169,8 @@ class Preprocessor:
             raise no_tokens()
         absent = next((name for name, channel in known.channels.items() if channel.missing), None)
         if missing == "error" and absent is not None:
-            if isinstance(records, Records):
-                refuse_missing(records)
+            if not isinstance(data, Statistics):
+                data.refuse_missing()
             got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
             raise DataError(message("data", got, "data with finite features", fix))
@@ -220,47 +213,34 @@ class Preprocessor:
         """The number of classes or labels; 0 where there are none."""
         return 0 if self.labels is None else len(self.labels)
 
-    @overload
-    def apply(self, records: Records, require_targets: bool = True) -> SequenceDataset: ...
-
-    @overload
-    def apply(self, records: Counted, require_targets: bool = True) -> Any: ...
-
-    def apply(self, records: Records | Counted, require_targets: bool = True) -> Any:
-        """Turn records into tensors.
+    def apply(self, data: _Data, require_targets: bool = True) -> _Data:
+        """Convert sequences to tensors.
 
         Args:
-            records: of the kind and with the channels of the training part; channels are matched by name, and others
-                are left out. A :class:`~raglane.data.Dataset` is made tensors batch by batch.
-            require_targets: whether the dataset has targets; without, labels are not read, and for ``"forecast"`` the
+            data: a :class:`~raglane.data.Dataset` of the kind and with the channels of the training part. Channels are
+                matched by name, and others are ignored. Sequences in memory are converted now, others batch by batch.
+            require_targets: whether the result has targets; without, labels are not read, and for ``"forecast"`` the
                 last element of a sequence is an input like the others.
 
         Returns:
-            Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens alone. Of features beside the main
-            column, numbers follow the channels, then come the places of categories, at last those of tokens; what a
-            sequence has stands in each of its rows. Its targets are classes, the
-            places of the labels in ``labels``, int64; for sets of labels ``(M, K)`` float32, 1 for those in the set;
-            numbers ``(M, T)`` float32, scaled; those of a forecast are the elements that come next.
+            A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens
+            without features. The columns are the channels, numeric features, the places of categories, and the place
+            of the token; a feature per sequence is repeated in each row. Targets are classes, int64 places in
+            ``labels``; for sets of labels ``(M, K)`` float32, 1 for the labels of the set; numbers ``(M, T)`` float32,
+            scaled; for a forecast the next elements.
 
         Raises:
-            ArgumentTypeError: not records, or ``require_targets`` is not a bool.
-            DataError: other channels than in training, a feature missing under ``missing="error"``, no labels, or a
-                label that training has not seen.
+            ArgumentTypeError: not a Dataset, or ``require_targets`` is not a bool.
+            DataError: other channels than in training, a missing feature under ``missing="error"``, no labels, or a
+                label that the training part does not have.
         """
-        check_kind("records", records, (Records, Counted), "Records", "read them with rl.data.read")
+        check_kind("data", data, Sequences, "a Dataset", "read it with rl.data.read")
         check_flag("require_targets", require_targets)
-        if isinstance(records, Counted):
-            return records.with_preprocessor(self, require_targets)
-        # A forecast has no labels to be read.
-        held = Fragments([Memory(for_task(records, self.task if require_targets else "forecast"))])
-        rows = np.arange(len(records))
-        found = Gathered(held, rows, lambda number: self._places_in(held.get(number), with_classes=require_targets))
-        return self._tensors(found, with_targets=require_targets, ids=records.ids)
+        applied: _Data = data.with_preprocessor(self, require_targets)
+        return applied
 
-    def _tensors(
-        self, found: Gathered, *, with_targets: bool, scale: bool = True, ids: Sequence[str | int] | None = None
-    ) -> SequenceDataset:
-        """A batch as tensors; without ``scale`` features stay as they are."""
+    def _tensors(self, found: Gathered, *, with_targets: bool, scale: bool = True) -> Tensors:
+        """Return a batch as tensors; without ``scale`` features are unchanged."""
         follows = TASKS[self.task].label is None
         values = as_tensor(self._values(found) if scale else found.values)
         if self.features and (scale or found.features) and found.layout is not None:
@@ -273,7 +253,7 @@ class Preprocessor:
             values, offsets = between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
         forecast = with_targets and follows
-        return SequenceDataset(values, offsets, targets, per_element=per_element, forecast=forecast, ids=ids)
+        return Tensors(values, offsets, targets, per_element, forecast)
 
     def _values(self, found: Gathered) -> npt.NDArray[Any]:
         """``(N,)`` int64 places of tokens; or ``(N, C)`` float32, the channels of training, scaled, then filled."""

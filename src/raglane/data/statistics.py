@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.records import Columns, Feature, Records, Skipped
+from raglane.data.records import Feature, Records
 
 # What the variance of zeros and ones may be off, in float64.
 _ROUNDING = 1e-9
@@ -146,9 +144,8 @@ class Statistics:
         features: beside the main column, by name.
 
     Example:
-        >>> from raglane.data.records import offsets_of
-        >>> words = Records(np.array(["a", "b", "a"], dtype=object), offsets_of([2, 0, 1]), labels=("x", "y", "x"))
-        >>> found = Statistics.of(words)
+        >>> from raglane.data import read
+        >>> found = read(["a b", "", "a"], labels=["x", "y", "x"]).statistics
         >>> found.sequences, found.empty, found.longest, dict(found.tokens), dict(found.labels)
         (3, 1, 2, {'a': 2, 'b': 1}, {'x': 2, 'y': 1})
         >>> Statistics.from_config((found + found).to_config()).tokens["a"]
@@ -235,38 +232,3 @@ def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any
     """What is counted by name in two parts, added up."""
     added = {name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}
     return {**ours, **added}
-
-
-class Counted(ABC):
-    """Sequences that are not in memory, of which statistics are known, and which are made tensors batch by batch."""
-
-    columns: Columns
-    # As of records, which have more to tell.
-    source = Path("data")
-    notes: tuple[str, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
-
-    @property
-    @abstractmethod
-    def statistics(self) -> Statistics:
-        """What is counted of them."""
-
-    @abstractmethod
-    def with_preprocessor(self, preprocessor: Any, require_targets: bool = True) -> Any:
-        """The same sequences, as a preprocessor turns them into tensors."""
-
-    @abstractmethod
-    def select(self, index: Any) -> Any:
-        """Some of the sequences."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """A short text that differs for other sequences, or another order."""
-
-
-def statistics_of(data: Records | Statistics | Counted) -> Statistics:
-    """The statistics of sequences, which are counted now if they are in memory."""
-    if isinstance(data, Records):
-        return Statistics.of(data)
-    return data if isinstance(data, Statistics) else data.statistics

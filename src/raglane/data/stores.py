@@ -176,6 +176,8 @@ class Groups(Store):
 
 def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
     """Where the parts of a dataset come from, and the columns that are read."""
+    if isinstance(source, Records):
+        return [Memory(source)], columns or source.columns
     require("pyarrow", "data")
     if not _names_files(source):
         asked = columns or Columns()

@@ -14,7 +14,7 @@ from torch import Tensor
 from raglane._utils.checks import check_flag, check_tensor
 from raglane._utils.messages import message
 from raglane.data.collate import collate
-from raglane.data.dataset import SequenceDataset
+from raglane.data.dataset import Dataset
 from raglane.data.epochs import Epochs, check_least
 from raglane.data.order.batches import balance
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -71,7 +71,7 @@ class TBPTTSampler(Epochs[Chunk]):
     that the layer returned.
 
     Args:
-        data: a Ragged batch; a :class:`~raglane.data.SequenceDataset`; or a list of samples, each a tensor or array
+        data: a Ragged batch; a :class:`~raglane.data.Dataset`; or a list of samples, each a tensor or array
             ``(L, *features)``, a pair of that and its target, or a dict with ``"inputs"`` and optionally ``"target"``.
         batch_size: the number of streams, at least 1.
         steps: the maximum number of elements of a piece, at least 1.
@@ -100,7 +100,7 @@ class TBPTTSampler(Epochs[Chunk]):
 
     def __init__(
         self,
-        data: Ragged | SequenceDataset | Sequence[Any],
+        data: Ragged | Dataset | Sequence[Any],
         batch_size: int,
         steps: int,
         *,
@@ -211,12 +211,7 @@ def _read(data: Any) -> tuple[Ragged, Any]:
     """Return inputs and targets of any supported data; targets are None if it has none."""
     if isinstance(data, Ragged):
         return data, None
-    if isinstance(data, SequenceDataset):
-        inputs = Ragged.from_flat(data.values, offsets=data.offsets)
-        if data.targets is not None and data.per_element:
-            return inputs, inputs._like(data.targets)
-        return inputs, data.targets
-    batch: Any = collate(data)
+    batch: Any = data.tensors().batch() if isinstance(data, Dataset) else collate(data)
     targets: Any = None
     if isinstance(batch, Mapping):
         batch, targets = batch.get("inputs"), batch.get("target")

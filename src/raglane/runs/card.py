@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,8 @@ import numpy as np
 from raglane._utils.files import write_files
 from raglane._utils.messages import count_of, shorten
 from raglane._utils.table import Table, escaped
+from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, summary
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
@@ -46,9 +44,9 @@ _PURPOSES = {
 class Parts:
     """The sequences of a run."""
 
-    training: Records | Dataset
-    validation: Records | Dataset | None
-    test: Records | None
+    training: Dataset
+    validation: Dataset | None
+    test: Dataset | None
     where: str | None = None
     in_memory: bool = False
 
@@ -58,13 +56,13 @@ class Parts:
         return "data in memory" if self.in_memory else DEFAULT_DATA if self.where is None else Path(self.where).name
 
     @property
-    def known(self) -> dict[str, Records | Dataset]:
+    def known(self) -> dict[str, Dataset]:
         """The parts that there are, by name."""
         parts = {"training": self.training, "validation": self.validation, "test": self.test}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
-    def measured(self) -> tuple[str, Records | Dataset]:
+    def measured(self) -> tuple[str, Dataset]:
         """The part that says most of the model: what it has not seen, if there is any."""
         return next(((name, part) for name, part in reversed(self.known.items()) if len(part)), ("", self.training))
 
@@ -91,7 +89,7 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     on, records = parts.measured
     if on:
         try:
-            if isinstance(records, Dataset) and len(rows := drawn(records, settings.seed)) < len(records):
+            if not records.is_in_memory and len(rows := drawn(records, settings.seed)) < len(records):
                 # To read all of them can take as long as an epoch.
                 notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
                 records = records.subset(rows)
@@ -193,8 +191,7 @@ class _Measured:
         if self.each is None or not found:
             return []
         told = any(one.predicted for one in found)
-        # Without ids, rows of the part: counted from 0, as the part has them.
-        first = "row of the part" if self.each.records.ids is None else "id"
+        first = "id" if self.each.records.has_ids else "row of the data"
         rows = [
             {first: _short(one.id)}
             | ({"true": _short(one.true), "predicted": _short(one.predicted)} if told else {})
@@ -260,7 +257,7 @@ def _picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str
 
 def _lengths(parts: Parts, about: str) -> list[Block]:
     """How long the sequences of each part are."""
-    lengths = {name: np.asarray(part.lengths).tolist() for name, part in parts.known.items() if len(part)}
+    lengths = {name: np.asarray(part.element_counts).tolist() for name, part in parts.known.items() if len(part)}
     if not lengths:
         return []
     counts = ", ".join(
@@ -274,7 +271,7 @@ def _data(parts: Parts, saved: SavedModel) -> Table:
     """Where the data is from, and the lengths of each part."""
     rows: list[tuple[Any, ...]] = []
     for name, part in parts.known.items():
-        lengths = np.asarray(part.lengths)
+        lengths = np.asarray(part.element_counts)
         if len(lengths) and lengths.sum():
             found = summary(Distribution.of(lengths))
             numbers = (found.count, found.elements, found.minimum, found.median, found.p95, found.maximum, found.fill)
@@ -295,19 +292,7 @@ def _channels(names: tuple[str, ...]) -> str:
 
 def _labels(parts: Parts) -> list[Block]:
     """How often each label occurs in the training part."""
-    training = parts.training
-    if isinstance(training, Dataset):
-        classes = training.labels()
-        names = training.preprocessor.labels
-        counts = Counter() if classes is None or not names else Counter(names[int(place)] for place in classes)
-    elif training.labels is not None:
-        counts = Counter(training.labels)
-    elif training.tags is not None:
-        counts = Counter(training.tags.tolist())
-    elif training.targets is not None and not training.targets.is_numbers:
-        counts = Counter(label for labels in training.targets.values for label in labels)
-    else:
-        return []
+    counts = parts.training.label_counts()
     total = counts.total()
     rows = [
         {"label": _short(label), "count": count, "share": f"{count / total:.1%}"}

@@ -17,7 +17,7 @@ import torch
 from raglane._utils.checks import check_flag
 from raglane._utils.files import as_path
 from raglane._utils.messages import message, nearest, quote, require
-from raglane.data.records import Records
+from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
 from raglane.runs.progress import BarWatcher
 from raglane.runs.run import Run
@@ -49,7 +49,7 @@ def fit(
 
     Args:
         data: a file or folder, or what a program holds: a list of sequences, an array, a table, a Ragged (see
-            :func:`raglane.data.records_from`).
+            :func:`raglane.data.read`).
         labels: one entry per sequence, where ``data`` does not have them.
         validation: what decides which epoch is best: as ``data``, or ``(data, labels)``. None holds a part out.
         test: what :meth:`Run.evaluate` measures on if it is given no data: as ``data``, or ``(data, labels)``.
@@ -114,7 +114,7 @@ def fit(
     return _run_of(trained.result, tuple(notes), None if test is None else trained.parts.test)
 
 
-def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Records | None) -> Run:
+def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None) -> Run:
     """The run that a training has made."""
     folder = result.folder
     saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))

@@ -13,8 +13,8 @@ import torch
 
 from raglane._utils.files import as_path, check_place, write_folder
 from raglane._utils.messages import count_of, message, quote, quote_all
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
@@ -98,7 +98,7 @@ class Run:
         folder: Path | None = None,
         result: TrainingResult | None = None,
         notes: tuple[str, ...] = (),
-        test: Records | None = None,
+        test: Dataset | None = None,
     ) -> None:
         self.saved = saved
         self.folder = folder
@@ -162,7 +162,7 @@ class Run:
         """Predict, as ``raglane predict`` does.
 
         Args:
-            data: a file or folder, or what :func:`raglane.data.records_from` takes: a list, an array, a table, a
+            data: a file or folder, or what :func:`raglane.data.read` takes: a list, an array, a table, a
                 Ragged. Channels without names are those of the training data, in their order.
             probabilities: add one column per class.
             top: above 1, add the so many likeliest classes and their probabilities, as lists.
@@ -244,7 +244,7 @@ class Run:
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any
-    ) -> Records:
+    ) -> Dataset:
         """Data for this model as records: the columns of a file are those of training, where none are named.
 
         Args:
@@ -275,9 +275,11 @@ class Run:
             got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"sequences of {len(self.channels)} channels, as in training: {quote_all(self.channels)}"
             raise DataError(message("data", got, rule, "pass sequences (steps, channels) with these channels"))
-        return replace(records, channels=self.channels) if len(records.channels) == len(self.channels) else records
+        if len(records.channels) != len(self.channels):
+            return records
+        return Dataset(replace(records.records, channels=self.channels))
 
-    def test_part(self) -> Records:
+    def test_part(self) -> Dataset:
         """What the run was to be tested on: its test data, or the official test part of the default data.
 
         Raises:

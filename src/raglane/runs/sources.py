@@ -16,8 +16,8 @@ from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
 
 if TYPE_CHECKING:
-    from raglane.data.records import Columns, Records
-    from raglane.data.stored_dataset import Dataset
+    from raglane.data.dataset import Dataset
+    from raglane.data.records import Columns
 
 
 DEFAULT_DATA = "Japanese vowels"
@@ -175,9 +175,9 @@ class Source:
 
         return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
 
-    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Records:
+    def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Dataset:
         """Read it."""
-        from raglane.data.formats import japanese_vowels, read
+        from raglane.data.reading import japanese_vowels, read
 
         if self.held is not None:
             return self.take(*self.held, task, need_labels=need_labels)
@@ -186,25 +186,25 @@ class Source:
         asked = self.asked(task, need_labels=need_labels)
         return read(self.path, asked, self.format, on_bad_row=self.columns.on_bad_row)
 
-    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Records:
-        """Records of what a program holds."""
-        from raglane.data.objects import records_from
+    def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Dataset:
+        """Read objects of a program."""
+        from raglane.data.reading import read
 
         if self.columns.on_bad_row != "fail":
             rule = "left out for data in memory"
             raise ArgumentError(message("on_bad_row", quote(self.columns.on_bad_row), rule, "pass a file"))
-        return records_from(data, labels, self.asked(task, need_labels=need_labels))
+        return read(data, self.asked(task, need_labels=need_labels), labels=labels)
 
-    def open(self, task: str) -> Records | Dataset:
-        """Read it, unless it is a folder that ``raglane convert`` wrote: such a one is only opened."""
+    def open(self, task: str) -> Dataset:
+        """Read the data, or open it if it is a folder that ``raglane convert`` wrote."""
         if self._converted is None:
             return self.read(task)
-        from raglane.data.stored_dataset import Dataset
+        from raglane.data.dataset import Dataset
 
         return Dataset(self._converted, self.asked(task))
 
-    def guess(self, loss: str | None = None) -> tuple[Records | Dataset, str]:
-        """Open it for the task that its labels are for, see :func:`guess_task`; a folder knows what it was made for."""
+    def guess(self, loss: str | None = None) -> tuple[Dataset, str]:
+        """Open the data for the task that its labels suit, or that a folder was converted for."""
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
@@ -220,25 +220,27 @@ class Source:
             return guess_task(self.read, others, loss)
         return self._guess_of_most(others, loss)
 
-    def _guess_of_held(self, loss: str | None) -> tuple[Records, str]:
-        """The same of what a program holds; records say what they are for."""
-        from raglane.data.records import Records
+    def _guess_of_held(self, loss: str | None) -> tuple[Dataset, str]:
+        """Read objects of a program for the task that their labels suit; a Dataset has labels of one kind."""
+        from raglane.data.dataset import Dataset
 
         data, labels = self.held or (None, None)
-        if not isinstance(data, Records):
+        if not isinstance(data, Dataset):
             return guess_task(self.read, LABELLED, loss)
-        records = data if labels is None else self.read("classify")
-        if records.targets is not None:
-            return records, "regress" if records.targets.is_numbers else "multilabel"
-        return records, "tag" if records.labels is None and records.tags is not None else "classify"
+        data = data if labels is None else self.read("classify")
+        if not data.is_in_memory:
+            return data, data.columns.task
+        if data.targets is not None:
+            return data, "regress" if data.targets.is_numbers else "multilabel"
+        return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
-    def _guess_of_most(self, others: tuple[str, ...], loss: str | None) -> tuple[Records, str]:
+    def _guess_of_most(self, others: tuple[str, ...], loss: str | None) -> tuple[Dataset, str]:
         """The same where rows may be left out: the task that all rows are for, or else most of them."""
         strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
         try:
             return guess_task(strict.read, others, loss)
         except DataError as error:
-            found: list[tuple[Records, str]] = []
+            found: list[tuple[Dataset, str]] = []
             for task in tasks_of(loss) or ("classify", *others):
                 with suppress(DataError):
                     found.append((self.read(task), task))
@@ -257,20 +259,19 @@ class Source:
         named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
         return Columns(task=task, need_labels=need_labels, **named)
 
-    def found_in(self, records: Records | Dataset) -> dict[str, Any]:
+    def found_in(self, records: Dataset) -> dict[str, Any]:
         """The columns for another file of this kind: those that the reader found, and those that were named.
 
         A guessed id or time column is left to be guessed again: another file may do without.
         """
         from raglane.data.records import LISTS
-        from raglane.data.statistics import Counted
 
         found = records.columns
         guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
         for name in LISTS:
             names = getattr(found, name)
             guessed[name] = None if names is None else list(names)
-        if isinstance(records, Counted):
+        if not records.is_in_memory:
             # What a folder was converted with is what other data is to be read with.
             guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
             guessed |= {"time_gaps": found.time_gaps, "time": found.time}
@@ -334,7 +335,7 @@ class SavedSource:
         return Source(None if path is None else Path(path), self.format, self.columns)
 
 
-def guess_task(read: Callable[[str], Records], others: tuple[str, ...], loss: str | None = None) -> tuple[Records, str]:
+def guess_task(read: Callable[[str], Dataset], others: tuple[str, ...], loss: str | None = None) -> tuple[Dataset, str]:
     """Read data for the task that its labels are for: to classify, unless that cannot be."""
     first, *rest = tasks_of(loss) or ("classify", *others)
     try:

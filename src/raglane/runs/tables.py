@@ -97,7 +97,7 @@ class TablePredictor:
 
     def _predict(self, records: Any, arrow: Any) -> Any:
         columns = finite(self.run.predict(records, **self.options).columns)
-        if records.ids is None:
+        if not records.has_ids:
             del columns["id"]
         return arrow.table({name: arrow.array(values) for name, values in columns.items()})
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
 from raglane._utils.messages import argument, count_of, message, quote
-from raglane.data.dataset import held_out, split
-from raglane.data.missing import refuse_missing
-from raglane.data.records import Records, note_empty
-from raglane.data.stored_dataset import Dataset
+from raglane.data.dataset import Dataset
+from raglane.data.holdout import held_out
+from raglane.data.records import note_empty
 from raglane.errors import ArgumentError, DivergedError
 from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, write_card
@@ -156,7 +155,7 @@ def _check(settings: Settings) -> None:
     check_logger(settings.logger)
 
 
-def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Records | Dataset]:
+def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Dataset]:
     """The settings, and the sequences; a task that was not chosen is that which their labels, and the loss, are for."""
     if "task" in chosen or source.is_default:
         settings = Settings(**chosen)
@@ -171,7 +170,7 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
     return Settings(**{**chosen, "task": task}), records
 
 
-def guessed(source: Source, loss: str | None, say: Say) -> tuple[Records | Dataset, str]:
+def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
     """The sequences, and the task that their labels and a loss are for."""
     records, task = source.guess(loss)
     if task != "classify":
@@ -225,8 +224,8 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
 
 
 def read_parts(
-    sources: Sources, records: Records | Dataset, settings: Settings, say: Say
-) -> tuple[Records | Dataset, Records | Dataset | None, Records | None]:
+    sources: Sources, records: Dataset, settings: Settings, say: Say
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """The training, validation and test part; the last is read now, so that a mistake in it shows at once."""
     given = None if sources.validation is None else _read(sources.validation, settings, say)
     where = "" if sources.validation is None else sources.validation.where
@@ -239,22 +238,24 @@ def read_parts(
     return training, validation, sources.training.read(settings.task, part="test") if is_default else None
 
 
-def _read(source: Source, settings: Settings, say: Say) -> Records:
+def _read(source: Source, settings: Settings, say: Say) -> Dataset:
     records = source.read(settings.task)
-    if settings.task == "classify" and (note := note_empty(records)):
+    if settings.task == "classify" and (note := note_empty(records.records)):
         say(f"{source.where}: {note}")
     return records
 
 
-def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Records]:
-    """Split off a validation part that holds no label and no tag which the training part lacks.
+def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Hold a validation part out which has no label and no tag that the training part lacks.
 
-    A sequence with a label or a tag that only the held-out part has goes back to the training part: a model can
-    neither learn nor be measured on what it has never seen.
+    A sequence with such a label goes back to the training part: a model can neither learn it nor be measured on it.
+    Sequences that are not in memory are split without this rule, because their labels are not read.
     """
-    numbered = replace(records, ids=tuple(range(len(records))))
-    kept, apart = split(numbered, fraction, seed)
-    rows = np.array(apart.ids, dtype=np.int64)
+    mask = held_out(data, fraction, seed)
+    kept, apart = data.subset(~mask), data.subset(mask)
+    if not data.is_in_memory:
+        return kept, apart
+    rows = np.flatnonzero(mask)
     if apart.labels is not None and kept.labels is not None:
         rows = rows[_known(apart.labels, kept.labels)]
     elif apart.tags is not None and kept.tags is not None:
@@ -263,9 +264,11 @@ def hold_out(records: Records, fraction: float, seed: int) -> tuple[Records, Rec
         seen = set(chain.from_iterable(kept.targets.values))
         known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
         rows = rows[_all_in_each(known, apart.offsets) if apart.targets.per_element else known]
-    mask = np.zeros(len(records), dtype=np.bool_)
+    if len(rows) == len(apart):
+        return kept, apart
+    mask[:] = False
     mask[rows] = True
-    return records.select(~mask), records.select(mask)
+    return data.subset(~mask), data.subset(mask)
 
 
 def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -282,55 +285,37 @@ def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
 
 
 def _divide(
-    records: Records | Dataset, validation: Records | None, settings: Settings, where: str, validation_from: str = ""
-) -> tuple[Records | Dataset, Records | Dataset | None, tuple[str, ...]]:
-    """The training and the validation part, and a line on each."""
+    data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str = ""
+) -> tuple[Dataset, Dataset | None, tuple[str, ...]]:
+    """Return the training and the validation part, and a line on each."""
     rule = "none; the training loss decides which epoch is best"
     if validation is not None:
         rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
-    if isinstance(records, Dataset):
-        return _divide_stored(records, validation, settings, where, rule)
-    training = records
+    training, in_memory = data, data.is_in_memory
     if validation is None and settings.validation_fraction > 0:
-        if settings.missing == "error" and not records.is_tokens:
-            # Before the split, after which rows have other numbers.
-            refuse_missing(records)
-        training, validation = hold_out(records, settings.validation_fraction, settings.seed)
-        how = "stratified by label, " if records.labels is not None and settings.task == "classify" else ""
+        if settings.missing == "error":
+            # Before the split, so that the message counts in all sequences.
+            data.refuse_missing()
+        training, validation = hold_out(data, settings.validation_fraction, settings.seed)
+        how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"
-    what = "tokens" if training.is_tokens else f"elements of {count_of(len(training.channels), 'channel')}"
-    if training.features:
-        what += f" and {', '.join(f'{feature.name} ({feature.kind})' for feature in training.features)}"
-    found = f"training: {count_of(len(training), 'sequence')}, {len(training.values):,} {what}, from {where}"
-    return training, validation, (found, f"validation: {rule}")
+    what = "tokens" if training.is_tokens else "elements"
+    if in_memory:
+        what += "" if training.is_tokens else f" of {count_of(len(training.channels), 'channel')}"
+        features = ", ".join(f"{feature.name} ({feature.kind})" for feature in training.features)
+        what += f" and {features}" if features else ""
+    # NumPy adds up 10**9 numbers of 32 bits in half a second, torch in eighteen.
+    elements = int(training.element_counts.sum(dtype=np.int64))
+    how = "" if in_memory else "batch by batch "
+    line = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, {how}from {where}"
+    return training, validation, (line, f"validation: {rule}")
 
 
-def _divide_stored(
-    training: Dataset, validation: Records | Dataset | None, settings: Settings, where: str, rule: str
-) -> tuple[Dataset, Records | Dataset | None, tuple[str, ...]]:
-    """The same of a folder that was converted, which is not read: vocabulary, scale and classes stand beside it."""
-    what = "tokens" if training.statistics.tokens else "elements"
-    if validation is None and settings.validation_fraction > 0:
-        classes = training.labels() if settings.task == "classify" else None
-        if classes is not None:
-            # In the order of their texts, as split has them: so the parts are those of data that was not converted.
-            classes = np.argsort(np.argsort(np.array(training.preprocessor.labels, dtype=object)))[classes]
-        mask = held_out(len(training), classes, settings.validation_fraction, settings.seed)
-        training, validation = training.subset(~mask), training.subset(mask)
-        share = f"{100 * settings.validation_fraction:g} % of the training sequences"
-        how = "" if classes is None else "stratified by label, "
-        rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}; "
-        rule += "vocabulary and scale were counted of all, these too"
-    # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
-    elements = int(training.lengths.numpy().sum(dtype=np.int64))
-    found = f"training: {count_of(len(training), 'sequence')}, {elements:,} {what}, batch by batch from {where}"
-    return training, validation, (found, f"validation: {rule}")
-
-
-def _planned(settings: Settings, training: Records | Dataset, what: str) -> tuple[Settings, str]:
+def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings, str]:
     """The settings with the batches that the planner advises, and a line on why."""
     settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"
@@ -340,12 +325,10 @@ def _planned(settings: Settings, training: Records | Dataset, what: str) -> tupl
     return settings, f"batches: {size} {kind}. {why}"
 
 
-def _tell_too_long(settings: Settings, training: Records | Dataset, say: Say) -> None:
+def _tell_too_long(settings: Settings, training: Dataset, say: Say) -> None:
     """Say how many sequences do not fit into a batch, and what becomes of them."""
     most, words = settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
-        # The last element of a forecast is no input; a dataset gives the lengths of its inputs.
-        targets = isinstance(training, Records) and settings.task == "forecast"
-        count = int((np.asarray(training.lengths) - targets > most).sum())
+        count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]
         say(f"longer than a batch of {most:,} elements: {count_of(count, 'sequence')}, {what}")

@@ -12,8 +12,9 @@ import torch
 
 from raglane._utils.checks import check_choice
 from raglane._utils.messages import message, require
-from raglane.data.objects import is_panel, is_text, records_from
-from raglane.data.records import Columns, Records
+from raglane.data.dataset import Dataset
+from raglane.data.reading import is_panel, is_text, read
+from raglane.data.records import Columns
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
@@ -32,21 +33,21 @@ _OWN = ("task", "seed")
 _NO_LABELS = Columns(need_labels=False)
 
 
-def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Records:  # noqa: N803
+def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
     """The sequences of an estimator's X: arrays, lists, texts, and the panels of sktime and aeon."""
     channels = estimator.channels
     check_choice("channels", channels, ("first", "last"))
     if reset:
         for name in ("n_features_in_", "feature_names_in_", "_channels"):
             vars(estimator).pop(name, None)
-    is_rows = not (isinstance(X, (Ragged, Records)) or is_panel(X) or _is_list(X) or getattr(X, "ndim", 0) == 3)
+    is_rows = not (isinstance(X, (Ragged, Dataset)) or is_panel(X) or _is_list(X) or getattr(X, "ndim", 0) == 3)
     if is_rows:
         records = _rows(estimator, X, reset)
-    elif isinstance(X, (Ragged, Records)) or is_panel(X):
-        records = records_from(X, columns=_NO_LABELS)
+    elif isinstance(X, (Ragged, Dataset)) or is_panel(X):
+        records = read(X, _NO_LABELS)
     else:
         parts = list(X)
-        records = records_from(parts if is_text(parts) else _steps_first(parts, channels), columns=_NO_LABELS)
+        records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
     found = None if records.is_tokens else len(records.channels)
     if reset:
         estimator._channels = found
@@ -83,7 +84,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
         try:
             array = np.asarray(plain)
         except ValueError:
-            # Lists of other lengths in a list: records_from has the words.
+            # Lists of other lengths in a list: read has the words.
             found.append(part)
             continue
         if array.ndim == 2:
@@ -100,7 +101,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     return found
 
 
-def _rows(estimator: Any, X: Any, reset: bool) -> Records:  # noqa: N803
+def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     """An array ``(n, L)``: one sequence of one channel per row."""
     rules: dict[str, Any] = {
         "dtype": np.float64,
@@ -114,10 +115,10 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Records:  # noqa: N803
     else:
         # It was fitted on sequences of any lengths.
         found = check_array(X, **rules)
-    return records_from(found, columns=_NO_LABELS)
+    return read(found, _NO_LABELS)
 
 
-def _targets(y: Any, records: Records, *, numbers: bool) -> npt.NDArray[Any]:
+def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
     """The targets: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` finite numbers."""
     if y is None:
         rule = "an estimator that is supervised requires y to be passed, but the target y is None"
@@ -155,7 +156,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             if name != "self":
                 setattr(self, name, value)
 
-    def _train(self, records: Records) -> None:
+    def _train(self, records: Dataset) -> None:
         options = {field.name: getattr(self, field.name) for field in fields(Settings) if field.name not in _OWN}
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
@@ -224,7 +225,7 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         records = _sequences_from(self, X, reset=True)
         self.classes_, places = np.unique(_targets(y, records, numbers=False), return_inverse=True)
         # By their places, so that labels of any kind come back as they were.
-        self._train(records_from(records, places.tolist(), Columns()))
+        self._train(read(records, Columns(), labels=places.tolist()))
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
@@ -271,7 +272,7 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """
         records = _sequences_from(self, X, reset=True)
         y = _targets(y, records, numbers=True)
-        self._train(records_from(records, y.tolist(), Columns("regress")))
+        self._train(read(records, Columns("regress"), labels=y.tolist()))
         self._is_matrix = y.ndim == 2
         return self
 

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, Sampler
 
 from raglane._utils.messages import argument, message
 from raglane.data.collate import collate
-from raglane.data.dataset import SequenceDataset, Sequences
+from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.preprocess import Preprocessor
-from raglane.data.stored_dataset import Dataset
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import DataError
 from raglane.ragged import Ragged
@@ -66,7 +65,7 @@ class ChunkedBatches:
             yield Batch(chunk.inputs, targets, chunk.sequences, chunk.begins)
 
 
-def chunked_order(dataset: Sequences, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
+def chunked_order(dataset: Dataset, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
     """The chunks of a training, epoch after epoch."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
     targets = None if whole.targets is None else whole.inputs._like(whole.targets)
@@ -85,11 +84,11 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
 
 
 def training_batches(
-    training: Sequences, settings: Settings, rank: int, ranks: int
-) -> tuple[Sequences, BatchSampler | TBPTTSampler, int]:
+    training: Dataset, settings: Settings, rank: int, ranks: int
+) -> tuple[Dataset, BatchSampler | TBPTTSampler, int]:
     """The sequences as batches have them, the batches of a rank, and how many elements one usually has."""
     if settings.batch_elements is not None and settings.too_long == "split":
-        training = training.in_memory().cut(settings.batch_elements)
+        training = training.cut(settings.batch_elements)
     # NumPy adds up 10**9 of 32 bits in half a second, torch in eighteen.
     mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
     if settings.bptt_steps is not None:
@@ -120,7 +119,7 @@ class Remaining(Sampler[list[int]]):
         return iter(self._order)
 
 
-def in_order(dataset: Sequences, limit: BatchLimit) -> Iterator[Batch]:
+def in_order(dataset: Dataset, limit: BatchLimit) -> Iterator[Batch]:
     """All sequences in the order of the data, batch by batch."""
     for rows in order_of_data(dataset.lengths, limit):
         yield make_batch(dataset.__getitems__(rows))
@@ -133,7 +132,7 @@ def order_of_data(lengths: Tensor, limit: BatchLimit) -> list[list[int]]:
 
 
 def shares_of(
-    validation: Sequences, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
+    validation: Dataset, settings: Settings, order: BatchSampler | TBPTTSampler, rank: int, ranks: int
 ) -> list[list[int]]:
     """The batches of the validation part: of each this rank's share. A rank that has none of any has no batches."""
     limit = BatchLimit(sequences=settings.batch_size) if isinstance(order, TBPTTSampler) else order.limit
@@ -141,7 +140,7 @@ def shares_of(
     return [rows for rows in shares if rows]
 
 
-def loader(dataset: Sequences, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
+def loader(dataset: Dataset, order: Sampler[list[int]] | list[list[int]], workers: int = 0) -> DataLoader[Any]:
     """A DataLoader that gives the batches of ``order``, each a :class:`Batch`."""
     return DataLoader(
         dataset,
@@ -185,14 +184,11 @@ class RareTokens:
     in_targets: bool
 
     @classmethod
-    def of(cls, training: Sequences, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
+    def of(cls, training: Dataset, preprocessor: Preprocessor, settings: Settings) -> RareTokens | None:
         """Those of the training part; None where there are none, or none is to be hidden."""
-        if settings.unk_dropout == 0:
+        if settings.unk_dropout == 0 or (preprocessor.vocabulary is None and not preprocessor.categories):
             return None
-        if isinstance(training, Dataset):
-            rare = _once_counted(training)
-        else:
-            rare = _once_in(training.in_memory(), preprocessor)
+        rare = _seen_once(training, preprocessor)
         for words in rare:
             # The unknown token itself.
             words[0] = False
@@ -219,25 +215,9 @@ class RareTokens:
         return tokens.masked_fill(rare[tokens] & drawn, 0)
 
 
-def _once_in(training: SequenceDataset, preprocessor: Preprocessor) -> list[Tensor]:
-    """The same of a dataset in memory; what a sequence has once is counted once, on however many elements it stands."""
-    coded = [encoder for encoder in preprocessor.features if encoder.vocabulary is not None]
-    sizes = [len(encoder.vocabulary or ()) for encoder in coded]
-    columns = [training.values]
-    if training.values.dim() == 2:
-        sizes += [] if preprocessor.vocabulary is None else [len(preprocessor.vocabulary)]
-        columns = list(training.values[:, training.values.shape[1] - len(sizes) :].long().unbind(1))
-    elif preprocessor.vocabulary is not None:
-        sizes = [len(preprocessor.vocabulary)]
-    first = training.offsets[:-1][training.lengths > 0]
-    for place, encoder in enumerate(coded):
-        columns[place] = columns[place][first] if encoder.per_sequence else columns[place]
-    return [torch.bincount(column, minlength=size) == 1 for column, size in zip(columns, sizes, strict=True)]
-
-
-def _once_counted(training: Dataset) -> list[Tensor]:
-    """The same of a stored dataset, by its counts: of each vocabulary, in the order of the columns of inputs."""
-    known, preprocessor = training.statistics, training.preprocessor
+def _seen_once(training: Dataset, preprocessor: Preprocessor) -> list[Tensor]:
+    """Return the words of each vocabulary that occur once, as masks in the order of the columns of inputs."""
+    known = training.statistics
     coded = [(encoder, encoder.vocabulary) for encoder in preprocessor.features if encoder.vocabulary is not None]
     counted = [(known.features[encoder.name].words, words) for encoder, words in coded]
     if preprocessor.vocabulary is not None:

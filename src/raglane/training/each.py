@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, buckets
 from raglane.data.order import BatchLimit
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order
 from raglane.training.checkpoint import SavedModel
@@ -57,7 +55,7 @@ class Hard:
 class Each:
     """The scores of sequences, one by one."""
 
-    records: Records | Dataset
+    records: Dataset
     rows: npt.NDArray[np.int64]
     loss: npt.NDArray[np.float64]
     metric: npt.NDArray[np.float64]
@@ -66,7 +64,7 @@ class Each:
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """``(B,)``, of the sequences as the data has them."""
-        return np.asarray(self.records.lengths)[self.rows]
+        return np.asarray(self.records.element_counts)[self.rows]
 
     def ranges(self) -> tuple[Range, ...]:
         """Ranges of lengths with about as many sequences each."""
@@ -83,25 +81,24 @@ class Each:
         """The sequences with the largest losses, the largest first."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
-        chosen = self.records.select(self.rows[order])
+        chosen = self.records.subset(self.rows[order])
         told, true = [""] * len(chosen), [""] * len(chosen)
-        names: Any = self.rows[order].tolist() if isinstance(chosen, Records) and not chosen.ids else chosen.ids
-        if isinstance(chosen, Records) and saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
+        if saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
             told = [_said(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
             known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
             true = [_said(entry) for entry in known]
         return tuple(
             Hard(str(name), int(length), float(self.loss[place]), float(self.metric[place]), is_so, said)
             for name, length, place, is_so, said in zip(
-                names, chosen.lengths.tolist(), order.tolist(), true, told, strict=True
+                chosen.ids, chosen.element_counts.tolist(), order.tolist(), true, told, strict=True
             )
         )
 
 
-def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.device, seed: int = 0) -> Each:
+def measure_each(saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0) -> Each:
     """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance."""
     rows = drawn(records, seed)
-    dataset = saved.preprocessor.apply(records.select(rows))
+    dataset = saved.preprocessor.apply(records.subset(rows))
     task = make_task(saved.preprocessor, saved.model.config)
     model = saved.model.to(device)
     sums: list[Tensor] = []
@@ -118,7 +115,7 @@ def measure_each(saved: SavedModel, records: Records | Dataset, device: torch.de
         return Each(records, rows, loss / count, metric / count, count)
 
 
-def drawn(records: Records | Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
+def drawn(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
     """The sequences to measure one by one: all of them, or 5,000 that are drawn by chance."""
     rows = np.arange(len(records))
     if len(rows) > _MOST:

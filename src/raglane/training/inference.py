@@ -13,10 +13,9 @@ from torch import Tensor
 
 from raglane._utils.memory import check_memory
 from raglane._utils.messages import message, quote, quote_all, require, shorten
+from raglane.data.dataset import Dataset
 from raglane.data.epochs import check_least
 from raglane.data.order import BatchLimit
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
@@ -163,7 +162,7 @@ def pick_device(name: str) -> torch.device:
 
 def predict(
     saved: SavedModel,
-    records: Records,
+    records: Dataset,
     *,
     batch_size: int = 256,
     probabilities: bool = False,
@@ -205,14 +204,14 @@ def predict(
     answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
     columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
     if task.is_per_element:
-        own = [slice(start, end) for start, end in pairwise(dataset.offsets.tolist())]
+        own = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[part] for part in own] for name, values in columns.items()}
     return Predictions({"id": ids, **columns})
 
 
 def evaluate(
     saved: SavedModel,
-    records: Records | Dataset,
+    records: Dataset,
     *,
     batch_size: int = 256,
     top: int = 1,

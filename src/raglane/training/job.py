@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from raglane._utils.files import as_path, write_file
 from raglane._utils.messages import argument, message
+from raglane.data.dataset import Dataset
 from raglane.data.records import Feature, Records
-from raglane.data.statistics import Counted
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find
@@ -70,10 +69,10 @@ class RunDescription:
 class Job(RunDescription):
     """A training that is checked and settled, as one process hands it to others: with its sequences and its folder."""
 
-    training: Records | Dataset
-    validation: Records | Dataset | None = None
+    training: Dataset
+    validation: Dataset | None = None
     # Only checked against the model.
-    test: Records | None = None
+    test: Dataset | None = None
     # Of a file, by what they hold; kept with the model.
     columns: Mapping[str, Any] = field(default_factory=dict)
     # Locked by the process that made the job; None keeps the best model in memory.
@@ -156,39 +155,26 @@ def refuse_diverged(description: RunDescription, folder: Path) -> None:
 _Hashes = npt.NDArray[np.uint64]
 
 
-def fingerprint(*parts: Records | Counted | None) -> str:
+def fingerprint(*parts: Dataset | None) -> str:
     """A short text that differs for different sequences, labels or order."""
     digest = hashlib.sha256()
-    for records in parts:
-        if records is None:
-            continue
-        if isinstance(records, Counted):
-            digest.update(records.fingerprint.encode())
-            continue
-        digest.update(np.ascontiguousarray(records.offsets).tobytes())
-        for words in (records.labels, records.tags, records.values if records.is_tokens else None):
-            if words is not None:
-                # repr keeps ("a b",) and ("a", "b") apart.
-                digest.update(repr(list(words)).encode())
-        if records.targets is not None:
-            digest.update(repr(records.targets.values.tolist()).encode())
-        if not records.is_tokens:
-            digest.update(np.ascontiguousarray(records.values).tobytes())
-        for feature in records.features:
-            digest.update(repr((feature.name, feature.kind, feature.values.tolist())).encode())
+    for part in parts:
+        for content in () if part is None else part.contents():
+            digest.update(content)
     return digest.hexdigest()[:16]
 
 
-def identity(*parts: Records | Counted | None) -> str:
+def identity(*parts: Dataset | None) -> str:
     """A short text that differs for different sequences or labels, in whatever order and parts."""
     total, count = 0, 0
     for part in parts:
-        if isinstance(part, Counted):
+        if part is None:
+            continue
+        if not part.is_in_memory:
             # Its parts are rows of one folder, whose counts they share.
             return f"folder-{zlib.crc32(repr(part.statistics.to_config()).encode()):08x}"
-        if part is not None:
-            total += int(_sequences(part).sum(dtype=np.uint64))
-            count += len(part)
+        total += int(_sequences(part.records).sum(dtype=np.uint64))
+        count += len(part)
     return f"{count}-{total % 2**64:016x}"
 
 

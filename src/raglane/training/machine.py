@@ -10,10 +10,9 @@ import torch
 
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import argument, message
+from raglane.data.dataset import Dataset
 from raglane.data.missing import BLOCKS
 from raglane.data.order.limit import pieces_of
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError
 from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device
@@ -70,7 +69,7 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
     check_memory(what, FLOAT * (model + saving + outputs) + TRAINED_TENSOR * tensors, fix)
 
 
-def plan_batches(settings: Settings, training: Records | Dataset, what: str = "batch_size") -> tuple[Settings, str]:
+def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size") -> tuple[Settings, str]:
     """Choose how large a batch is, and whether batches are made of similar lengths, by measuring the layer here.
 
     Several ranks share a batch, and the memory and the cores of the machine: a batch is as large as the best of one

@@ -12,9 +12,9 @@ from typing import Any
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, current_flags, flags, message, require
+from raglane.data.dataset import Dataset
 from raglane.data.formats.pieces import skipped_lines
-from raglane.data.records import Records, Skipped
-from raglane.data.stored_dataset import Dataset
+from raglane.data.records import Skipped
 from raglane.errors import DataError, LostRankError
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume
 from raglane.training.job import (
@@ -39,15 +39,15 @@ __all__ = ["RunDescription", "TrainingResult", "left_out", "load_description", "
 
 def train(
     settings: Settings,
-    training: Records | Dataset,
-    validation: Records | Dataset | None,
+    training: Dataset,
+    validation: Dataset | None,
     folder: str | os.PathLike[str] | None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    test: Records | None = None,
+    test: Dataset | None = None,
     watcher: Watcher | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
@@ -102,14 +102,14 @@ def check_settings(settings: Settings) -> None:
 
 def run_job(
     settings: Settings,
-    training: Records | Dataset,
-    validation: Records | Dataset | None,
+    training: Dataset,
+    validation: Dataset | None,
     folder: Path | None,
     before: RunDescription | None = None,
     *,
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
-    test: Records | None = None,
+    test: Dataset | None = None,
     watcher: Watcher | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
@@ -159,7 +159,7 @@ def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
     return launch(job, watcher)
 
 
-def left_out(*parts: Records | Dataset | None) -> list[Skipped]:
+def left_out(*parts: Dataset | None) -> list[Skipped]:
     """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
     return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
 

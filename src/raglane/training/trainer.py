@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument, message
-from raglane.data.dataset import Sequences
+from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
@@ -109,8 +107,8 @@ class Trainer:
         # Files of the best model, where there is no folder.
         self.best: dict[str, bytes] = {}
 
-    def _applied(self, records: Records | Dataset) -> Sequences:
-        dataset: Sequences = self.preprocessor.apply(records)
+    def _applied(self, records: Dataset) -> Dataset:
+        dataset = self.preprocessor.apply(records)
         self.task.check(records)
         return dataset
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from looped import looped
-from raglane.data import BatchLimit, BatchSampler, EpochOrder, SequenceDataset
+from made_datasets import of_tensors
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.order import EpochPools
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
@@ -48,7 +49,7 @@ def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
     if limit.too_long == "drop":
         return {row: length for row, length in enumerate(lengths) if length <= longest}
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
-    data = SequenceDataset(torch.zeros(int(offsets[-1])), offsets)
+    data = of_tensors(torch.zeros(int(offsets[-1])), offsets)
     return dict(enumerate(data.cut(longest).lengths.tolist()))
 
 
@@ -278,7 +279,7 @@ def test_lengths_that_their_owner_changes_are_not_the_batches() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers: int) -> None:
     lengths = torch.tensor([3, 0, 1, 4, 2])
-    data = SequenceDataset(torch.arange(10), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+    data = of_tensors(torch.arange(10), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
     batches = BatchSampler(data.lengths, BatchLimit(sequences=2))
     loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=rl.collate, num_workers=workers)
     assert len(loader) == 3
@@ -290,7 +291,7 @@ def test_in_a_loader(workers: int) -> None:
 def test_going_on_while_workers_fetch_ahead() -> None:
     lengths = torch.randint(0, 9, (400,))
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    data = SequenceDataset(torch.arange(int(offsets[-1])), offsets)
+    data = of_tensors(torch.arange(int(offsets[-1])), offsets)
 
     def loader(batches: BatchSampler) -> torch.utils.data.DataLoader[Any]:
         return torch.utils.data.DataLoader(

@@ -42,35 +42,7 @@ def read(
     *,
     on_bad_row: str = "fail",
 ) -> Records:
-    r"""Read sequences from a file or a folder.
-
-    Args:
-        path: a ``.ts``, Parquet, Arrow, JSON lines, CSV or text file, a converted folder, or a folder of text files,
-            one per class.
-        columns: the roles of the columns; None guesses them, for the task ``"classify"``.
-        format: a key of ``FORMATS``; None chooses by the suffix, or by the content of a folder.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule and list them in ``skipped``.
-
-    Returns:
-        The content as written. ``notes`` lists guesses, omissions, named columns that the format lacks, and the number
-        of empty sequences with a label.
-
-    Raises:
-        DataError: the path is missing, unreadable, empty or has an unknown suffix; it is neither a file nor a folder
-            but e.g. a FIFO, which might never end; or its content breaks a rule.
-        ArgumentError: ``format`` or ``on_bad_row`` is unknown.
-        ArgumentTypeError: ``path`` is not a path, or ``columns`` not a :class:`~raglane.data.Columns`.
-        MissingExtraError: the format requires the ``data`` extra.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = Path(folder, "cat.txt").write_text("tom\ntiger\n")
-        ...     _ = Path(folder, "dog.txt").write_text("rex\n")
-        ...     records = read(folder)
-        >>> records.labels, records.lengths.tolist()
-        (('cat', 'cat', 'dog'), [3, 5, 3])
-    """
+    """Read a file or a folder as records."""
     path, columns = as_path(path), Columns() if columns is None else columns
     check_kind("columns", columns, Columns, "an object of Columns, or None", "pass e.g. rl.data.Columns(label=...)")
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)

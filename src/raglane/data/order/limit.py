@@ -42,8 +42,8 @@ class BatchLimit:
         elements: elements in a batch.
         padded: elements of the batch after padding to its longest sequence.
         too_long: treatment of a sequence that is longer than ``elements`` or ``padded``: ``"refuse"`` raises an error;
-            ``"drop"`` leaves it out; ``"split"`` replaces it by pieces, see :meth:`SequenceDataset.cut
-            <raglane.data.SequenceDataset.cut>`; ``"alone"`` makes it a batch of its own.
+            ``"drop"`` leaves it out; ``"split"`` replaces it by pieces, see :meth:`Dataset.cut
+            <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch of its own.
 
     Raises:
         ArgumentTypeError: a number is not an int.

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raglane._utils.messages import argument, message, quote
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
-from raglane.data.statistics import statistics_of
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
@@ -33,7 +31,7 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
-def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, str | None]:
+def settle(settings: Settings, training: Dataset) -> tuple[Settings, str | None]:
     """Settings with the loss that suits the data where none is chosen, and a line that says so."""
     if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
         return settings, None
@@ -41,14 +39,14 @@ def settle(settings: Settings, training: Records | Dataset) -> tuple[Settings, s
     return replace(settings, loss="bce"), f"loss: bce, since {why}"
 
 
-def _is_binary(training: Records | Dataset) -> bool:
+def _is_binary(training: Dataset) -> bool:
     """True where all features are 0 or 1, and not all steps are the same."""
-    channels = statistics_of(training).channels.values()
+    channels = training.statistics.channels.values()
     are_binary = all(channel.is_binary and not channel.missing for channel in channels)
     return are_binary and any(channel.high > channel.low for channel in channels)
 
 
-def fit(training: Records | Dataset, settings: Settings) -> Preprocessor:
+def fit(training: Dataset, settings: Settings) -> Preprocessor:
     """Fit the preprocessing of a task to the training part: binary channels are left as they are, others are scaled."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
     fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)

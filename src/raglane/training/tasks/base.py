@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from raglane._utils.messages import message
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -125,7 +124,7 @@ class Task(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def meter(self, model: Any, records: Records | Dataset) -> Meter:
+    def meter(self, model: Any, records: Dataset) -> Meter:
         """An empty sum of all that an evaluation of a model on some records says.
 
         A task with ``top`` among its options takes it here and in :meth:`columns`: how many classes are told.
@@ -178,7 +177,7 @@ class Task(ABC):
             batches: with targets.
         """
 
-    def check(self, records: Records | Dataset) -> None:  # noqa: B027
+    def check(self, records: Dataset) -> None:  # noqa: B027
         """Raise a :class:`~raglane.errors.DataError` where the loss cannot be taken on some data."""
 
 

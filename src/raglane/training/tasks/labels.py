@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
-from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
@@ -43,7 +42,7 @@ class Classify(Task):
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
-    def meter(self, model: Any, records: Records | Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
         """The confusion matrix, and what follows from it."""
         return _Confusion(self.preprocessor.labels or (), top)
 
@@ -166,7 +165,7 @@ class MultiLabel(Task):
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
         model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
 
-    def meter(self, model: Any, records: Records | Dataset) -> _Sets:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset) -> _Sets:  # noqa: ARG002
         """F1 scores, and those of telling every label always."""
         return _Sets(self.preprocessor.labels or (), model.thresholds.cpu())
 

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
 from raglane.data.splitting import characters_in
-from raglane.data.stored_dataset import Dataset
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
@@ -37,7 +36,7 @@ class Language(Task):
         loss = F.cross_entropy(values_of(output), targets, reduction="sum")
         return Score(loss, loss.detach() / math.log(2), torch.as_tensor(targets.shape[0]), torch.zeros(()))
 
-    def meter(self, model: Any, records: Records | Dataset) -> _Bits:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset) -> _Bits:  # noqa: ARG002
         """Perplexity, and bits per character."""
         return _Bits(self, records)
 
@@ -64,7 +63,7 @@ class Language(Task):
 class _Bits:
     """The bits of all tokens, beside those of telling each by its frequency in this very data."""
 
-    def __init__(self, task: Language, records: Records | Dataset) -> None:
+    def __init__(self, task: Language, records: Dataset) -> None:
         self.task, self.records = task, records
         self.counts: Counter[int] = Counter()
         self.nats = 0.0
@@ -82,8 +81,9 @@ class _Bits:
         numbers = {"perplexity": _exp(self.nats / total), "unigram_perplexity": _exp(unigram / total)}
         split = self.task.preprocessor.split
         # Texts that are not in memory are not read again for it.
-        known = self.records if isinstance(self.records, Records) else None
-        characters = None if known is None else characters_in(known.values.tolist(), len(known), split)
+        characters = None
+        if self.records.is_in_memory:
+            characters = characters_in(self.records.values.tolist(), len(self.records), split)
         if characters:
             numbers |= {"bits_per_character": self.nats / math.log(2) / characters}
         if self.counts[0]:

@@ -11,10 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane._utils.messages import argument, message, quote, quote_all
+from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Records
-from raglane.data.statistics import statistics_of
-from raglane.data.stored_dataset import Dataset
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
@@ -64,7 +62,7 @@ class Regress(Task):
             (targets.abs() * scale).sum(),
         )
 
-    def meter(self, model: Any, records: Records | Dataset) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset) -> _Errors:  # noqa: ARG002
         """R2, errors, and those of the mean of the training part."""
         return _Errors(self)
 
@@ -173,13 +171,13 @@ class Forecast(Task):
             return known, torch.ones_like(known)
         return known, 1 - values[..., channels : 2 * channels]
 
-    def meter(self, model: Any, records: Records | Dataset) -> Meter:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
         """The errors, and those of simple rules."""
         return _Nats(self) if self.is_binary else _ForecastErrors(self)
 
-    def check(self, records: Records | Dataset) -> None:
+    def check(self, records: Dataset) -> None:
         """Raise a DataError where binary cross-entropy cannot be taken: of numbers that are neither 0 nor 1."""
-        known = statistics_of(records).channels if self.is_binary else {}
+        known = records.statistics.channels if self.is_binary else {}
         for name in self.preprocessor.channels if self.is_binary else ():
             if not known[name].is_binary:
                 got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"

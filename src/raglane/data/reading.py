@@ -1,12 +1,13 @@
-"""Sequences that a program holds, as records: lists, arrays, tensors, Ragged batches, tables and panels.
+"""Reads files, and objects of a program, into a dataset in memory.
 
-Numbers become channels ``x0`` to ``x<C-1>``, texts and lists of texts tokens, as in a file. What has columns is read as
-a file of that form: with a column of lists, or of texts, a row is a sequence, as in Parquet; else a row is an element,
-as in CSV.
+Numbers become channels ``x0`` to ``x<C-1>``; texts and lists of texts become tokens. A table with a column of lists or
+texts follows the rules of Parquet, where a row is a sequence; other tables follow those of CSV, where a row is an
+element.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.checks import check_tensor
+from raglane._utils.files import as_path
 from raglane._utils.messages import argument, message, quote, require
+from raglane.data import formats
+from raglane.data.dataset import Dataset
+from raglane.data.formats import csv
+from raglane.data.formats.arrow import Reader, is_list, read_labels
+from raglane.data.formats.arrow import is_text as holds_text
+from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, as_float32, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
@@ -25,71 +34,128 @@ from raglane.ragged import Ragged
 _DATA, _LABELS = Path("data"), Path("labels")
 
 _FORMS = (
-    "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, Records, "
+    "a path, a list of sequences, an array (sequences, steps) or (sequences, steps, channels), a Ragged, a Dataset, "
     "or a table of pandas, polars, Arrow or datasets"
 )
 
 
-def records_from(data: Any, labels: Any = None, columns: Columns | None = None) -> Records:
-    """Make records of what a program holds.
+def read(
+    source: Any,
+    columns: Columns | None = None,
+    format: str | None = None,
+    *,
+    labels: Any = None,
+    on_bad_row: str = "fail",
+) -> Dataset:
+    r"""Read sequences into memory: those of a file or folder, or of objects of a program.
 
     ==============================================  ============================================================
-    data                                            its sequences
+    source                                          its sequences
     ==============================================  ============================================================
+    path                                            those of a ``.ts``, Parquet, Arrow, JSON lines, CSV or text
+                                                    file, of a converted folder, or of a folder of text files, one
+                                                    per class
     list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
     list of texts, or of lists of texts             tokens; a text is split at white space
-    array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` of them, equally long
+    array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length
     :class:`~raglane.Ragged`                        its own, of ``(L,)`` or ``(L, C)``
-    table: pandas, polars, Arrow, datasets          as in a file: a row is a sequence where a column holds lists or
-                                                    texts, else an element, and a column says of which sequence
+    table: pandas, polars, Arrow, datasets          as in a file: with a column of lists or texts, a row is a
+                                                    sequence; else a row is an element, and a column names its
+                                                    sequence
     pandas, with an index of (sequence, step)       a row is an element, a column a channel
     pandas, each entry a Series                     a row is a sequence, a column a channel
-    list of pandas tables                           each table one, a row an element, a column a channel
-    :class:`~raglane.data.Records`                  its own
+    list of pandas tables                           a table is a sequence, its rows elements, its columns channels
+    :class:`~raglane.data.Dataset`                  its own
     ==============================================  ============================================================
 
     Args:
-        data: as above; NaN is missing.
-        labels: what is to be learned, one entry per sequence: a label; a list of labels, one per element; a number;
-            as the task of ``columns`` has it. None takes those of ``data``, if it has any.
-        columns: which columns of a table hold what, and the task; None guesses, for the task ``"classify"``.
+        source: as above; NaN is a missing number.
+        columns: which columns hold what, and the task; None guesses, for the task ``"classify"``.
+        format: of a path, a key of ``FORMATS``; None uses the suffix, and whether the path is a folder.
+        labels: of objects, the targets of the task, one entry per sequence: a label, a list with a label per element,
+            or numbers; None uses those of ``source``, if it has any.
+        on_bad_row: of a path, ``"fail"``, or ``"skip"`` to leave out rows that break a rule; ``skipped`` lists them.
+
+    Returns:
+        The sequences, unchanged. ``notes`` lists what was guessed and left out, named columns that the format lacks,
+        and the number of empty sequences with a label.
 
     Raises:
-        ArgumentTypeError: none of these.
-        DataError: no sequence, or a table that breaks a rule of its form.
-        ShapeError: sequences of different channels, or not one label per sequence.
-        MissingExtraError: texts, labels or a table without the ``data`` extra.
+        ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
+        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"`` nor ``"skip"``.
+        DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file or folder;
+            or content that breaks a rule.
+        ShapeError: sequences with different channels, or not one label per sequence.
+        MissingExtraError: the ``data`` extra is required and not installed.
 
     Example:
-        >>> records = records_from([[0.1, 0.5], [[0.9], [0.2], [0.3]]], ["up", "down"])
-        >>> records.lengths.tolist(), records.channels, records.labels
+        >>> data = read([[0.1, 0.5], [[0.9], [0.2], [0.3]]], labels=["up", "down"])
+        >>> data.lengths.tolist(), data.channels, data.labels
         ([2, 3], ('x0',), ('up', 'down'))
-        >>> records_from(["the cat", "a"], columns=Columns(need_labels=False)).values.tolist()
-        ['the', 'cat', 'a']
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "cat.txt").write_text("tom\ntiger\n")
+        ...     _ = Path(folder, "dog.txt").write_text("rex\n")
+        ...     data = read(folder)
+        >>> data.labels, data.lengths.tolist()
+        (('cat', 'cat', 'dog'), [3, 5, 3])
     """
-    columns = Columns() if columns is None else columns
-    if labels is not None:
-        # The labels that are given count, and a column of them need not be there.
-        columns = replace(columns, need_labels=False)
+    if isinstance(source, (str, os.PathLike)):
+        if labels is not None:
+            rule, fix = "None, because a file has its labels in a column", "name the column with Columns(label=...)"
+            raise ArgumentTypeError(message("labels", quote(labels), rule, fix))
+        return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
+    if isinstance(source, Dataset) and labels is None:
+        return source
+    return Dataset(records_from(source, labels, columns))
+
+
+def japanese_vowels() -> tuple[Dataset, Dataset]:
+    """Return the Japanese vowels data, from the files of sktime: 270 training and 370 test recordings.
+
+    Nine speakers say two vowels; a recording has 7 to 29 steps of 12 channels, and the speaker is the label. The
+    split is the official one. sktime itself is not imported.
+
+    Returns:
+        The training part and the test part.
+
+    Raises:
+        MissingExtraError: sktime is not installed.
+
+    Example:
+        >>> train, test = japanese_vowels()
+        >>> len(train), len(test)
+        (270, 370)
+    """
+    train, test = formats.japanese_vowels()
+    return Dataset(train), Dataset(test)
+
+
+def records_from(data: Any, labels: Any = None, columns: Columns | None = None) -> Records:
+    """Convert objects of a program to records, see :func:`read`."""
+    asked = Columns() if columns is None else columns
+    # A column of labels is optional if labels are passed.
+    columns = asked if labels is None else replace(asked, need_labels=False)
     records = _read(data, columns)
+    needs_labels = asked.need_labels or labels is not None
+    records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
-        raise DataError(message("data", "no sequences", "at least one sequence", "pass some"))
+        raise DataError(message("data", "no sequences", "at least one", "pass some"))
     if labels is not None:
         return _with_labels(records, labels, columns.task)
-    has_labels = any(part is not None for part in (records.labels, records.tags, records.targets))
-    if columns.wants_labels and not has_labels:
-        rule = f"a list with one entry per sequence, for the task {columns.task}"
+    if columns.wants_labels and not records.has_targets:
+        rule = f"the task {columns.task} needs them: one entry per sequence"
         raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
     return records
 
 
 def _read(data: Any, columns: Columns) -> Records:
-    if isinstance(data, Records):
-        return data
+    if isinstance(data, Dataset):
+        return data.records
     if isinstance(data, Ragged):
         return _flat(data.values, data.offsets.cpu().numpy())
     if isinstance(data, torch.Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind != "O"):
-        return _array(data)
+        return _array(check_tensor("data", data) if isinstance(data, torch.Tensor) else data)
     if _is_pandas(data, "DataFrame") and is_panel(data):
         return _panel(data)
     table = _table(data)
@@ -200,8 +266,6 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
 
 def _with_labels(records: Records, labels: Any, task: str) -> Records:
     """Records with labels, read as a column of a file would be."""
-    from raglane.data.formats.arrow import Reader, read_labels
-
     rule = "a list with one entry per sequence"
     if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
         raise ArgumentTypeError(message("labels", _kind(labels), rule, "pass a list"))
@@ -248,17 +312,13 @@ def _converted(make: Any) -> Any:
 
 def _of_table(table: Any, columns: Columns) -> Records:
     """A table, by the rules of Parquet where a row is a sequence, and by those of CSV where it is an element."""
-    from raglane.data.formats import csv
-    from raglane.data.formats.arrow import is_list, is_text
-    from raglane.data.formats.table import choose, records_of
-
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0])
     kinds = [field.type for field in table.schema]
     entries = None
     if columns.sequence is None and not any(map(is_list, kinds)):
         entries = _written(table)
-        if any(map(is_text, kinds)) and not csv.repeats_ids(entries, columns):
+        if any(map(holds_text, kinds)) and not csv.repeats_ids(entries, columns):
             entries = None
     if entries is not None:
         return csv.read_entries(_DATA, entries, columns)

@@ -1,0 +1,134 @@
+"""Flat tensors of sequences, and the items and batches that a DataLoader makes of a dataset."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane import segments
+from raglane.data.collate import Samples
+from raglane.data.order.limit import pieces_of
+from raglane.data.records import Columns
+from raglane.data.statistics import Statistics
+from raglane.ragged import Ragged
+
+
+class Sequences(ABC):
+    """The interface of a dataset that a preprocessor uses."""
+
+    columns: Columns
+    source: Path
+
+    @abstractmethod
+    def statistics_for(self, task: str) -> Statistics:
+        """Return the statistics of the sequences and of the labels that a task learns."""
+
+    @abstractmethod
+    def with_preprocessor(self, preprocessor: Any, require_targets: bool = True) -> Any:
+        """Return the same sequences with another preprocessor."""
+
+    @abstractmethod
+    def refuse_missing(self) -> None:
+        """Raise if a feature of sequences in memory is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """Sequences as flat tensors on the CPU.
+
+    Attributes:
+        values: ``(N, *features)``.
+        offsets: ``(B + 1,)`` int64.
+        targets: ``(B, *features)``, or with ``per_element`` ``(N, *features)``; None without targets.
+        per_element: whether there is a target per element.
+        forecast: whether the target of each element is the next one, so that the last element is no input.
+    """
+
+    values: Tensor
+    offsets: Tensor
+    targets: Tensor | None = None
+    per_element: bool = False
+    forecast: bool = False
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """The lengths of the inputs, ``(B,)`` int64."""
+        lengths = self.offsets.diff()
+        return (lengths - 1).clamp(min=0) if self.forecast else lengths
+
+    def item(self, row: int) -> dict[str, Tensor]:
+        """Return one sequence and its target as views."""
+        start, end = self.offsets[row : row + 2].tolist()
+        item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
+        if self.forecast:
+            item["target"] = self.values[start + 1 : end]
+        elif self.targets is not None:
+            item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
+        return item
+
+    def batch(self, rows: Tensor | None = None) -> dict[str, Ragged | Tensor]:
+        """Return the batch of some sequences, or of all: without a copy, unless it is a forecast."""
+        values, offsets, targets, lengths = self.values, self.offsets, self.targets, self.lengths
+        if rows is not None or self.forecast:
+            rows = torch.arange(len(self)) if rows is None else rows
+            lengths = lengths[rows]
+            elements = segments.element_index(offsets[rows], lengths, int(lengths.sum()))
+            values, offsets = values[elements], segments.offsets_from_lengths(lengths)
+            if self.forecast:
+                targets = self.values[elements + 1]
+            elif targets is not None:
+                targets = targets[elements if self.per_element else rows]
+        # Without the checks of from_flat, because values and offsets fit together.
+        inputs = Ragged._make(values, offsets, lengths)
+        batch: dict[str, Ragged | Tensor] = {"inputs": inputs}
+        if targets is not None:
+            batch["target"] = inputs._like(targets) if self.per_element or self.forecast else targets
+        return batch | {"index": torch.arange(len(self)) if rows is None else rows}
+
+    def select(self, rows: Tensor) -> Tensors:
+        """Return copies of some sequences."""
+        lengths = self.offsets.diff()[rows]
+        elements = segments.element_index(self.offsets[rows], lengths, int(lengths.sum()))
+        targets = self.targets
+        if targets is not None:
+            targets = targets[elements if self.per_element else rows]
+        return replace(
+            self, values=self.values[elements], offsets=segments.offsets_from_lengths(lengths), targets=targets
+        )
+
+    def cut(self, longest: int) -> tuple[Tensors, Tensor]:
+        """Return the sequences cut into pieces of at most ``longest`` inputs, and the row of each piece."""
+        # A forecast's piece has one more element, which is only a target.
+        owners, lengths = map(torch.from_numpy, pieces_of(self.offsets.diff().numpy(), longest + self.forecast))
+        targets = self.targets
+        if targets is not None and not self.per_element:
+            targets = targets[owners]
+        return replace(self, offsets=segments.offsets_from_lengths(lengths), targets=targets), owners
+
+
+class Items(Samples):
+    """Items of a dataset, each made when it is used; collate makes a batch of all of them at once."""
+
+    def __init__(self, dataset: Any, rows: Tensor) -> None:
+        self._dataset, self._rows = dataset, rows
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def __getitem__(self, place: Any) -> Any:
+        rows = self._rows[place]
+        return self._dataset[int(rows)] if rows.dim() == 0 else Items(self._dataset, rows)
+
+    def batch(self) -> dict[str, Ragged | Tensor]:
+        """Return the batch of these items."""
+        batch: dict[str, Ragged | Tensor] = self._dataset._batch(self._rows)
+        return batch
