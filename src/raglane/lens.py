@@ -1,4 +1,4 @@
-"""Immutable updates of nested values: a path to the parts to change, a function, and a new value out.
+"""Immutable updates of nested values, by a path to the parts that a function changes.
 
 >>> from raglane.ragged import Ragged
 >>> batch = {"inputs": Ragged([[1, 2, 3], [4]]), "labels": [0, 1]}
@@ -28,45 +28,47 @@ T = TypeVar("T")
 
 
 class _Mark(Enum):
-    """Marks that are equal to no key of a dict."""
+    """Values that differ from every key of a dict."""
 
     EACH = "each"
     NOWHERE = "nowhere"
 
 
 def modify(value: T) -> Path[T]:
-    """Begin a path into ``value``; :meth:`Path.apply` ends it with a function and gives the changed value.
+    """Begin a path into a nested value; :meth:`Path.apply` ends it with a function and returns the changed value.
 
     ==========================  ====================================================================================
-    step                        where it leads
+    step                        leads to
     ==========================  ====================================================================================
-    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a dict, and of a
-                                :class:`~raglane.Ragged` its ``values``
+    ``.name``, ``["name"]``     the field of a dataclass or named tuple, the value of that key of a dict, or the
+                                ``values`` of a :class:`~raglane.Ragged`
     ``[key]``                   the value of any other key of a dict
-    ``[index]``                 the item of a list or tuple, the sequence of a Ragged; negative ones count from the end
-    ``.each``                   every item of a list, tuple or named tuple, every value of a dict, every sequence of a
-                                Ragged (their lengths may change); nowhere from None; any other value, such as the
-                                dataclass that might have been None, itself
+    ``[index]``                 an item of a list or tuple, or a sequence of a Ragged; negative indices are allowed
+    ``.each``                   all items of a list, tuple or named tuple, all values of a dict, or all sequences of a
+                                Ragged (their lengths may change); nothing for None; any other value itself, such as
+                                an optional dataclass
     ==========================  ====================================================================================
 
-    Nothing is changed in place. What the path does not touch is shared with the original, and where the function
-    returns the very object that it was given, so is all around it: where that is so everywhere, the result is
-    ``value`` itself.
+    Nothing is changed in place. The result shares everything outside of the path with the original. If the function
+    returns its argument everywhere, the result is ``value`` itself.
 
-    Containers keep their type. A dict, a list or a subclass of either is copied by :func:`copy.copy`; a tuple is made
-    by its class from the items; a Ragged is put together anew, and gradients flow through. A dataclass, frozen or not,
-    is made by :func:`dataclasses.replace`: its ``__init__`` and ``__post_init__`` run, so that fields declared with
-    ``init=False`` are worked out anew, and a path cannot lead to them.
+    Containers keep their type. Dicts and lists are copied by :func:`copy.copy`, and tuples are built by their class
+    from the items. A Ragged is built from its sequences, and gradients flow through it. A dataclass, frozen or not, is
+    built by :func:`dataclasses.replace`: its ``__init__`` and ``__post_init__`` run, so fields with ``init=False`` are
+    computed again, and paths cannot lead to them.
 
     Args:
-        value: a nested structure of the above.
+        value: a nested structure of these types.
+
+    Returns:
+        A path without steps.
 
     Raises:
-        ArgumentError: by ``apply``: a name, key or index that does not exist, or a field with ``init=False``. The
-            message names the part of the path, what is there and what that has.
-        ArgumentTypeError: by ``apply``: a path that goes on through something else, for instance a string; or a
-            function that cannot be called.
-        ShapeError: by ``apply``: what became of the sequences or the values of a Ragged does not fit together.
+        ArgumentError: by ``apply``, if a name, key or index does not exist, or a field has ``init=False``. The message
+            has the part of the path, the value there, and its keys.
+        ArgumentTypeError: by ``apply``, if the path continues in another type, e.g. a string, or the function cannot be
+            called.
+        ShapeError: by ``apply``, if new sequences or values of a Ragged do not fit together.
 
     Example:
         >>> from dataclasses import dataclass
@@ -85,17 +87,16 @@ def modify(value: T) -> Path[T]:
         >>> modify(person).addresses.each.stret.each.name.apply(str.upper)
         Traceback (most recent call last):
         ...
-        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret must be one of the fields 'street', \
-got Address at .addresses[0]. Write .street.
+        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret: got Address at .addresses[0]; the rule: \
+one of the fields 'street'. Fix: write .street.
     """
     return Path(value, ())
 
 
 class Path(Generic[T]):
-    """A path into a value, which :func:`modify` begins. Every step gives a new path, so that one can be kept.
+    """A path into a value, which :func:`modify` begins. Each step returns a new path.
 
-    A field, or a key of a dict, that is called ``each`` or ``apply``, or that begins with two underscores, is reached
-    in brackets: ``["each"]``.
+    Write fields and keys named ``each`` or ``apply``, or that begin with two underscores, in brackets: ``["each"]``.
 
     Example:
         >>> modify({"a b": (1, 2)})["a b"][-1]
@@ -109,33 +110,35 @@ class Path(Generic[T]):
         self.__steps = steps
 
     def __getattr__(self, name: str) -> Path[T]:
-        # Python itself asks for names of this kind, for instance to copy a path.
+        # Python reads such names, e.g. to copy a path.
         if name.startswith("__"):
-            raise AttributeError(f"{self!r} does not read {name!r} as a step; write [{name!r}] where it is one")
+            raise AttributeError(f"{self!r} does not read {name!r} as a step; write [{name!r}]")
         return Path(self.__root, (*self.__steps, name))
 
     def __getitem__(self, key: Any) -> Path[T]:
         return Path(self.__root, (*self.__steps, key))
 
-    # Python would make a loop over a path of __getitem__, and it would never end.
+    # Otherwise Python would iterate by __getitem__, without end.
     __iter__ = None
 
     @property
     def each(self) -> Path[T]:
-        """The path to every part; see :func:`modify`."""
+        """The path to all parts; see :func:`modify`."""
         return Path(self.__root, (*self.__steps, _Mark.EACH))
 
     def apply(self, function: Callable[[Any], Any]) -> T:
-        """The value with what the path leads to replaced by what ``function`` makes of it.
+        """Return the value, with the parts at the end of the path replaced by results of a function.
 
         Args:
-            function: is called once for each part, in order, and returns what is to stand in its place; for a
-                sequence of a Ragged, a tensor.
+            function: called once for each part, in order; returns the new part, a tensor for a sequence of a Ragged.
+
+        Returns:
+            The changed value, of the same type.
 
         Raises:
-            ArgumentError: a part of the path that does not exist.
-            ArgumentTypeError: a path through something that has no parts, or ``function`` cannot be called.
-            ShapeError: what became of a Ragged does not fit together.
+            ArgumentError: a part of the path does not exist.
+            ArgumentTypeError: the path leads through a value without parts, or ``function`` cannot be called.
+            ShapeError: new sequences or values of a Ragged do not fit together.
 
         Example:
             >>> modify([1, 2, 3])[-1].apply(lambda number: number + 1)
@@ -160,14 +163,14 @@ class Path(Generic[T]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Update:
-    """A path from ``root``, and the function at its end."""
+    """A path from ``root`` and the function at its end."""
 
     root: Any
     steps: tuple[Any, ...]
     function: Callable[[Any], Any]
 
     def of(self, value: Any, where: tuple[Any, ...], depth: int = 0) -> Any:
-        """The new value in place of ``value``, to which the first ``depth`` steps led by way of the keys ``where``."""
+        """Return the new value of ``value``, which is at the keys ``where`` after the first ``depth`` steps."""
         if depth == len(self.steps):
             return self.function(value)
         step, opened = self.steps[depth], _open(value)
@@ -189,12 +192,12 @@ class _Update:
         return opened.replaced(changed) if changed else value
 
     def _find(self, value: Any, opened: _Opened | None, where: tuple[Any, ...], depth: int) -> tuple[_Opened, Any]:
-        """The value that a step leads through, and its key there; or an error that lists the keys."""
+        """Return the opened value with the key of a step; raises an error that lists the keys."""
         step, path = self.steps[depth], _written(self.root, self.steps[: depth + 1])
         got = f"{type(value).__name__} at {''.join(map(_step, where)) or 'the start'}"
         if opened is None:
-            rule = "a step into a dataclass, a named tuple, a dict, a list, a tuple or a Ragged"
-            fix = "write .each before it where there may be None" if value is None else "end the path before it"
+            rule = "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches"
+            fix = "write .each before it if it may be None" if value is None else "end the path before it"
             raise ArgumentTypeError(message(path, got, rule, fix))
         key = opened.find(step)
         if key is _Mark.NOWHERE:
@@ -206,7 +209,7 @@ class _Update:
 
 
 def _step(step: Any) -> str:
-    """A step as one writes it."""
+    """Return a step as text."""
     if step is _Mark.EACH:
         return ".each"
     is_name = isinstance(step, str) and step.isidentifier() and not keyword.iskeyword(step)
@@ -217,7 +220,7 @@ def _written(root: Any, steps: tuple[Any, ...]) -> str:
     return f"modify(<{type(root).__name__}>)" + "".join(map(_step, steps))
 
 
-# -- what a path leads through -----------------------------------------------------------------------------------------
+# -- containers --------------------------------------------------------------------------------------------------------
 # Each has a ``value``, the ``names`` and ``keys`` of its parts, and finds, gets and replaces parts by their keys.
 
 
@@ -241,7 +244,7 @@ class _Fields:
 
     def rule(self) -> str:
         derived = [field.name for field in dataclasses.fields(self.value) if not field.init]
-        return f"one of the fields {_few(self.names)}" + (f" (not {_few(derived)}: init=False)" if derived else "")
+        return f"one of the fields {_few(self.names)}" + (f", not {_few(derived)} with init=False" if derived else "")
 
 
 class _Entries:
@@ -253,9 +256,9 @@ class _Entries:
 
     def find(self, step: Any) -> Any:
         try:
-            # Not by reading it, which would put a missing key into a defaultdict.
+            # Not by reading it, which would add a missing key to a defaultdict.
             return step if step in self.value else _Mark.NOWHERE
-        except TypeError:  # what cannot be hashed is not a key
+        except TypeError:  # not hashable
             return _Mark.NOWHERE
 
     def get(self, key: Any) -> Any:
@@ -270,11 +273,11 @@ class _Entries:
         return new
 
     def rule(self) -> str:
-        return f"one of the keys {_few(self.names)}" if self.names else "one of 0 keys"
+        return f"one of the keys {_few(self.names)}" if self.names else "none, because it has no keys"
 
 
 class _Items:
-    """A list or a tuple; ``noun`` says what its parts are."""
+    """A list or a tuple, whose parts are named by ``noun``."""
 
     noun = "items"
 
@@ -300,17 +303,18 @@ class _Items:
             new = copy.copy(self.value)
             new[:] = items
             return new
-        # Not through __new__, which a named tuple may have of its own.
+        # Not by __new__, which a named tuple may override.
         make = type(self.value)._make if self.names else type(self.value)
         return make(items)
 
     def rule(self) -> str:
         count = len(self.keys)
-        return (
-            f"one of {count} {self.noun}"
-            + (f", from {-count} to {count - 1}" if count else "")
-            + (f", or one of the names {_few(self.names)}" if self.names else "")
+        rule = (
+            f"an index of its {count} {self.noun}, from {-count} to {count - 1}"
+            if count
+            else f"none, because it has no {self.noun}"
         )
+        return f"{rule}, or one of the names {_few(self.names)}" if self.names else rule
 
 
 class _Sequences(_Items):
@@ -335,7 +339,7 @@ class _Sequences(_Items):
         for key, part in changed.items():
             if not isinstance(part, Tensor):
                 got = f"a result of type {type(part).__name__} for {_step(key)} of a Ragged"
-                rule = "a function that returns a tensor for a sequence or for the values"
+                rule = "a tensor for a sequence or the values"
                 raise ArgumentTypeError(message("function", got, rule, "return torch.as_tensor(...)"))
         if "values" in changed:
             return self.value.map(lambda _: changed["values"])
@@ -346,7 +350,7 @@ _Opened = _Fields | _Entries | _Items
 
 
 def _open(value: Any) -> _Opened | None:
-    """A value whose parts a path can lead to; None where it has no parts."""
+    """Return a container, or None for a value without parts."""
     if isinstance(value, Ragged):
         return _Sequences(value)
     if isinstance(value, Mapping):
@@ -359,6 +363,6 @@ def _open(value: Any) -> _Opened | None:
 
 
 def _few(names: Sequence[Any]) -> str:
-    """Names, and that there are more where they are many."""
+    """Return up to 12 names, and the number of others."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return ", ".join(map(repr, names[:12])) + more

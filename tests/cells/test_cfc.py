@@ -86,7 +86,7 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(ArgumentError, match=r"gap_column must be a column of the input, which has 3.*, got 3"):
+    with pytest.raises(ArgumentError, match=r"gap_column must be one of the input's 3 columns.*, got 3"):
         rl.nn.CfC(D, H, gap_column=3)
     with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
         rl.nn.CfC(1, H, gap_column=0)

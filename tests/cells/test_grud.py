@@ -99,7 +99,7 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(ArgumentError, match=r"input_size must be three columns for each channel.*, got 4"):
+    with pytest.raises(ArgumentError, match=r"input_size must be a multiple of 3.*, got 4"):
         rl.nn.GRUD(4, H)
     batch = rl.Ragged([torch.zeros(3, C)])
     with pytest.raises(ShapeError, match=r"batch must be .*got torch\.float32 values of shape"):

@@ -87,7 +87,7 @@ def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
 
 
 def test_heads_divide_the_units() -> None:
-    with pytest.raises(ArgumentError, match=r"heads must be a number that divides the units, and there are 6.*, got 4"):
+    with pytest.raises(ArgumentError, match=r"heads must be a divisor of the number of units, 6.*, got 4"):
         rl.nn.SLSTM(3, 6, heads=4)
     with pytest.raises(ArgumentError, match=r"heads must be .*got 0"):
         rl.nn.SLSTM(3, 6, heads=0)

@@ -60,7 +60,7 @@ def test_features_that_the_data_lacks(tmp_path: Path, capsys: pytest.CaptureFixt
     train = ["train", str(data), "--out", str(run), "--label-column", "kind", *FAST]
     fails([*train, *_NAMED, "--static-column", "nothing"], capsys, "no column 'nothing'", "--static-column")
     fails([*train, "--sequence-column", "load", "--feature-column", "town"], capsys, "'town'", "--static-column")
-    fails([*train, "--sequence-column", "load", "--static-column", "zone"], capsys, "'zone'", "a number or a word")
+    fails([*train, "--sequence-column", "load", "--static-column", "zone"], capsys, "'zone'", "numbers or words")
     fails([*train, *_NAMED, "--categorical-column", "x"], capsys, "no column 'x'", "--categorical-column")
     assert tree(tmp_path) == before
     assert main([*train, *_NAMED, "--quiet"]) == 0

@@ -204,7 +204,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ["train", str(text), "--task", "classify", *FAST],
         capsys,
         "a text file",
-        "the task classify needs labels",
+        "with labels, for the task classify",
         "--task language",
     )
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")

@@ -1,4 +1,4 @@
-"""Rows that break a rule, left out of what is read: in every format, counted, and called what their file calls them."""
+"""Skipping of bad rows in every format."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_rows_of_every_kind_are_left_out(tmp_path: Path) -> None:
 
 def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    # The rows of a sequence do not stand together, and the bad entry is in the second row of one.
+    # The rows of a sequence are not consecutive, and the bad entry is in the second one.
     path.write_text(
         "id,x,kind\n" + "".join(f"s{n},{'oops' if n == 3 == 3 * k else n},a\n" for k in (0, 1) for n in range(6))
     )

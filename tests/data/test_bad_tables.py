@@ -1,4 +1,4 @@
-"""Parquet and JSON lines that are damaged, or hold what no column of sequences can be."""
+"""Damaged Parquet and JSON lines, and columns of unsupported types."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from raglane.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-both = pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 
 
 def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
@@ -82,33 +80,6 @@ def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> N
         read(path, Columns(sequence="x", label="y"))
     with pytest.raises(DataError, match=r"strings, integers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="y", label="x"))
-
-
-@both
-def test_a_time_column_of_lists_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pa.table({"x": [[1.0, 2.0]], "t": [[2, 1]], "y": ["a"]}), path)
-    else:
-        path.write_text('{"x": [1.0, 2.0], "t": [2, 1], "y": "a"}\n')
-    with pytest.raises(
-        DataError,
-        match=r"the time column 't'; the rule: None, because a row.*leave Columns\(time=\.\.\.\) out",
-    ):
-        read(path, Columns(sequence="x", time="t"))
-    notes = read(path, Columns(sequence="x", time="hour")).notes
-    assert any("Columns(time=...)" in note for note in notes)
-
-
-@both
-def test_steps_without_a_channel_are_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        parquet.write_table(pa.table({"x": pa.array([[[], []]], pa.list_(pa.list_(pa.float32()))), "y": ["a"]}), path)
-    else:
-        path.write_text('{"x": [[], []], "y": "a"}\n')
-    with pytest.raises(DataError, match=r"no channel in row 0.*, step 0, column 'x'"):
-        read(path)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from batches import numbered, random_batch
-from looped import looped
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import missing_kernels
@@ -43,9 +42,9 @@ def run_in_chunks(layer: Any, data: rl.Ragged, batch_size: int, steps: int) -> t
 
 
 @pytest.mark.skipif(bool(missing_kernels()), reason="the cpu kernels are not built")
-@looped("steps", [1, 3, 8, 40])
+@pytest.mark.parametrize("steps", [1, 3, 8, 40])
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-@looped("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_in_chunks_the_cpu_kernels_give_the_bits_of_the_whole(
     kind: str, steps: int, batch_size: int, device: torch.device
 ) -> None:
@@ -60,7 +59,7 @@ def test_in_chunks_the_cpu_kernels_give_the_bits_of_the_whole(
 
 
 class FirstElement(nn.Module):
-    """An initial state of what a sequence begins with."""
+    """An initial state computed from the first element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,8 +105,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@looped("steps", [1, 4, 40])
-@looped("name", list(MAKERS))
+@pytest.mark.parametrize("steps", [1, 4, 40])
+@pytest.mark.parametrize("name", list(MAKERS))
 def test_in_chunks_every_layer_gives_what_it_gives_whole(name: str, steps: int) -> None:
     layer = MAKERS[name]()
     layer.backend = "reference"
@@ -144,30 +143,6 @@ def test_gradients_stop_at_the_border_of_chunks(steps: int) -> None:
         torch.testing.assert_close(layer.get_parameter(name).grad, parameter.grad)
     for part, name in zip(learned, "hc", strict=True):
         torch.testing.assert_close(layer.get_parameter(f"initial_{name}").grad, part.grad)
-
-
-def test_training_in_chunks_learns_what_no_chunk_holds() -> None:
-    """The first element decides what the last should be, several chunks later."""
-    torch.manual_seed(0)
-    marks = torch.randint(0, 2, (60,))
-    sequences = [torch.zeros(int(length), 2) for length in torch.randint(1, 20, (60,))]
-    for sequence, mark in zip(sequences, marks.tolist(), strict=True):
-        sequence[0, mark] = 1
-    layer, head = rl.nn.GRU(2, 16), nn.Linear(16, 2)
-    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.02)
-    chunks = TBPTTSampler(list(zip(sequences, marks, strict=True)), 16, 5)
-    for _ in range(8):
-        state, right = None, 0
-        for chunk in chunks:
-            _, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins), return_output=False)
-            if chunk.ends.any():
-                assert isinstance(chunk.targets, Tensor)
-                logits = head(state[-1][chunk.ends])
-                right += int((logits.argmax(1) == chunk.targets).sum())
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(logits, chunk.targets).backward()
-                optimizer.step()
-    assert right >= 57
 
 
 def test_what_stood_in_a_row_before_is_not_read() -> None:
@@ -218,7 +193,7 @@ def test_a_compiled_model_carries_without_a_break() -> None:
         torch.testing.assert_close(*outputs)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"layer": nn.GRU(3, 4)}, ArgumentTypeError, "layer must be .*got a GRU"),

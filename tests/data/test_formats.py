@@ -1,8 +1,7 @@
-"""What holds for every format: how a path finds its reader, and paths that cannot be read."""
+"""Rules of all formats: the choice of a reader, and unreadable paths."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -58,16 +57,6 @@ def test_a_file_given_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match="a file"):
         read(tmp_path / "a.txt", format="folder")
-
-
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read everything")
-@files
-def test_an_unreadable_file(tmp_path: Path, name: str) -> None:
-    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
-    path.write_bytes(b"x")
-    path.chmod(0)
-    with pytest.raises(DataError, match="permission denied"):
-        read(path)
 
 
 @files

@@ -146,14 +146,6 @@ def test_a_row_whose_label_is_of_another_type_is_bad(tmp_path: Path, monkeypatch
     assert [row.place for row in kept.skipped] == ["line 5"]
 
 
-def test_a_conversion_that_goes_on_still_has_the_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.data.shards.SHARD", 16)
-    files = [_written(tmp_path / f"{name}.csv", labels) for name, labels in (("a", [1, 2, 1]), ("b", ["x", "y", "x"]))]
-    for _ in range(2):
-        with pytest.raises(DataError, match="labels that are texts, after whole numbers"):
-            convert(files, tmp_path / "out", Columns(label="y"))
-
-
 def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:
     for labels in ([["b", "a", "b"], [], ["a", "a"]], ["b; a;b", "", "a;a"]):
         path = _written(tmp_path / "a.jsonl", labels)

@@ -199,15 +199,6 @@ def test_a_byte_that_no_text_holds_is_named_by_its_line(tmp_path: Path, name: st
             read(path)
 
 
-def test_lengths_of_a_benchmark_are_text(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.txt"
-    path.write_bytes(b"\xef\xbb\xbf3\n4\n")
-    assert lengths_of_file(path) == [3, 4]
-    path.write_bytes(b"3\n\xff\n")
-    with pytest.raises(DataError, match="it is not UTF-8"):
-        lengths_of_file(path)
-
-
 def test_a_column_that_a_format_has_not_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     path = tmp_path / "data.ts"
     path.write_text(_TEXTS["ts"])

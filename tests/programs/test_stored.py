@@ -269,7 +269,10 @@ def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPa
             return state, state + torch.linalg.inv(self.linear.weight[:, :4])[0] * x_t[:, :1]
 
     batch = rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
-    for kind, reason in ((Around, "reads a SimpleNamespace, of which it is not known"), (Computed, "linalg_inv")):
+    for kind, reason in (
+        (Around, "reads a SimpleNamespace, whose value in another process is unknown"),
+        (Computed, "linalg_inv"),
+    ):
         choice = rl.explain(rl.nn.Recurrent(kind, 3, H), batch)
         assert choice.backend == "program", choice.reason
         assert "traced and verified in" in choice.reason

@@ -1,4 +1,4 @@
-"""The cells: one file each, and one line each in :data:`CELLS`."""
+"""The cells: each has one file and one line in :data:`CELLS`."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ CELLS: dict[str, CellSpec] = {
         MinLSTM(),
     )
 }
-"""Every cell by its name. A new cell is one file beside this one, and one line here."""
+"""Every cell by its name."""

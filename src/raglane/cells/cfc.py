@@ -14,50 +14,25 @@ from raglane.errors import ArgumentError
 
 
 class CfCWeights(NamedTuple):
-    """The weights of one layer in one direction; ``U`` is the number of the backbone's units.
+    """The weights of one layer in one direction; ``U`` is the number of units of the backbone."""
 
-    Attributes:
-        input: ``(U, D)``; ``D - 1`` columns where one of the input's is the time gap.
-        hidden: ``(U, H)``.
-        bias: ``(U,)``, or None.
-        heads: ``(4 * H, U)``, of f, g, a and b.
-        head_bias: ``(4 * H,)``, or None.
-
-    Example:
-        >>> CfCWeights(torch.zeros(5, 3), torch.zeros(5, 2), None, torch.zeros(8, 5)).head_bias is None
-        True
-    """
-
-    input: Tensor
-    hidden: Tensor
-    bias: Tensor | None
-    heads: Tensor
-    head_bias: Tensor | None = None
+    input: Tensor  # (U, D), or (U, D - 1) if one column of the input is the time gap
+    hidden: Tensor  # (U, H)
+    bias: Tensor | None  # (U,)
+    heads: Tensor  # (4 * H, U), of f, g, a and b
+    head_bias: Tensor | None = None  # (4 * H,)
 
 
 class CfC(CellSpec):
-    """A state that moves from one value towards another with the time that has passed (the paper's equation 2)::
+    """A state that moves from one value to another with elapsed time (equation 2 of the paper)::
 
         u    = 1.7159 * tanh(0.666 * (W_x x + b_x + W_h h))         the backbone
         f, g = tanh(W_f u + b_f), and alike for g
         s    = sigmoid((W_a u + b_a) * t + W_b u + b_b)
         h'   = (1 - s) * f + s * g
 
-    ``t`` is the time since the element before. Each step takes 1 where no column says it.
-
-    Args:
-        backbone_units: ``U``; None for as many as there are units.
-        gap_column: the column of the layer's input that holds ``t``, which is no feature then. The layers above the
-            first have none: their steps take 1.
-
-    Raises:
-        ArgumentError: by :meth:`CellSpec.shapes`, where the input has no such column, or nothing besides.
-
-    Example:
-        >>> weights = CfCWeights(torch.zeros(2, 3), torch.zeros(2, 1), None, torch.zeros(4, 2), torch.zeros(4))
-        >>> output, (h,) = CfC(2).step(weights, torch.zeros(1, 2), (torch.ones(1, 1),))
-        >>> output.tolist()
-        [[0.0]]
+    ``t`` is the time since the previous element, in column ``gap_column`` of the input, which is not a feature. It is 1
+    without such a column, and in layers above the first. ``backbone_units`` is ``U``, by default ``H``.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("u",)
@@ -71,13 +46,13 @@ class CfC(CellSpec):
         self._above = self if gap_column is None else CfC(backbone_units)
 
     def above(self) -> CellSpec:
-        """The cell without the column of times."""
+        """See :meth:`CellSpec.above`."""
         return self._above
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
+        """See :meth:`CellSpec.shapes`; raises ArgumentError if the input lacks the gap column, or has only that."""
         if self.gap_column is not None and not 0 <= self.gap_column < input_size > 1:
-            rule = f"the index of one of the {input_size} columns of the input, which needs another one to read"
+            rule = f"one of the input's {input_size} columns, and not the only one"
             raise ArgumentError(message("gap_column", str(self.gap_column), rule, "pass the index of a column, from 0"))
         units = self.backbone_units or hidden_size
         return {
@@ -89,11 +64,11 @@ class CfC(CellSpec):
         }
 
     def block(self, parameter: str, gate: str, hidden_size: int) -> slice:  # noqa: ARG002
-        """See :meth:`CellSpec.block`: the backbone is all that reads the input."""
+        """See :meth:`CellSpec.block`; only the backbone reads the input."""
         return slice(0, self.backbone_units or hidden_size)
 
     def prepare(self, weights: CfCWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products with their bias: ``(N, D)`` to ``(N, U)``, and one column more for the time gaps."""
+        """Return the input products with their bias, ``(N, U)``, and one more column for time gaps."""
         place = self.gap_column
         if place is None or values.shape[1] == weights.input.shape[1]:
             return F.linear(values, weights.input, weights.bias)
@@ -101,7 +76,7 @@ class CfC(CellSpec):
         return torch.cat([F.linear(features, weights.input, weights.bias), values[:, place : place + 1]], 1)
 
     def step(self, weights: CfCWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, U)`` or ``(R, U + 1)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
+        """See :meth:`CellSpec.step`; ``prepared`` is ``(R, U)`` or ``(R, U + 1)``."""
         (h,) = state
         units = weights.hidden.shape[0]
         arguments = prepared[:, :units] + F.linear(masked(h, mask), weights.hidden)

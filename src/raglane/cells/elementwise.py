@@ -1,7 +1,6 @@
-"""The base of the element-wise cells: no matrix multiplies the state, so a unit sees only its own past.
+"""The base of the element-wise cells: no matrix multiplies the state, so a unit depends only on its own past.
 
-All their products are input products, which need no state and are made for all elements at once. What is left for
-the time loop is a few operations per unit: it runs at the speed of the memory.
+All products are input products, computed for all elements at once. The time loop has only a few operations per unit.
 """
 
 from __future__ import annotations
@@ -15,28 +14,16 @@ from raglane.cells.spec import CellSpec, Shapes, masked
 
 
 class ElementwiseWeights(NamedTuple):
-    """The weights of one layer in one direction; ``V`` is the number of gates that look at the state.
+    """The weights of one layer in one direction; ``V`` is the number of gates that read the state."""
 
-    Attributes:
-        input: ``(G * H, D)``.
-        recurrent: ``(V * H,)``, the factors of the state; None where no gate looks at it.
-        bias: ``(G * H,)``, or None.
-        skip: ``(H, D)``, what brings an input of another size to that of the output; None where nothing does.
-
-    Example:
-        >>> import torch
-        >>> ElementwiseWeights(torch.zeros(8, 3)).recurrent is None
-        True
-    """
-
-    input: Tensor
-    recurrent: Tensor | None = None
-    bias: Tensor | None = None
-    skip: Tensor | None = None
+    input: Tensor  # (G * H, D)
+    recurrent: Tensor | None = None  # (V * H,), the factors of the state
+    bias: Tensor | None = None  # (G * H,)
+    skip: Tensor | None = None  # (H, D), projects an input of another size to that of the output
 
 
 def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Tensor:
-    """The state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V * H)``."""
+    """Return the state times its factors, for the gates that read it: ``(R, H)`` to ``(R, V * H)``."""
     recurrent, read = cast(Tensor, weights.recurrent), masked(state, mask)
     return recurrent * read.repeat(1, recurrent.shape[0] // read.shape[1])
 
@@ -44,9 +31,12 @@ def seen(weights: ElementwiseWeights, state: Tensor, mask: Tensor | None) -> Ten
 class ElementwiseSpec(CellSpec):
     """A cell whose recurrence is element-wise.
 
+    Its weights are ``input (G * H, D)``; ``recurrent (V * H,)``, the factors of the state; ``bias (G * H,)``; and
+    ``skip (H, D)``, a projection of the input. All but the first may be None.
+
     Attributes:
-        recurrent_gates: ``V``, how many gates look at the state.
-        skips: whether the output takes up the input as it is.
+        recurrent_gates: ``V``, the number of gates that read the state.
+        skips: True if the output contains the input itself, projected if it has another size.
 
     Example:
         >>> from raglane.cells import CELLS
@@ -74,5 +64,5 @@ class ElementwiseSpec(CellSpec):
         }
 
     def prepare(self, weights: ElementwiseWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products with their bias: ``(N, D)`` to ``(N, G * H)``."""
+        """Return the input products with their bias, ``(N, G * H)``."""
         return F.linear(values, weights.input, weights.bias)

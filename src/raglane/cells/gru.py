@@ -1,8 +1,4 @@
-"""The gated recurrent unit of Cho et al. (2014, arXiv:1406.1078), reset before or after the product.
-
-The paper resets the state before the product with ``W_hn``; in PyTorch and cuDNN the product comes first, so that
-one product serves all three gates.
-"""
+"""The gated recurrent unit of Cho et al. (2014, arXiv:1406.1078), with the reset before or after the product."""
 
 from __future__ import annotations
 
@@ -16,25 +12,15 @@ from raglane.cells.spec import CellSpec, States, Stepped, Weights, bounded, clip
 
 
 class GRU(CellSpec):
-    """Three gates, one state; equal to :class:`torch.nn.GRU`::
+    """The cell of :class:`torch.nn.GRU`::
 
         r, z = sigmoid(W_rx x + b_rx + W_rh h + b_rh), and alike for z
         n    = tanh(W_nx x + b_nx + r * (W_nh h + b_nh))
         h'   = (1 - z) * n + z * h
 
-    With the reset before the product, as in the paper, ``n = tanh(W_nx x + b_nx + W_nh (r * h) + b_nh)``.
-
-    Args:
-        reset_after: reset after the product (Keras' ``reset_after``, ``linear_before_reset`` of the ONNX operator GRU).
-        clip: hold the arguments of ``r``, ``z`` and ``n``, each the whole sum, between ``-clip`` and ``clip``, as that
-            operator can.
-
-    Example:
-        >>> cell, weights = GRU(), Weights(torch.zeros(6, 3), torch.zeros(6, 2))
-        >>> prepared = cell.prepare(weights, torch.zeros(5, 3), torch.tensor([0, 5]))
-        >>> output, (h,) = cell.step(weights, prepared, (torch.ones(5, 2),))
-        >>> output[0].tolist()
-        [0.5, 0.5]
+    With ``reset_after=False``, as in the paper, ``n = tanh(W_nx x + b_nx + W_nh (r * h) + b_nh)``. The reset after the
+    product, as in PyTorch and cuDNN, needs only one product for all gates. ``clip`` bounds the arguments of the gates,
+    as in the ONNX operator GRU.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
@@ -45,12 +31,12 @@ class GRU(CellSpec):
         self._clip = clip
 
     def prepare(self, weights: Weights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products and the input's bias: ``(N, D)`` to ``(N, 3 * H)``."""
-        # The hidden bias stays with the step: the candidate's part of it is scaled by the reset gate.
+        """Return the input products with the input bias, ``(N, 3 * H)``."""
+        # Without the hidden bias, because the reset gate scales the candidate's part of it.
         return F.linear(values, weights.input, weights.input_bias)
 
     def step(self, weights: Weights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        """See :meth:`CellSpec.step`."""
         (h,) = state
         read = masked(h, mask)
         x_r, x_z, x_n = prepared.chunk(3, 1)
@@ -67,6 +53,6 @@ class GRU(CellSpec):
             candidate = x_n + F.linear(r * read, to_candidate, biases[1])
         z = torch.sigmoid(bounded(x_z + h_z, self._clip))
         n = torch.tanh(bounded(candidate, self._clip))
-        # The same as (1 - z) * n + z * h, with one product less.
+        # Equal to (1 - z) * n + z * h, with one product less.
         h = n + z * (h - n)
         return h, (h,)

@@ -14,12 +14,12 @@ from raglane.errors import ArgumentError
 
 
 class GRUDWeights(NamedTuple):
-    """The weights of one layer in one direction; ``C`` is the number of channels.
+    """The weights of one layer in one direction, with ``C`` channels.
 
-    In the layers above the first, where nothing is missing, ``input`` is ``(3 * H, D)`` and there are no decays.
+    In layers above the first ``input`` is ``(3 * H, D)``, without decays.
     """
 
-    input: Tensor  # (3 * H, 2 * C), of the values and of what is present
+    input: Tensor  # (3 * H, 2 * C), of the values and of the marks of those present
     hidden: Tensor  # (3 * H, H)
     bias: Tensor | None = None  # (3 * H,)
     value_decay: Tensor | None = None  # (C,)
@@ -29,7 +29,7 @@ class GRUDWeights(NamedTuple):
 
 
 class GRUD(CellSpec):
-    """A GRU that trusts an old value, and its own state, the less the longer ago a channel was seen::
+    """A GRU whose missing values and state decay with the time since a channel was observed::
 
         d_x  = exp(-max(0, w_x * t + b_x))
         d_h  = exp(-max(0, W_h t + b_h))
@@ -39,26 +39,10 @@ class GRUD(CellSpec):
         n    = tanh(W_nx x^ + V_n m + b_n + W_nh (r * h^))
         h'   = (1 - z) * n + z * h^
 
-    An element has three columns for each channel, in three blocks: ``x``, the value, or where it is missing the last
-    one that was seen, or 0; ``1 - m``, 1 where it is missing, else 0; and ``t``, the time since the channel was last
-    seen before this element. :func:`raglane.data.observations` makes them. The paper lets a value decay towards the
-    channel's mean, which is 0 here: scale the values first. ``z`` keeps, as in torch's GRU; the paper's takes up.
-
-    The layers above the first read a state, where nothing is missing: they are GRUs, the reset before the product.
-
-    Args:
-        is_first: whether the input has the three blocks.
-
-    Raises:
-        ArgumentError: by :meth:`CellSpec.shapes`, where the columns are not three for each channel.
-
-    Example:
-        >>> decays = (torch.ones(1), None, torch.zeros(2, 1), None)
-        >>> weights = GRUDWeights(torch.zeros(6, 2), torch.zeros(6, 2), None, *decays)
-        >>> prepared = GRUD().prepare(weights, torch.tensor([[5.0, 1.0, 2.0]]), torch.tensor([0, 1]))
-        >>> output, (h,) = GRUD().step(weights, prepared, (torch.ones(1, 2),))
-        >>> output.tolist()
-        [[0.5, 0.5]]
+    An element has three blocks of columns, made by :func:`raglane.data.observations`: ``x``, the last observed value or
+    0; ``1 - m``, 1 if the value is missing, else 0; and ``t``, the time since the channel was last observed before this
+    element. In the paper a value decays to the channel's mean, which is 0 here, and ``z`` and ``1 - z`` are exchanged.
+    Layers above the first are GRUs with the reset before the product.
     """
 
     name = "grud"
@@ -70,14 +54,16 @@ class GRUD(CellSpec):
         self._above = GRUD(is_first=False) if is_first else self
 
     def above(self) -> CellSpec:
-        """The cell without decays."""
+        """See :meth:`CellSpec.above`."""
         return self._above
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
+        """See :meth:`CellSpec.shapes`; raises ArgumentError unless each channel has three columns."""
         first = self._is_first
         if first and input_size % 3:
-            rule = "a multiple of 3: for each channel its value, a missing flag, and the time since it was last seen"
+            rule = (
+                "a multiple of 3: for each channel its value, a mark if it is missing, and the time since it was seen"
+            )
             fix = "make the columns with rl.data.observations(batch)"
             raise ArgumentError(message("input_size", str(input_size), rule, fix))
         channels, rows = input_size // 3, 3 * hidden_size
@@ -92,10 +78,7 @@ class GRUD(CellSpec):
         }
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`. Decays begin from 0 up, and their biases at 0.
-
-        Below 0 there is no decay, and no gradient that could change that.
-        """
+        """See :meth:`CellSpec.initialise`; decays start positive, since negative ones have no effect or gradient."""
         if parameter in ("weight_dx", "weight_dh"):
             nn.init.uniform_(tensor, 0.0, hidden_size**-0.5)
         elif parameter in ("bias_dx", "bias_dh"):
@@ -104,10 +87,7 @@ class GRUD(CellSpec):
             super().initialise(parameter, tensor, hidden_size)
 
     def prepare(self, weights: GRUDWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products, their bias, and the decay of the state: ``(N, 3 * C)`` to ``(N, 4 * H)``.
-
-        In the layers above the first ``(N, D)`` to ``(N, 3 * H)``.
-        """
+        """Return the input products with their bias, ``(N, 3 * H)``, and in the first layer the decay ``(N, H)``."""
         if weights.value_decay is None or weights.state_decay is None:
             return F.linear(values, weights.input, weights.bias)
         x, absent, elapsed = values.chunk(3, 1)
@@ -120,7 +100,7 @@ class GRUD(CellSpec):
         return torch.cat([products, torch.exp(-decay.relu())], 1)
 
     def step(self, weights: GRUDWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 4 * H)`` or ``(R, 3 * H)``, and ``((R, H),)``, to the output ``(R, H)``, the new state."""
+        """See :meth:`CellSpec.step`; ``prepared`` is ``(R, 4 * H)`` in the first layer, else ``(R, 3 * H)``."""
         (h,) = state
         size = h.shape[1]
         if prepared.shape[1] > 3 * size:

@@ -12,18 +12,11 @@ from raglane.cells.spec import States, Stepped
 
 
 class IndRNN(ElementwiseSpec):
-    """Each unit remembers itself alone, by one weight::
+    """Units with one recurrent weight each::
 
         h' = activation(W x + b + u * h)
 
-    Args:
-        nonlinearity: ``"relu"`` or ``"tanh"``; the cell's name is ``indrnn_relu`` or ``indrnn_tanh``.
-
-    Example:
-        >>> cell, weights = IndRNN("relu"), ElementwiseWeights(torch.eye(2), torch.tensor([1.0, -1.0]))
-        >>> output, (h,) = cell.step(weights, torch.zeros(3, 2), (torch.ones(3, 2),))
-        >>> output[0].tolist()
-        [1.0, 0.0]
+    The recurrence of a unit does not depend on other units.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("h",)
@@ -34,14 +27,14 @@ class IndRNN(ElementwiseSpec):
         self._activation = torch.tanh if nonlinearity == "tanh" else torch.relu
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`; the recurrent weights from 0 to 1, where units remember and stay bounded."""
+        """See :meth:`CellSpec.initialise`; recurrent weights are from 0 to 1, so that states remain bounded."""
         if parameter == "weight_hh":
             nn.init.uniform_(tensor, 0.0, 1.0)
         else:
             super().initialise(parameter, tensor, hidden_size)
 
     def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        """See :meth:`CellSpec.step`."""
         (h,) = state
         h = self._activation(prepared + seen(weights, h, mask))
         return h, (h,)

@@ -14,33 +14,20 @@ _EPSILON = 1e-5
 
 
 class LayerNormWeights(NamedTuple):
-    """The weights of one layer in one direction. A gain multiplies what has been normalised, a bias is added to it.
+    """The weights of one layer in one direction. Gains and biases follow each normalisation."""
 
-    Attributes:
-        input: ``(G * H, D)``.
-        hidden: ``(G * H, H)``.
-        input_gain, hidden_gain: ``(G * H,)``, of the products with the input and with the state.
-        input_bias, hidden_bias: ``(G * H,)``, or None.
-        memory_gain, memory_bias: ``(H,)``, of an LSTM's ``c``; None for other cells, and the bias without biases.
-
-    Example:
-        >>> ones = torch.ones(6)
-        >>> LayerNormWeights(torch.zeros(6, 3), torch.zeros(6, 2), ones, ones).memory_gain is None
-        True
-    """
-
-    input: Tensor
-    hidden: Tensor
-    input_gain: Tensor
-    hidden_gain: Tensor
-    input_bias: Tensor | None = None
-    hidden_bias: Tensor | None = None
-    memory_gain: Tensor | None = None
-    memory_bias: Tensor | None = None
+    input: Tensor  # (G * H, D)
+    hidden: Tensor  # (G * H, H)
+    input_gain: Tensor  # (G * H,)
+    hidden_gain: Tensor  # (G * H,)
+    input_bias: Tensor | None = None  # (G * H,)
+    hidden_bias: Tensor | None = None  # (G * H,)
+    memory_gain: Tensor | None = None  # (H,), of an LSTM's c
+    memory_bias: Tensor | None = None  # (H,)
 
 
 class _LayerNormSpec(CellSpec):
-    """The base of both cells: each product is normalised over all gates of a row."""
+    """The base of both cells: products are normalised over all gates of a row."""
 
     weights_type: ClassVar[Any] = LayerNormWeights
 
@@ -68,7 +55,7 @@ class _LayerNormSpec(CellSpec):
             nn.init.constant_(tensor, 1.0 if parameter.startswith("gain") else 0.0)
 
     def prepare(self, weights: LayerNormWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products, normalised: ``(N, D)`` to ``(N, G * H)``."""
+        """Return the normalised input products, ``(N, G * H)``."""
         return _normalised(F.linear(values, weights.input), weights.input_gain, weights.input_bias)
 
 
@@ -79,15 +66,8 @@ class LayerNormLSTM(_LayerNormSpec):
         c'         = sigmoid(f) * c + sigmoid(i) * tanh(g)
         h'         = sigmoid(o) * tanh(LN(c'))
 
-    where ``LN`` normalises over all gates of an element and has a gain and a bias of its own in each place. The
-    memory that is carried on is ``c'`` before its normalisation.
-
-    Example:
-        >>> ones, zeros = torch.ones(8), torch.zeros(8, 2)
-        >>> weights = LayerNormWeights(zeros, zeros, ones, ones, memory_gain=torch.ones(2))
-        >>> output, (h, c) = LayerNormLSTM().step(weights, zeros.t(), (torch.zeros(2, 2), torch.ones(2, 2)))
-        >>> c[0].tolist()
-        [0.5, 0.5]
+    ``LN`` normalises over all gates of an element, with a separate gain and bias in each place. The new state is ``c'``
+    before its normalisation.
     """
 
     name = "layernorm_lstm"
@@ -95,7 +75,7 @@ class LayerNormLSTM(_LayerNormSpec):
     states: ClassVar[tuple[str, ...]] = ("h", "c")
 
     def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
+        """See :meth:`CellSpec.step`."""
         h, c = state
         hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)
         i, f, g, o = (prepared + hidden).chunk(4, 1)
@@ -113,21 +93,14 @@ class LayerNormGRU(_LayerNormSpec):
         n    = tanh(x_n + r * h_n)
         h'   = (1 - z) * n + z * h
 
-    where ``LN`` normalises over all gates of an element and has a gain and a bias of its own in each place.
-
-    Example:
-        >>> ones = torch.ones(6)
-        >>> weights = LayerNormWeights(torch.zeros(6, 3), torch.zeros(6, 2), ones, ones)
-        >>> output, (h,) = LayerNormGRU().step(weights, torch.zeros(1, 6), (torch.ones(1, 2),))
-        >>> output.tolist()
-        [[0.5, 0.5]]
+    ``LN`` normalises over all gates of an element, with a separate gain and bias in each place.
     """
 
     name = "layernorm_gru"
     gates: ClassVar[tuple[str, ...]] = ("r", "z", "n")
 
     def step(self, weights: LayerNormWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 3 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        """See :meth:`CellSpec.step`."""
         (h,) = state
         hidden = _normalised(F.linear(masked(h, mask), weights.hidden), weights.hidden_gain, weights.hidden_bias)
         r_input, z_input, n_input = prepared.chunk(3, 1)

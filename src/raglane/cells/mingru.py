@@ -12,27 +12,20 @@ from raglane.cells.spec import States, Stepped
 
 
 class MinGRU(ElementwiseSpec):
-    """A GRU whose gate and candidate look at the input alone::
+    """A GRU whose gate and candidate depend only on the input::
 
         z  = sigmoid(W_z x + b_z)
         n  = W_n x + b_n
         h' = (1 - z) * h + z * n
 
-    This is the paper's first form. Its second, for parallel scans, has logarithms and an activation on ``n`` that
-    those need; a loop needs neither.
-
-    Example:
-        >>> cell, weights = MinGRU(), ElementwiseWeights(torch.zeros(4, 3))
-        >>> output, (h,) = cell.step(weights, torch.zeros(1, 4), (torch.ones(1, 2),))
-        >>> output.tolist()
-        [[0.5, 0.5]]
+    This is the paper's first form. Its second form, for parallel scans, has logarithms and an activation of ``n``.
     """
 
     name = "mingru"
     gates: ClassVar[tuple[str, ...]] = ("z", "n")
 
     def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
-        """One step: ``(R, 2 * H)`` and ``((R, H),)`` to the output ``(R, H)``, which is the new state."""
+        """See :meth:`CellSpec.step`."""
         (h,) = state
         z, n = prepared.chunk(2, 1)
         h = h + torch.sigmoid(z) * (n - h)

@@ -1,4 +1,4 @@
-"""A cell that a user wrote as a module in plain torch."""
+"""A user-defined cell: a module in plain torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ModuleCell(CellSpec):
     follows_autocast: ClassVar[bool] = True
 
     def __init__(self, module: nn.Module, *, output_size: int, state_sizes: tuple[int, ...], is_tuple: bool) -> None:
-        # A name that no faster kernel can take for one that it knows.
+        # A name that differs from those of cells with kernels.
         self.name = f"module {type(module).__name__}"
         count = len(state_sizes)
-        # Names that parameters can have: a learned initial state is called after them.
+        # Learned initial states are parameters with these names.
         self.states = ("h",) if count == 1 else tuple(f"state_{index}" for index in range(count))  # type: ignore[misc]
         self.output_size = output_size
         self.is_tuple = is_tuple
@@ -32,14 +32,14 @@ class ModuleCell(CellSpec):
         self.facts = ModuleCell, output_size, is_tuple, state_sizes
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
-        """The sizes that the module's own initial state has."""
+        """See :meth:`CellSpec.state_sizes`; the sizes of the module's initial state."""
         return self._sizes
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:
         """The result of the module's own ``prepare``, or the values unchanged."""
         if not hasattr(weights, "prepare"):
             return values
-        # A module may write over what it is given, which is its caller's.
+        # Copied, because a module may overwrite its arguments.
         prepared = weights.prepare(values.clone(), offsets)
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
@@ -49,12 +49,12 @@ class ModuleCell(CellSpec):
         return prepared
 
     def step(self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:  # noqa: ARG002
-        """One step of the module: its output, and its states as a tuple."""
+        """See :meth:`CellSpec.step`."""
         run = weights.step if hasattr(weights, "step") else weights
-        # A step may write over what it is given: the caller's values and states, or the output of the step before.
+        # Copied, because a step may overwrite its arguments, such as the output of the previous step.
         own = tuple([part.clone() for part in state])
         given = run(prepared.clone(), own if self.is_tuple else own[0])
-        if run is weights:  # one of torch's cells: it gives its state, the first of which is the output
+        if run is weights:  # one of torch's cells, which returns its state; the first one is the output
             given = (given[0] if self.is_tuple else given, given)
         where = f"{type(weights).__name__}.step"
         if not isinstance(given, tuple | list) or len(given) != 2:
@@ -68,9 +68,9 @@ class ModuleCell(CellSpec):
             rule = f"{len(state)} tensors, like the initial state"
             raise ShapeError(message(f"{where}: state", f"{len(new)} tensors", rule, "return all of them"))
         for part, before in zip(new, state, strict=True):
-            _check(f"{where}: state", part, tuple(before.shape), "return a state shaped like the one given")
-        # A state keeps the dtype that it began with: under autocast a step may give another one, and what a batch
-        # returns must not hang on whether it has empty sequences.
+            _check(f"{where}: state", part, tuple(before.shape), "return a state of the same shape")
+        # States keep their first dtype. Under autocast a step may return another one, and the dtype of a result must
+        # not depend on whether the batch has empty sequences.
         return output, tuple(part.to(before.dtype) for part, before in zip(new, state, strict=True))
 
 

@@ -11,29 +11,17 @@ from raglane.cells.spec import CellSpec, Shapes, States, Stepped, bounded, clipp
 
 
 class PeepholeWeights(NamedTuple):
-    """The weights of one layer in one direction.
+    """The weights of one layer in one direction."""
 
-    Attributes:
-        input: ``(4 * H, D)``.
-        hidden: ``(4 * H, H)``.
-        input_bias: ``(4 * H,)`` or None.
-        hidden_bias: ``(4 * H,)`` or None.
-        peephole: ``(3 * H,)``, of the gates i, f and o.
-
-    Example:
-        >>> PeepholeWeights(torch.zeros(8, 3), torch.zeros(8, 2), None, None, torch.zeros(6)).peephole.shape
-        torch.Size([6])
-    """
-
-    input: Tensor
-    hidden: Tensor
-    input_bias: Tensor | None
-    hidden_bias: Tensor | None
-    peephole: Tensor
+    input: Tensor  # (4 * H, D)
+    hidden: Tensor  # (4 * H, H)
+    input_bias: Tensor | None  # (4 * H,)
+    hidden_bias: Tensor | None  # (4 * H,)
+    peephole: Tensor  # (3 * H,), of the gates i, f and o
 
 
 class PeepholeLSTM(CellSpec):
-    """An LSTM whose gates also see the memory, each unit its own::
+    """An LSTM whose gates also depend on the memory of their unit::
 
         i, f = sigmoid(W_ix x + b_ix + W_ih h + b_ih + p_i * c), and alike for f
         g    = tanh(W_gx x + b_gx + W_gh h + b_gh)
@@ -41,17 +29,8 @@ class PeepholeLSTM(CellSpec):
         o    = sigmoid(W_ox x + b_ox + W_oh h + b_oh + p_o * c')
         h'   = o * tanh(c')
 
-    The output gate sees the new memory. This is the LSTM of the ONNX operator with its input ``P``.
-
-    Args:
-        clip: hold the arguments of all four, peepholes included, between ``-clip`` and ``clip``, as that operator can.
-            ``tanh(c')`` takes the memory as it is.
-
-    Example:
-        >>> weights = PeepholeWeights(torch.zeros(8, 3), torch.zeros(8, 2), None, None, torch.zeros(6))
-        >>> output, (h, c) = PeepholeLSTM().step(weights, torch.zeros(1, 8), (torch.zeros(1, 2), torch.ones(1, 2)))
-        >>> c.tolist()
-        [[0.5, 0.5]]
+    This is the ONNX operator LSTM with its input ``P``. ``clip`` bounds the arguments of the four gates, with their
+    peepholes, but not that of ``tanh(c')``.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "g", "o")
@@ -67,7 +46,7 @@ class PeepholeLSTM(CellSpec):
         return {**super().shapes(input_size, hidden_size, bias, proj_size), "weight_ch": (3 * hidden_size,)}
 
     def step(self, weights: PeepholeWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
+        """See :meth:`CellSpec.step`."""
         h, c = state
         i, f, g, o = torch.addmm(prepared, masked(h, mask), weights.hidden.t()).chunk(4, 1)
         peep_i, peep_f, peep_o = weights.peephole.chunk(3)

@@ -1,8 +1,7 @@
 """Any cell with dropout on its state, or with zoneout, inside the recurrence.
 
-All randomness is drawn before the first step and travels with the batch: the mask of a sequence as one more state
-that never changes, the masks of single elements as more columns of what is prepared. So every schedule and backend
-gives the same result.
+All random numbers are drawn before the first step: the mask of a sequence is one more state, which never changes, and
+masks of elements are more columns of the prepared rows. So all schedules and backends compute the same result.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from raglane.cells.spec import CellSpec, States, Stepped
 class RegularisedWeights(NamedTuple):
     """The weights of a regularised cell."""
 
-    inner: Any  # of the cell inside
-    held: Tensor | None = None  # ``(N, sum of the state sizes)``: 1 where zoneout holds a unit at an element, else 0
+    inner: Any  # of the inner cell
+    held: Tensor | None = None  # (N, sum of the state sizes): 1 if zoneout holds a unit at an element, else 0
 
 
 class Regularised(CellSpec):
-    """A cell whose state is dropped where weights read it, or held by chance.
+    """A cell with dropout on the state that its weights read, or with states that are held at random.
 
     Dropout on the state uses one mask per sequence at all its steps: Gal and Ghahramani (2016, arXiv:1512.05287).
-    Zoneout lets a unit keep the value of the step before: Krueger et al. (2017, arXiv:1606.01305).
+    With zoneout a unit keeps its previous value: Krueger et al. (2017, arXiv:1606.01305).
     """
 
     weights_type: ClassVar[Any] = RegularisedWeights
@@ -42,7 +41,7 @@ class Regularised(CellSpec):
         self._zoneout = zoneout
 
     def prepare(self, weights: RegularisedWeights, values: Tensor, offsets: Tensor) -> Tensor:
-        """The inner cell's prepared rows, followed by the units that are held."""
+        """Return the inner cell's prepared rows, followed by the marks of held units."""
         prepared = self.inner.prepare(weights.inner, values, offsets)
         if weights.held is None:
             return prepared
@@ -51,7 +50,7 @@ class Regularised(CellSpec):
         return torch.cat([prepared, held], 1)
 
     def step(self, weights: RegularisedWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step of the inner cell, between the masks."""
+        """See :meth:`CellSpec.step`."""
         before = state
         if self._drops_state:
             *kept, mask = state
@@ -64,7 +63,7 @@ class Regularised(CellSpec):
         return output, (new if mask is None or not self._drops_state else (*new, mask))
 
     def _hold(self, held: Tensor, before: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The new states, with the units of the old ones that are held, or the mean of both."""
+        """Return the new states with held units of the old ones, or, in evaluation, the mean of both."""
         if not held.shape[1]:
             return tuple(
                 torch.lerp(after, old, share)

@@ -17,12 +17,12 @@ class SLSTMWeights(NamedTuple):
     """The weights of one layer in one direction; ``K`` is the number of heads."""
 
     input: Tensor  # (4 * H, D)
-    hidden: Tensor  # (4 * H, H / K): a row reads the units of its own head alone
+    hidden: Tensor  # (4 * H, H / K): a row reads only the units of its head
     bias: Tensor | None = None  # (4 * H,)
 
 
 class SLSTM(CellSpec):
-    """An LSTM with exponential gates, whose memory is divided by what it has taken up (equations 8 to 17)::
+    """An LSTM with exponential gates and a normalised memory (equations 8 to 17 of the paper)::
 
         i, f, z, o = W x + b + R h, where R is block-diagonal: a block for each head and gate
         m' = max(log sigmoid(f) + m, i)         at the beginning of a sequence, m' = i
@@ -30,21 +30,8 @@ class SLSTM(CellSpec):
         n' = exp(log sigmoid(f) + m - m') * n + exp(i - m')
         h' = sigmoid(o) * c' / n'
 
-    The state ``m`` keeps the exponentials within range and cancels from the output. A unit is at the beginning where
-    its ``n`` is 0: afterwards ``n`` is 1 or more. The forget gate is the sigmoid, of the two that the paper names.
-
-    Args:
-        heads: the number of heads; it divides the number of units.
-
-    Raises:
-        ArgumentError: by :meth:`CellSpec.shapes`, where ``heads`` does not divide the number of units.
-
-    Example:
-        >>> zeros, begins = torch.zeros(1, 2), torch.tensor([[5.0, 5.0, 0.0, 0.0, 20.0, -20.0, 0.0, 0.0]])
-        >>> weights = SLSTMWeights(torch.zeros(8, 3), torch.zeros(8, 2))
-        >>> output, (h, c, n, m) = SLSTM().step(weights, begins, (zeros, zeros, zeros, zeros))
-        >>> output.tolist(), m.tolist()
-        ([[0.5, -0.5]], [[5.0, 5.0]])
+    The state ``m`` keeps the exponentials within range and cancels in the output. A sequence begins where ``n`` is 0;
+    afterwards ``n`` is at least 1. Of the two forget gates in the paper, this is the sigmoid.
     """
 
     gates: ClassVar[tuple[str, ...]] = ("i", "f", "z", "o")
@@ -56,10 +43,10 @@ class SLSTM(CellSpec):
         self.heads = heads
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """See :meth:`CellSpec.shapes`, and the class for what is refused."""
+        """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number of units."""
         if hidden_size % self.heads:
-            rule = f"a divisor of hidden_size, {hidden_size}"
-            raise ArgumentError(message("heads", str(self.heads), rule, "choose another heads or hidden_size"))
+            rule = f"a divisor of the number of units, {hidden_size}"
+            raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of heads or units"))
         rows = 4 * hidden_size
         return {
             "weight_ih": (rows, input_size),
@@ -68,10 +55,7 @@ class SLSTM(CellSpec):
         }
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:
-        """See :meth:`CellSpec.initialise`. Biases are 0, but from 3 to 6 over the forget gates of a head.
-
-        That is one of the two ways in which the authors begin; units forget at different speeds.
-        """
+        """See :meth:`CellSpec.initialise`; biases are 0, and from 3 to 6 for the forget gates of each head."""
         if parameter != "bias_ih":
             super().initialise(parameter, tensor, hidden_size)
             return
@@ -81,16 +65,16 @@ class SLSTM(CellSpec):
             tensor[self.block(parameter, "f", hidden_size)] = spread.repeat(self.heads)
 
     def prepare(self, weights: SLSTMWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products with their bias: ``(N, D)`` to ``(N, 4 * H)``."""
+        """Return the input products with their bias, ``(N, 4 * H)``."""
         return F.linear(values, weights.input, weights.bias)
 
     def step(self, weights: SLSTMWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 4 * H)`` and four ``(R, H)`` to the output ``(R, H)`` and the new states."""
+        """See :meth:`CellSpec.step`."""
         h, c, n, m = state
         i, f, z, o = (prepared + self._recurrent(weights.hidden, masked(h, mask))).chunk(4, 1)
         kept = F.logsigmoid(f) + m
         m = torch.where(n == 0, i, torch.maximum(kept, i))
-        # At a beginning, where nothing is kept, m may be far below.
+        # At the beginning of a sequence m may be much smaller.
         keep, take = torch.exp((kept - m).clamp(max=0.0)), torch.exp(i - m)
         c = keep * c + take * z.tanh()
         n = keep * n + take
@@ -98,12 +82,12 @@ class SLSTM(CellSpec):
         return h, (h, c, n, m)
 
     def _recurrent(self, hidden: Tensor, h: Tensor) -> Tensor:
-        """The products with the state, ``(R, 4 * H)``: each head's units from the head's own."""
+        """Return the products with the state, ``(R, 4 * H)``, head by head."""
         if self.heads == 1:
             return h @ hidden.t()
         size = hidden.shape[1]
         # (heads, size of a head, 4 * size): one product for each head.
         blocks = hidden.view(4, self.heads, size, size).permute(1, 3, 0, 2).reshape(self.heads, size, 4 * size)
         rows = h.shape[0]
-        found = torch.bmm(h.reshape(rows, self.heads, size).transpose(0, 1), blocks)
-        return found.view(self.heads, rows, 4, size).permute(1, 2, 0, 3).reshape(rows, hidden.shape[0])
+        products = torch.bmm(h.reshape(rows, self.heads, size).transpose(0, 1), blocks)
+        return products.view(self.heads, rows, 4, size).permute(1, 2, 0, 3).reshape(rows, hidden.shape[0])

@@ -1,8 +1,7 @@
-"""The interface of a cell: the equations of one step, in plain torch, and the weights that they read.
+"""The interface of a cell: the equations of one step in plain torch, and the weights that they read.
 
-A cell knows nothing of batches, schedules or devices. It says how many gates it has and in which order they
-stand in the rows of its weights, which states it carries, what can be computed for all elements at once
-(``prepare``) and what must wait for the state (``step``). A backend needs no more to run it on any schedule.
+A cell is independent of batches, schedules and devices. It defines its gates, in the order of the rows of its weights,
+its states, the part that is computed for all elements at once (``prepare``) and one step (``step``).
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Shapes = dict[str, tuple[int, ...] | None]
-"""Parameters by name, with their shapes; None for one that a layer of these sizes does not have."""
+"""The shapes of parameters by name; None for a parameter that a layer of these sizes does not have."""
 
 States = tuple[Tensor, ...]
-"""One ``(R, size)`` for each state of a cell."""
+"""The states of a cell, ``(R, size)`` each."""
 
 Stepped = tuple[Tensor, States]
 """The result of a step: the output ``(R, size of the first state)`` and the new states."""
 
 
 class Weights(NamedTuple):
-    """The weights of one layer in one direction, with the shapes and the row order of ``torch.nn``'s.
+    """The weights of one layer in one direction, with the shapes and the order of rows of ``torch.nn``.
 
-    ``G`` is the number of gates, ``H`` the hidden size, ``D`` the size of the layer's input, ``P`` the size
-    of the state ``h``: the projection's where there is one, else ``H``.
+    ``G`` is the number of gates, ``H`` the hidden size, ``D`` the size of the layer's input, and ``P`` the size of the
+    state ``h``: that of the projection, or ``H`` without one.
 
     Attributes:
         input: ``(G * H, D)``, ``weight_ih`` in torch.
@@ -51,39 +50,39 @@ class Weights(NamedTuple):
 
 
 def summed_bias(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Both biases ``(G * H,)`` as one, for cells that only ever add them; None where there is no bias."""
+    """Return the sum of both biases, ``(G * H,)``; None without biases."""
     if one is None or other is None:
         return other if one is None else one
     return one + other
 
 
 def masked(h: Tensor, mask: Tensor | None) -> Tensor:
-    """The state as a cell's weights read it: times its dropout mask, where there is one."""
+    """Return the state times its dropout mask, if any."""
     return h if mask is None else h * mask
 
 
 def bounded(arguments: Tensor, clip: float | None) -> Tensor:
-    """The arguments of an activation, held between ``-clip`` and ``clip`` where a cell clips them."""
+    """Return the arguments of an activation, clamped to ``-clip`` and ``clip`` if a cell clips them."""
     return arguments if clip is None else arguments.clamp(-clip, clip)
 
 
 def clipped(name: str, clip: float | None) -> str:
-    """A cell's name, which says so where its gates are clipped: no faster kernel may take it for the plain one."""
+    """Return a cell's name, which differs with clipped gates, because kernels do not clip."""
     return name if clip is None else f"{name} clipped at {clip}"
 
 
 class CellSpec(ABC):
-    """The equations of a recurrent cell, and what a kernel must know about them.
+    """The equations of a recurrent cell, with the facts that kernels need.
 
     Attributes:
         name: the cell's key in :data:`raglane.cells.CELLS`.
-        gates: the gates, in the order in which their blocks of ``H`` rows stand in the weights.
-        states: the names of the states, ``h`` alone where a cell does not say; an initial state is given for each.
-        output_is_state: whether the output is the first state, ``h``, as it is for every named cell.
-        weights_type: a NamedTuple of what the equations read, in the order of :meth:`shapes`.
-        reads_state: whether weights meet the state, so that there is something for dropout on states to act on.
-        follows_autocast: whether ``step`` is to run under autocast as it stands. For other cells all is cast before the
-            first step.
+        gates: the gates, in the order of their blocks of ``H`` rows in the weights.
+        states: the names of the states, by default only ``h``.
+        output_is_state: True if the output is the first state, as in every cell of the library.
+        weights_type: a NamedTuple of the weights, in the order of :meth:`shapes`.
+        reads_state: True if weights multiply the state, so that dropout on states has an effect.
+        follows_autocast: True if ``step`` runs under autocast. Other cells compute in the dtype to which everything
+            is cast before the first step.
 
     Example:
         >>> from raglane.cells import CELLS
@@ -100,13 +99,16 @@ class CellSpec(ABC):
     follows_autocast: ClassVar[bool] = False
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool = True, proj_size: int = 0) -> Shapes:  # noqa: ARG002
-        """The parameters of one layer in one direction, in the order in which ``weights_type`` takes them.
+        """Return the shapes of the parameters of one layer in one direction, in the order of ``weights_type``.
 
         Args:
             input_size: ``D``.
             hidden_size: ``H``.
-            bias: whether there are biases.
-            proj_size: ``P``, or 0 where there is no projection. Cells that have none ignore it.
+            bias: True if the layer has biases.
+            proj_size: ``P``, or 0 without a projection. Cells without projections ignore it.
+
+        Returns:
+            A dict from the name of each parameter to its shape, or None if the layer does not have it.
 
         Example:
             >>> from raglane.cells import CELLS
@@ -123,8 +125,9 @@ class CellSpec(ABC):
         }
 
     def above(self) -> CellSpec:
-        """The cell of the layers above the first, for their :meth:`shapes`: the same, unless the first reads columns
-        that only data have, such as times. Its names of parameters are the same.
+        """Return the cell of the layers above the first, with the same names of parameters.
+
+        It is the same cell, unless the first layer reads columns that only data have, such as times.
 
         Example:
             >>> from raglane.cells import CELLS
@@ -134,11 +137,11 @@ class CellSpec(ABC):
         return self
 
     def state_sizes(self, hidden_size: int, proj_size: int = 0) -> tuple[int, ...]:  # noqa: ARG002
-        """The size of each state, in the order of ``states``; the first is also the size of the output.
+        """Return the size of each state, in the order of ``states``; the first is also that of the output.
 
         Args:
             hidden_size: ``H``.
-            proj_size: ``P``, or 0 where there is no projection. Cells that have none ignore it.
+            proj_size: ``P``, or 0 without a projection. Cells without projections ignore it.
 
         Example:
             >>> from raglane.cells import CELLS
@@ -148,11 +151,11 @@ class CellSpec(ABC):
         return (hidden_size,) * len(self.states)
 
     def block(self, parameter: str, gate: str, hidden_size: int) -> slice:  # noqa: ARG002
-        """The rows of a parameter that belong to a gate.
+        """Return the rows of a parameter that belong to a gate.
 
         Args:
-            parameter: a name among :meth:`shapes`, of a parameter that has a block for each gate.
-            gate: a name among ``gates``.
+            parameter: the name of a parameter in :meth:`shapes` that has a block for each gate.
+            gate: the name of a gate in ``gates``.
             hidden_size: ``H``.
 
         Example:
@@ -164,44 +167,43 @@ class CellSpec(ABC):
         return slice(start, start + hidden_size)
 
     def initialise(self, parameter: str, tensor: Tensor, hidden_size: int) -> None:  # noqa: ARG002
-        """Fill a new parameter in place: uniformly from ``-1 / sqrt(H)`` to ``1 / sqrt(H)``, as torch does.
+        """Fill a new parameter in place, uniformly from ``-1 / sqrt(H)`` to ``1 / sqrt(H)``, as torch does.
 
         Args:
-            parameter: a name among :meth:`shapes`.
-            tensor: of the shape there.
+            parameter: the name of a parameter in :meth:`shapes`.
+            tensor: the parameter.
             hidden_size: ``H``.
         """
         bound = hidden_size**-0.5
         nn.init.uniform_(tensor, -bound, bound)
 
     def prepare(self, weights: Any, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The part that needs no state, for all elements at once: the input products and the biases that go with them.
+        """Compute the part of a step that needs no state, for all elements at once.
 
-        Of :class:`Weights` it is the product and both biases. A cell whose biases do not simply add, or with weights of
-        its own, says what else.
+        By default it is the input product with both biases of :class:`Weights`.
 
         Args:
-            weights: of one layer in one direction, a ``weights_type``.
+            weights: the weights of one layer in one direction, a ``weights_type``.
             values: ``(N, D)``, the layer's input, in the caller's order of sequences.
-            offsets: ``(B + 1,)`` int64 on the same device: for cells whose inputs look at neighbouring steps.
+            offsets: ``(B + 1,)`` int64 on the same device, for cells that read neighbouring steps.
 
         Returns:
-            ``(N, G * H)``: one row per element. Row ``i`` may depend on elements of the same sequence alone.
+            ``(N, G * H)``, one row per element. A row may depend only on elements of its sequence.
         """
         return F.linear(values, weights.input, summed_bias(weights.input_bias, weights.hidden_bias))
 
     @abstractmethod
     def step(self, weights: Any, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step of ``R`` rows, each a sequence of its own. Rows must not look at each other.
+        """Compute one step of ``R`` rows, each of another sequence. Rows must not depend on each other.
 
         Args:
-            weights: of one layer in one direction, a ``weights_type``.
-            prepared: ``(R, G * H)``, rows of what :meth:`prepare` gave.
+            weights: the weights of one layer in one direction, a ``weights_type``.
+            prepared: ``(R, G * H)``, rows of the result of :meth:`prepare`.
             state: one ``(R, size)`` per state, in the order of ``states``.
-            mask: ``(R, size)`` or None: what the state is multiplied by where weights read it, and nowhere else
-                (:func:`masked`). Cells without ``reads_state`` are given none.
+            mask: ``(R, size)`` or None: a factor of the state where weights read it, and only there (:func:`masked`).
+                None for cells without ``reads_state``.
 
         Returns:
-            The output ``(R, size of the first state)``, and the new state, shaped like ``state``. The tensors
-            given are not changed in place.
+            The output ``(R, size of the first state)``, and the new state, shaped like ``state``. The arguments are
+            not changed in place.
         """

@@ -13,7 +13,7 @@ from raglane.cells.spec import Shapes, States, Stepped
 
 
 class SRU(ElementwiseSpec):
-    """A gated memory, and a second gate that lets the input past it (equations 1 to 4 of the paper)::
+    """A gated memory, and a second gate that mixes it with the input (equations 1 to 4 of the paper)::
 
         n  = W_n x
         f  = sigmoid(W_f x + v_f * c + b_f)
@@ -21,14 +21,7 @@ class SRU(ElementwiseSpec):
         c' = f * c + (1 - f) * n
         h' = r * c' + (1 - r) * x           with W_s x for x where the sizes differ
 
-    Nothing looks at the state ``h``: it is the output, kept so that the last one can be read as for every cell.
-
-    Example:
-        >>> cell, weights = SRU(), ElementwiseWeights(torch.zeros(6, 2), torch.zeros(4))
-        >>> prepared = cell.prepare(weights, torch.ones(1, 2), torch.tensor([0, 1]))
-        >>> output, (h, c) = cell.step(weights, prepared, (torch.zeros(1, 2), torch.ones(1, 2)))
-        >>> output.tolist(), c.tolist()
-        ([[0.75, 0.75]], [[0.5, 0.5]])
+    No gate reads the state ``h``, which is the output.
     """
 
     name = "sru"
@@ -48,13 +41,13 @@ class SRU(ElementwiseSpec):
         return slice(rows.start - hidden_size, rows.stop - hidden_size) if parameter == "bias_ih" else rows
 
     def prepare(self, weights: ElementwiseWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
-        """The input products, and the input as the output takes it up: ``(N, D)`` to ``(N, 4 * H)``."""
+        """Return the input products, and the input that bypasses the memory, ``(N, 4 * H)``."""
         bias = None if weights.bias is None else F.pad(weights.bias, (weights.bias.shape[0] // 2, 0))
         skip = values if weights.skip is None else F.linear(values, weights.skip)
         return torch.cat([F.linear(values, weights.input, bias), skip], 1)
 
     def step(self, weights: ElementwiseWeights, prepared: Tensor, state: States, mask: Tensor | None = None) -> Stepped:
-        """One step: ``(R, 4 * H)`` and ``((R, H), (R, H))`` to the output ``(R, H)`` and the new states."""
+        """See :meth:`CellSpec.step`."""
         _, c = state
         n, f, r, skip = prepared.chunk(4, 1)
         f_seen, r_seen = seen(weights, c, mask).chunk(2, 1)

@@ -1,4 +1,4 @@
-"""Models as files that run elsewhere."""
+"""Export of models to ONNX and AOTInductor."""
 
 from __future__ import annotations
 

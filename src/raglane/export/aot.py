@@ -1,6 +1,6 @@
-"""A model as a package of AOTInductor: machine code that torch runs without the Python code of the model.
+"""Packages of AOTInductor: machine code that torch runs without the Python code of the model.
 
-In it the kernels' layers are an operator of torch without Python: operators.cpp, built where it is asked for.
+Layers of the kernels are an operator of torch in C++, operators.cpp, which :func:`build_operators` builds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from raglane.native.library import has_cell, location
 
 LIBRARY = "libraglane_torch.so"
 
-# Of torch's stable ABI what 2.11 has: the binary runs with that and every later one.
+# The stable ABI of torch 2.11: the binary runs with this and every later version.
 _TARGET = "-DTORCH_TARGET_VERSION=0x020b000000000000ULL"
 
 
@@ -128,7 +128,7 @@ def _compile(program: Any, made: Path) -> None:
 
 
 class _Loops(Scans):
-    """Layers by the kernels' operator, where it is there and has the cell; others by ``scan``."""
+    """Runs layers with the kernels' operator if it is loaded and has the cell, and others with ``scan``."""
 
     def __init__(self, has_kernels: bool) -> None:
         self.layers = self.loops = 0
@@ -150,13 +150,13 @@ class _Loops(Scans):
     ) -> list[Tensor]:
         """See :class:`raglane.kernels.graph.Scans`."""
         self.loops += 1
-        # Inductor looks for the number of rows, of which the shapes are that it collects, among the arguments.
+        # Inductor requires the number of rows, which is in the shapes of results, among the arguments.
         rows: Any = read[0].shape[1]
         return super().scan(_Counted(step), state, read, (*weights, rows))
 
 
 class _Counted(nn.Module):
-    """A step that takes one more argument, which it does not read."""
+    """A step with one more argument, which it ignores."""
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def build_operators(folder: str | Path) -> Path:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None or sys.platform != "linux":
         got = "no C++ compiler" if compiler is None else f"the system {sys.platform}"
-        fix = "install g++, or set CXX; without operators, rl.export.package takes torch's own, which are slower"
+        fix = "install g++, or set CXX; without operators, rl.export.package uses those of torch, which are slower"
         raise ExportError(message("operators", got, "built with a C++20 compiler on Linux", fix))
     target = Path(folder)
     if target.exists() and not target.is_dir():
@@ -220,7 +220,7 @@ def build_operators(folder: str | Path) -> Path:
 
 def _command(compiler: str, kernels: str, built: Path) -> list[str]:
     home = Path(torch.__file__).parent
-    # An installation has the header beside the library, a working copy of the source has it in csrc/abi.
+    # An installation has the header next to the library, a working copy has it in csrc/abi.
     folders = [Path(folder, "include") for folder in raglane.native.__path__]
     folders.append(Path(__file__).parents[3] / "csrc" / "abi")
     return [
@@ -232,11 +232,8 @@ def _command(compiler: str, kernels: str, built: Path) -> list[str]:
 
 
 def load_operators(path: Path) -> None:
-    """Let torch know the operator ``raglane::layer``, and its shapes; nothing happens where it knows it."""
-    rule, fix = (
-        f"the file {LIBRARY} in the folder of the kernels",
-        "pass the result of rl.export.build_operators(folder)",
-    )
+    """Register the operator ``raglane::layer`` and its shapes with torch, once."""
+    rule, fix = f"the file {LIBRARY}, next to the kernels", "pass the result of rl.export.build_operators(folder)"
     if not path.is_file():
         raise ExportError(message("operators", quote(str(path)), rule, fix))
     if hasattr(torch.ops.raglane, "layer"):

@@ -1,11 +1,11 @@
-"""The layers of a graph by the operators of ONNX: LSTM, GRU and RNN where they have the cell's equations, else Scan.
+"""Layers as operators of ONNX: LSTM, GRU and RNN for cells with their equations, Scan for others.
 
-NOTE (empty sequences): ONNX does not say what a ``sequence_lens`` of 0 means, and ONNX Runtime's answer differs by
-version and direction. So the operators get a length of at least 1, and the final state of an empty sequence is replaced
-by its initial one; nobody reads its outputs.
+NOTE (empty sequences): ONNX does not define a ``sequence_lens`` of 0, and ONNX Runtime's result differs by version and
+direction. So the operators get a length of at least 1, and the final state of an empty sequence is replaced by its
+initial one; its outputs are not used.
 
-NOTE (no sequences): ONNX Runtime's LSTM reads memory that is not there where a batch has no rows. So an operator or a
-Scan gets one row at least: an empty sequence, whose final state is cut off again.
+NOTE (no sequences): ONNX Runtime's LSTM reads invalid memory if a batch has no rows. So an operator or a Scan gets at
+least one row, an empty sequence, whose final state is removed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from raglane.segments import owners
 
 OPSET = 20
 SCAN = "raglane::Step"
-"""A node that stands for a Scan until :func:`place_scans` has made its body."""
+"""A placeholder that :func:`place_scans` replaces by a Scan."""
 
-# Bytes of a constant: a protocol buffer holds no more.
+# The largest constant in bytes, the limit of protocol buffers.
 _MOST = 2**31 - 1
 
 
 @dataclass
 class Loops:
-    """Runs the layers of a model while it is traced, and keeps what the bodies of its Scans are made of."""
+    """Runs the layers of a model while it is traced, and keeps the steps of its Scans."""
 
-    steps: list[Step] = field(default_factory=list)  # the steps of the Scans
+    steps: list[Step] = field(default_factory=list)
 
     def run_layer(self, layer: Request, table: Table) -> Result | None:
         """See :class:`raglane.kernels.graph.Loops`."""
@@ -63,7 +63,7 @@ class Loops:
 
 
 def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[Tensor, ...]]:
-    """A batch and its states, ``(..., B, size)``, with an empty sequence where there are none."""
+    """Return a batch and its states, ``(..., B, size)``, with an empty sequence if there are none."""
     count: Any = torch.ones_like(table.lengths).sum().clamp(min=1).item()
     torch._check(count >= 1)
     row, total = torch.arange(count, device=table.lengths.device), table.place.shape[0]
@@ -76,24 +76,24 @@ def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[T
 
 
 def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
-    """The rows of a state that are of sequences: as many as it had before there was one more."""
+    """Return the rows of a state without the added sequence."""
     return state.index_select(-2, torch.arange(before.shape[-2], device=state.device))
 
 
 class _Operator(NamedTuple):
-    """How one of ONNX's recurrent operators computes a cell."""
+    """A recurrent operator of ONNX with the equations of a cell."""
 
-    name: str  # of the operator
-    gates: tuple[int, ...]  # where each of ONNX's gates stands among the cell's
-    signs: tuple[int, ...]  # by what each is multiplied; 0 for a gate that nobody looks at
-    attributes: dict[str, Any]  # of the operator
+    name: str
+    gates: tuple[int, ...]  # the place of each of ONNX's gates among the cell's
+    signs: tuple[int, ...]  # the factor of each; 0 for a gate that is not used
+    attributes: dict[str, Any]
 
 
 def _operator_of(layer: Request) -> _Operator | None:
-    """The operator that has a layer's equations; None where there is none."""
+    """Return the operator with a layer's equations, or None."""
     cell = layer.cell
     make = _OPERATORS.get(type(cell))
-    # A projection is in no operator. ONNX Runtime has the operators for float32 alone.
+    # No operator has a projection, and ONNX Runtime has the operators only for float32.
     if make is None or layer.sizes[0] != layer.sizes[-1] or layer.values.dtype is not torch.float32:
         return None
     operator = make(cell)
@@ -102,8 +102,8 @@ def _operator_of(layer: Request) -> _Operator | None:
     return operator
 
 
-# ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. There ONNX forgets 1 - i, which
-# is f where i has the opposite arguments of f.
+# ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. With input_forget, ONNX's forget
+# gate is 1 - i, which is f if i has the negated arguments of f.
 _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
     LSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
     PeepholeLSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
@@ -116,7 +116,7 @@ _OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
 
 
 def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
-    """A layer in all its directions as one node."""
+    """Run a layer, in all its directions, as one node."""
     directions, size = layer.directions, layer.sizes[0]
     table, initial = _with_a_row(table, layer.initial())
     attributes: dict[str, Any] = {"hidden_size": size, "direction": "bidirectional" if directions == 2 else "forward"}
@@ -132,7 +132,7 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
         *[part.contiguous() for part in initial],
     ]
     if hasattr(weights[0], "peephole"):
-        # ONNX's order of the peepholes is i, o, f.
+        # ONNX's order of peepholes is i, o, f.
         inputs.append(torch.stack([_chosen(part.peephole, 3, (0, 2, 1), (1, 1, 1)) for part in weights]))
     steps, count = table.element.shape
     found = torch.onnx.ops.symbolic_multi_out(
@@ -143,7 +143,7 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
         shapes=[(steps, directions, count, size), *[part.shape for part in initial]],
         version=OPSET,
     )
-    # (T, K, B, H), of which the directions of an element are to stand side by side.
+    # (T, K, B, H) to (T, B, K * H).
     outputs = found[0].transpose(1, 2).flatten(2)
     is_empty = (table.lengths == 0).view(1, -1, 1)
     both = zip(layer.initial(), initial, found[1:], strict=True)
@@ -152,20 +152,20 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
 
 
 def _reorder(operator: _Operator, weight: Tensor) -> Tensor:
-    """Rows of the cell's gates as the operator has them."""
+    """Return the rows of the cell's gates in the operator's order."""
     count = max(operator.gates) + 1
     return _chosen(weight, count, operator.gates, operator.signs)
 
 
 def _chosen(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[int, ...]) -> Tensor:
     rows = weight.shape[0] // count
-    # Not chunk: of an operator with several outputs no constant is folded.
+    # Not chunk, because constants are not folded through operators with several outputs.
     blocks = [weight[gate * rows : (gate + 1) * rows] for gate in range(count)]
     return torch.cat([blocks[gate] if sign > 0 else -blocks[gate] for gate, sign in zip(gates, signs, strict=True)])
 
 
 def _biases(operator: _Operator, weights: Any) -> Tensor:
-    """Both biases, one behind the other; zeros where there are none."""
+    """Return both biases, concatenated; zeros without biases."""
     nothing = weights.input.new_zeros(weights.input.shape[0])
     both = [nothing if bias is None else bias for bias in (weights.input_bias, weights.hidden_bias)]
     return torch.cat([_reorder(operator, bias) for bias in both])
@@ -175,7 +175,7 @@ def _biases(operator: _Operator, weights: Any) -> Tensor:
 
 
 def place_scans(model: Any, steps: list[Step]) -> None:
-    """Put a Scan in the place of each node that stands for one."""
+    """Replace each placeholder by a Scan."""
     ir: Any = require("onnx_ir", "export")
     domain, _, kind = SCAN.partition("::")
     placeholders = [node for node in model.graph if node.domain == domain and node.op_type == kind]
@@ -205,7 +205,7 @@ def place_scans(model: Any, steps: list[Step]) -> None:
 
 
 def _key(step: Step, node: Any) -> Any:
-    """The key that steps with equal graphs share; a user's module may differ in more than its tensors."""
+    """Return a key that is equal for steps with equal graphs; modules may differ in more than their tensors."""
     if step.is_module:
         return id(step)
     shapes = tuple(str(value.shape[-1]) for value in node.inputs[: step.states + 1])
@@ -213,12 +213,12 @@ def _key(step: Step, node: Any) -> Any:
 
 
 def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
-    """The graph of one step; it reads the weights where they lie, in the graph around it."""
+    """Return the graph of one step, which reads the weights of the outer graph."""
     ir: Any = require("onnx_ir", "export")
     for inner, outer in zip(list(graph.inputs[loop:]), weights, strict=True):
         ir.convenience.replace_all_uses_with(inner, outer)
     del graph.inputs[loop:]
-    # A name means one thing in a model, wherever it stands.
+    # Names must be unique in a model.
     for value in [*graph.inputs, *graph.initializers.values(), *[out for part in graph for out in part.outputs]]:
         value.name = f"{prefix}_{value.name}"
     graph.name = prefix
@@ -227,10 +227,10 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
 
 
 def _traced(step: Step, node: Any) -> Any:
-    """The graph of one step for any number of rows."""
+    """Return the graph of one step for any number of rows."""
     ir: Any = require("onnx_ir", "export")
     kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}[node.inputs[0].dtype]
-    rows = 3  # any number but 1, which a trace takes for a constant
+    rows = 3  # not 1, which a trace would treat as a constant
     *states, row = [torch.zeros(rows, int(value.shape[-1]), dtype=kind) for value in node.inputs[: step.states + 1]]
     is_real = torch.ones(rows, dtype=torch.bool)
     arguments = (*states, row, is_real, *[weight.detach() for weight in step.weights])
@@ -253,11 +253,11 @@ def _traced(step: Step, node: Any) -> Any:
 
 
 def simplify(model: Any) -> None:
-    """Fold what depends on weights alone, compute once what is computed twice, and drop what only torch reads."""
+    """Fold constants, merge common subexpressions, and remove metadata of torch."""
     passes: Any = require("onnx_ir", "export").passes.common
     optimizer: Any = require("onnxscript.optimizer", "export")
     passes.InlinePass()(model)
-    # What a fold makes constant may let another fold.
+    # Twice, because folding creates new constants.
     for _ in range(2):
         optimizer.fold_constants(model, input_size_limit=_MOST, output_size_limit=_MOST)
         passes.RemoveUnusedNodesPass()(model)
@@ -274,11 +274,11 @@ def simplify(model: Any) -> None:
         one(model)
 
 
-# -- operators that the exporter of torch does not translate, by others that it does -----------------------------------
+# -- replacements of operators that torch's exporter does not translate ------------------------------------------------
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Replacements of operators, for ``ExportedProgram.run_decompositions``."""
+    """Return replacements of operators for ``ExportedProgram.run_decompositions``."""
     import raglane.packing.operators  # noqa: F401 (registers ours)
 
     return {
@@ -290,18 +290,18 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Replacements of operators of which ONNX computes a part, or keeps a number, in float32, whatever the dtype."""
+    """Return replacements of operators that ONNX computes partly in float32 for any dtype."""
     aten = torch.ops.aten
     others = (aten.celu, aten.elu, aten.hardsigmoid, aten.leaky_relu)
     return {**torch._decomp.get_decompositions(others), aten.layer_norm.default: _layer_norm}
 
 
 def exact_translations() -> dict[Any, Callable[..., Any]]:
-    """Translations of operators whose own round a number of Python to float32, for graphs of float64."""
+    """Return translations for graphs of float64, which do not round Python numbers to float32."""
     ir: Any = require("onnx_ir", "export")
     op: Any = require("onnxscript", "export").opset20
 
-    # No annotations that are names: the exporter reads them where they are not imported.
+    # Without annotations by name, which the exporter evaluates in another namespace.
     def scalar_tensor(s, dtype=-1, layout="", device="", pin_memory=False):  # type: ignore[no-untyped-def]  # noqa: ARG001
         kind = ir.DataType(dtype if dtype > 0 else ir.DataType.FLOAT)
         return op.Constant(value=ir.tensor(s, dtype=kind)) if isinstance(s, int | float) else op.Cast(s, to=kind)
@@ -320,14 +320,14 @@ def _layer_norm(
 ) -> Tensor:
     axes = list(range(-len(normalized_shape), 0))
     centred = input - input.mean(axes, keepdim=True)
-    # No quotient by a root: ONNX Runtime makes a LayerNormalization of that, whose eps is a float32.
+    # Not a quotient by a root, which ONNX Runtime fuses to a LayerNormalization with a float32 eps.
     scaled = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     scaled = scaled if weight is None else scaled * weight
     return scaled if bias is None else scaled + bias
 
 
 def _repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Tensor:
-    """Each index as often as ``repeats`` says."""
+    """Repeat each index ``repeats`` times."""
     ends = repeats.cumsum(0)
     total: Any = F.pad(ends, (1, 0))[-1].item() if output_size is None else output_size
     return owners(ends, total)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of an exported model: names, shapes, and fresh batches to try it on."""
+"""The inputs and outputs of an exported model: names, shapes, and random batches for verification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAYOUTS = ("padded", "flat")
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a model, as an example of them says."""
+    """The arguments of a model, read from an example."""
 
     names: tuple[str, ...]
     example: tuple[Any, ...]
@@ -31,13 +31,13 @@ class Signature:
 
     @classmethod
     def of(cls, model: nn.Module, example: Any, layout: str) -> Signature:
-        """Read an example."""
+        """Read an example; raises ArgumentError or ArgumentTypeError if it is invalid."""
         if layout not in _LAYOUTS:
             raise ArgumentError(message("layout", repr(layout), "'padded' or 'flat'", "choose one of them"))
         arguments = example if type(example) is tuple else (example,)
         leaves = pytree.tree_leaves(list(arguments), is_leaf=lambda part: isinstance(part, Ragged))
         batches = [part for part in leaves if isinstance(part, Ragged)]
-        rule = "a Ragged, or a tuple of Ragged batches and tensors with at least one Ragged"
+        rule = "a Ragged, or a tuple of Ragged and tensors, at least one of them a Ragged"
         if not batches or not all(part is None or isinstance(part, Tensor | Ragged) for part in leaves):
             got = type(example).__name__ if type(example) is not tuple else ", ".join(type(p).__name__ for p in leaves)
             fix = "wrap the sequences with rl.Ragged(sequences)"
@@ -45,10 +45,10 @@ class Signature:
         if any(len(part) != len(batches[0]) for part in batches):
             got = " and ".join(str(len(part)) for part in batches)
             raise ArgumentError(
-                message("example", f"{got} sequences", "batches with the same number of sequences", "pass one batch")
+                message("example", f"{got} sequences", "the same number in each batch", "pass one batch")
             )
         if sum(part.values.shape[0] for part in batches) == 0:
-            raise ArgumentError(message("example", "no element", "at least one element", "pass a batch with elements"))
+            raise ArgumentError(message("example", "no element", "at least one element", "pass another batch"))
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
         if len(names) < len(arguments):
@@ -60,14 +60,14 @@ class Signature:
             if isinstance(part, Tensor) and sum(size == len(batches[0]) for size in part.shape) > 1:
                 got, rule = (
                     f"{name} of shape {tuple(part.shape)}",
-                    "a tensor with only one dimension as long as the batch",
+                    "a tensor with at most one dimension as long as the batch",
                 )
-                fix = "pass an example with another number of sequences, which identifies that dimension"
+                fix = "pass an example with another number of sequences"
                 raise ArgumentError(message("example", got, rule, fix))
         return signature
 
     def leaves(self) -> Iterator[tuple[str, Ragged | Tensor]]:
-        """Each Ragged and each tensor among the arguments, with its name."""
+        """Return the Ragged and tensors of the arguments, with their names."""
         for name, argument in zip(self.names, self.example, strict=True):
             parts = pytree.tree_leaves(argument, is_leaf=lambda part: isinstance(part, Ragged))
             for index, part in enumerate(parts):
@@ -75,7 +75,7 @@ class Signature:
                     yield (name if len(parts) == 1 else f"{name}_{index}"), part
 
     def rebuilt(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments with other Ragged and tensors in their places."""
+        """Return the arguments with other Ragged and tensors."""
         found = iter(leaves)
         _, spec = pytree.tree_flatten(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
         old = pytree.tree_leaves(list(self.example), is_leaf=lambda part: isinstance(part, Ragged))
@@ -96,7 +96,7 @@ class Signature:
 
     @property
     def dimensions(self) -> list[dict[int, str]]:
-        """For each input the names of the dimensions that are of any size."""
+        """The names of the dynamic dimensions of each input."""
         found: list[dict[int, str]] = []
         count = self.count
         for _, part in self.leaves():
@@ -109,7 +109,7 @@ class Signature:
         return found
 
     def dims(self) -> tuple[dict[int, Any], ...]:
-        """The same dimensions for ``torch.export``: those of one name are of one size, but for elements and steps."""
+        """Return the dynamic dimensions for ``torch.export``; those of the batch share their size."""
         sequences = torch.export.Dim("sequences")
         found: list[dict[int, Any]] = []
         for number, names in enumerate(self.dimensions):
@@ -125,7 +125,7 @@ class Signature:
         return next(len(part) for _, part in self.leaves() if isinstance(part, Ragged))
 
     def fresh(self, lengths: list[int], generator: torch.Generator) -> list[Ragged | Tensor]:
-        """Other leaves with these lengths, made of the example's own numbers: elements and rows drawn from it."""
+        """Return leaves of other lengths, whose elements and rows are drawn from the example."""
         wanted, count = torch.tensor(lengths, device="cpu"), self.count
         made: list[Ragged | Tensor] = []
         for _, part in self.leaves():
@@ -142,7 +142,7 @@ class Signature:
         return made
 
     def inputs(self, leaves: Sequence[Ragged | Tensor]) -> list[Tensor]:
-        """The tensors that the exported model takes for some leaves."""
+        """Return the inputs of the exported model for some leaves."""
         found: list[Tensor] = []
         for part in leaves:
             if isinstance(part, Tensor):
@@ -155,7 +155,7 @@ class Signature:
 
 
 class Surface(nn.Module):
-    """A model with tensors alone at its surface: what is traced."""
+    """A model with only tensors as inputs and outputs, which is traced."""
 
     def __init__(self, model: nn.Module, signature: Signature) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Surface(nn.Module):
         self._signature = signature
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """Values and offsets or lengths for each Ragged, and the other tensors; to the outputs as tensors."""
+        """Call the model; the tensors are values and offsets or lengths of each Ragged, and other tensors."""
         given = iter(tensors)
         leaves: list[Ragged | Tensor] = []
         starts: list[tuple[Tensor, Tensor]] = []
@@ -181,12 +181,12 @@ class Surface(nn.Module):
             else:
                 leaves.append(values)
         found = list(self._named(self.model(*self._signature.rebuilt(leaves)), starts))
-        # Kept there and not in this module, whose attributes torch.export puts back as they were.
+        # Not an attribute of this module, because torch.export restores those.
         self._signature.output_names[:] = [name for name, _ in found]
         return [tensor for _, tensor in found]
 
     def _named(self, output: Any, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of what the model gave, by their names."""
+        """Yield the tensors of the model's output with their names."""
         paths, _ = pytree.tree_flatten_with_path(output, is_leaf=lambda part: isinstance(part, Ragged))
         for path, part in paths:
             name = "_".join(["output", *[_key(key) for key in path]])
@@ -196,7 +196,7 @@ class Surface(nn.Module):
                 yield from self._of_ragged(name, part, starts)
 
     def _of_ragged(self, name: str, batch: Ragged, starts: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """A Ragged as tensors: its values alone where it has the lengths of an input."""
+        """Yield a Ragged as tensors; only its values if it has the lengths of an input."""
         given = next((values for offsets, values in starts if offsets is batch.offsets), None)
         if self._signature.layout == "flat":
             yield name, batch.values
@@ -216,14 +216,11 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-# -- Ragged to tensors and back, by operators that a graph can hold ----------------------------------------------------
+# -- Ragged to tensors and back, with operators that can be exported --------------------------------------------------
 
 
 def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The elements of a padded tensor ``(B, T, *features)`` and their offsets, by operators that a graph can hold.
-
-    Lengths above ``T`` count as ``T``, and below 0 as 0.
-    """
+    """Return the elements of a padded tensor ``(B, T, *features)`` and their offsets; lengths are clamped."""
     lengths = lengths.to(torch.int64).clamp(0, padded.shape[1])
     is_real = torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
     index = is_real.flatten().nonzero().squeeze(1)
@@ -231,21 +228,20 @@ def elements_of_padded(padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]
 
 
 def offsets_within(offsets: Tensor, total: Any) -> Tensor:
-    """Offsets that divide ``total`` elements, whatever was given, by operators that a graph can hold.
+    """Return valid offsets of ``total`` elements.
 
-    Those that do stay as they are. Of others the first becomes 0 and the last ``total``; one in between that is out of
-    range becomes the nearest that is not. A sequence that would end before it starts becomes empty, and those after it
-    keep their lengths as far as there are elements.
+    Valid offsets do not change. Of others the first becomes 0, the last ``total``, and those between are clamped. A
+    sequence that would end before it starts becomes empty, and later ones keep their lengths while elements are left.
     """
     place = torch.arange(offsets.shape[0], device=offsets.device)
     held = torch.where(place + 1 < offsets.shape[0], offsets.to(torch.int64).clamp(0, total), total)
     held = torch.where(place > 0, held, 0)
-    # There is no running maximum in ONNX.
+    # ONNX has no cumulative maximum.
     return F.pad(held.diff().clamp(min=0).cumsum(0).clamp(max=total), (1, 0))
 
 
 def padded_of_elements(values: Tensor, offsets: Tensor, steps: Any) -> Tensor:
-    """``(B, steps, *features)`` with zeros where there is no element, by operators that a graph can hold."""
+    """Return ``(B, steps, *features)``, padded with zeros."""
     step = torch.arange(steps, device=values.device)
     is_real = step < offsets.diff().unsqueeze(1)
     element = torch.where(is_real, step + offsets[:-1].unsqueeze(1), values.shape[0])

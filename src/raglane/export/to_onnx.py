@@ -1,4 +1,4 @@
-"""A model as an ONNX file: traced, translated, tried in ONNX Runtime, and only then written."""
+"""Export to ONNX: a model is traced, translated, compared in ONNX Runtime, and only then written."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def onnx(
     Raises:
         ExportError: a part of the model cannot be exported (the message has its name and the reason), or the file does
             not agree with the model. Nothing is written.
-        ArgumentError, ArgumentTypeError: an example, a layout or a path that cannot be used.
+        ArgumentError, ArgumentTypeError: an invalid example, layout or path.
         MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
 
     Example:
@@ -101,7 +101,7 @@ def made(
     verify: bool = True,
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, Exported]:
-    """The content that :func:`onnx` writes, for callers that write several files. Arguments and errors as there."""
+    """Return the content of the file of :func:`onnx`, for callers that write several files."""
     check_kind("model", model, nn.Module, "a torch.nn.Module", "pass a layer or a model")
     check_flag("verify", verify)
     target = Path(path)
@@ -126,7 +126,7 @@ def made(
 
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
-    """The model as an ``onnx`` program of torch, with Scans in place."""
+    """Return the model as an ``onnx`` program of torch with Scans."""
     loops, is_wide = Loops(), any(part.dtype is torch.float64 for part in model.parameters())
     with Place(model) as place:
         place.program = program = traced(model, signature, loops)
@@ -159,7 +159,7 @@ def _bytes_of(program: Any) -> bytes:
     ir: Any = require("onnx_ir", "export")
     try:
         proto = ir.to_proto(program.model)
-        # A reader infers the shapes in between, and tools that rewrite a file do not keep them true.
+        # Readers infer the shapes of intermediate values, and tools that rewrite a file may invalidate them.
         del proto.graph.value_info[:]
         content: bytes = proto.SerializeToString()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A model as a graph of torch, whatever is made of it then; and where in it that failed."""
+"""Tracing of a model to a graph of torch, and the module in which it failed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from raglane.kernels.graph import Loops, loops_by
 
 _TALKATIVE = ("torch.onnx", "torch.export", "torch._export", "torch.fx.experimental", "onnxscript", "onnx_ir")
 _DTYPES = (torch.float32, torch.float64)
-# Lengths of the batch that is traced: none is special, and neither is their number.
+# Lengths of the traced batch; neither they nor their number is special, as 0 and 1 would be.
 _TRACED = [4, 2, 6, 3, 5]
 
 
 def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
-    """The program of ``torch.export`` of a model with tensors at its surface; its sizes are those of the signature."""
+    """Return the program of ``torch.export`` of a model, with the dynamic sizes of the signature."""
     inputs = tuple(signature.inputs(signature.fresh(_TRACED, torch.Generator().manual_seed(0))))
     surface = Surface(model, signature).eval()
     with use_backend(backend="reference"), loops_by(loops):
@@ -36,7 +36,7 @@ def traced(model: nn.Module, signature: Signature, loops: Loops) -> Any:
 
 
 def check_dtype(model: nn.Module) -> None:
-    """Refuse parameters of a dtype that no file has."""
+    """Raise ExportError for parameters that are neither float32 nor float64."""
     for name, part in model.named_parameters():
         if part.is_floating_point() and part.dtype not in _DTYPES:
             fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"
@@ -45,7 +45,7 @@ def check_dtype(model: nn.Module) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within it no part of a model is in training."""
+    """Run a block with a model in evaluation mode, without gradients."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -58,13 +58,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch and onnxscript say about their own code."""
+    """Run a block without warnings and logs of torch and onnxscript."""
     loggers = [logging.getLogger(name) for name in _TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        # It prints the graph of a trace that failed.
+        # torch.export prints the graph of a failed trace.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
 
 
 class Place:
-    """Follows which module of a model is being traced; an error that leaves the block becomes an ExportError."""
+    """Tracks the module of a model that is being traced; errors in the block become ExportErrors with its name."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(part): name for name, part in model.named_modules()}
@@ -115,9 +115,9 @@ class Place:
             self._stack.pop()
 
     def _of_operator(self, chain: list[BaseException]) -> str:
-        """The module of the node that could not be translated, which the exporter's error names."""
+        """Return the module of the node that the exporter could not translate."""
         text = " ".join(str(error) for error in chain)
-        # The node's own name, and the operator's, of which the traced one may be an earlier form.
+        # The name of the node, or of the operator, which may be a later form of the traced one.
         named = re.findall(r"translating node %(\w+) ", text) + [part.split("::")[-1] for part in _missing(text)]
         for node in self.program.graph.nodes:
             stack = node.meta.get("nn_module_stack")
@@ -129,7 +129,7 @@ class Place:
 
 
 def _missing(text: str) -> list[str]:
-    """The operators for which the exporter says that it has no translation."""
+    """Return the operators that the exporter cannot translate."""
     found = re.findall(r"No (?:ONNX function|decompositions?)[^<]*<OpOverload\(op='([\w.:]+)'", text)
     return [name.replace("aten.", "aten::") for name in found]
 
@@ -141,16 +141,16 @@ def _chain(error: BaseException | None) -> Any:
 
 
 def _reason(chain: list[BaseException]) -> tuple[str, str]:
-    """The rule that was broken, and what to do, in words of ours where torch's error is one that we know."""
+    """Return the rule and the fix for an error of torch."""
     text = " ".join(str(error) for error in chain)
     if "data-dependent" in text or "DataDependent" in text:
-        rule = "a graph holds no Python code that looks at numbers of a batch (if, int, float, item, tolist)"
-        return rule, "compute with tensors: torch.where in place of if"
+        rule = "code that does not depend on numbers of a batch (if, int, float, item, tolist)"
+        return rule, "compute with tensors, e.g. torch.where in place of if"
     if "Constraints violated" in text or "specialized it to be a constant" in text:
-        rule = "a graph is for batches of any size, and this code makes a constant of a size"
-        return rule, "take sizes from shapes: batch.offsets.shape[0] - 1 in place of len(batch)"
+        rule = "code for batches of any size, without constants made of sizes"
+        return rule, "take sizes from shapes, e.g. batch.offsets.shape[0] - 1 in place of len(batch)"
     missing = _missing(text)
     if missing:
-        return f"ONNX has an operator for all that it computes, and none for {missing[0]}", "compute it in another way"
+        return f"made of operators that ONNX has, unlike {missing[0]}", "compute it in another way"
     first = next((line for line in str(chain[-1]).splitlines() if line.strip()), type(chain[-1]).__name__)
-    return f"what torch.export and torch.onnx can translate; they say: {first}", "compute it in another way"
+    return f"one that torch.export and torch.onnx can translate ({first})", "compute it in another way"

@@ -1,4 +1,4 @@
-"""An exported model against the model itself, on fresh random lengths."""
+"""Comparison of an exported model with the model, on random lengths."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from raglane.errors import ExportError
 from raglane.export.signature import Signature
 from raglane.ragged import Ragged
 
-# Of the largest number of an output.
+# Relative to the largest number of an output.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
-# How often the model is compared with itself, rounded otherwise, where that does not hold; and how much further away
-# a file may be than that.
+# If a difference is larger, the model is compared this often with itself, with other rounding of its weights; and the
+# difference of a file may be larger than that by this factor.
 _NUDGES, _SAFE = 3, 8
-_TELL = "report this with the model; verify=False writes the file anyway"
+_REPORT = "report it, with the model, or pass verify=False"
 _BATCHES, _LONGEST, _MOST = 4, 300, 64
 
 
@@ -38,14 +38,14 @@ class Verified:
 
 
 Run = Callable[[dict[str, Tensor]], Sequence[Any]]
-"""Runs a file: from inputs by their names to outputs, as tensors or arrays."""
+"""Runs a file: takes inputs by name, and returns outputs as tensors or arrays."""
 
 
 def in_runtime(content: bytes) -> Run:
-    """A function that runs a file in ONNX Runtime."""
+    """Return a function that runs a file in ONNX Runtime."""
     engine: Any = require("onnxruntime", "export")
     options = engine.SessionOptions()
-    options.log_severity_level = 4  # its warnings are for those who write the graph
+    options.log_severity_level = 4  # its warnings concern the writer of the graph
     try:
         session = engine.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -60,7 +60,7 @@ def in_runtime(content: bytes) -> Run:
 
 
 def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
-    """Run a file and its model on fresh random batches."""
+    """Compare a file with its model on random batches."""
     names = signature.output_names
     source, generator = random.Random(), torch.Generator()
     generator.seed()
@@ -81,7 +81,7 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
 
 
 def _batches(source: random.Random) -> list[list[int]]:
-    """Lengths, some of them 0: one sequence, several, many, and one of none but empty ones."""
+    """Return lengths of batches: one sequence, several, many, and only empty ones."""
     counts = [1, source.randint(2, 9), source.randint(10, _MOST)]
     found = [
         [source.randint(0, _LONGEST) if source.random() < 0.2 else source.randint(0, 20) for _ in range(count)]
@@ -96,7 +96,7 @@ def _array(part: Tensor) -> Any:
 
 
 def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) -> list[Tensor]:
-    """The model's outputs in the form of the file's."""
+    """Return the model's outputs in the form of the file's."""
     starts = [part for part in leaves if isinstance(part, Ragged)]
     found: list[Tensor] = []
     for part in pytree.tree_leaves(output, is_leaf=lambda part: isinstance(part, Ragged)):
@@ -114,11 +114,11 @@ def _expected(output: Any, signature: Signature, leaves: list[Ragged | Tensor]) 
 
 
 def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> float:
-    """The largest difference in an output, as a share of its largest number; infinity where it is not of numbers."""
+    """Return the largest difference relative to the largest number; infinity if non-finite numbers differ."""
     wanted = _array(expected)
     if array.shape != wanted.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
-        raise ExportError(message(name, got, f"of the model's shape {wanted.shape}", _TELL))
+        raise ExportError(message(name, got, f"of the model's shape {wanted.shape}", _REPORT))
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0 if bool((array == wanted).all()) else float("inf")
     finite = np.isfinite(wanted)
@@ -137,10 +137,10 @@ def _check_small(
     signature: Signature,
     leaves: list[Ragged | Tensor],
 ) -> None:
-    """Refuse differences that rounding does not explain.
+    """Raise ExportError if rounding does not explain a difference.
 
-    Some networks make large differences of small ones, step by step. There the model is as far from itself with
-    parameters that are rounded otherwise, and the file may be so, too.
+    Some networks amplify differences from step to step. Then the model with slightly changed weights differs as much,
+    and the file may, too.
     """
     limits = [_TOLERANCE.get(part.dtype, 1e-5) for part in wanted]
     if all(share <= limit for share, limit in zip(shares, limits, strict=True)):
@@ -153,11 +153,11 @@ def _check_small(
     for name, share, limit in zip(names, shares, limits, strict=True):
         if not share <= limit:
             got = f"a difference of {share:.1e} of its largest number" if share < torch.inf else "other numbers"
-            raise ExportError(message(name, got, f"the output of the model, to rounding ({limit:.0e})", _TELL))
+            raise ExportError(message(name, got, f"the result of the model, to rounding, {limit:.0e}", _REPORT))
 
 
 def _nudged(model: nn.Module, seed: int) -> nn.Module:
-    """A copy of a model with each of its numbers a rounding up or down, or as it was."""
+    """Return a copy of a model with each number moved by one rounding up, down or not."""
     model, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     for part in (*model.parameters(), *model.buffers()):
         if part.is_floating_point():

@@ -175,7 +175,6 @@ class _Backward:
         compiled, wanted = self.compiled, self.wanted
         grad_output, grad_states, seeds = self._seeds()
         reverse = self._reverse(seeds)
-        # What comes in is as many columns as a result: a gradient of its own for each.
         self.kinds: dict[int, Kind] = compiled._kinds()
         self.kinds |= dict.fromkeys(compiled.states, "element")
         products = [index for index in range(self._old) if self.graph.nodes[index].operation == "product"]
@@ -193,7 +192,7 @@ class _Backward:
         new = [reverse.total(node) for node in compiled.states]
         vectors = self._wished(reverse, compiled.vectors, wanted.vectors)
         summed: dict[int, Fetch | int] = {
-            place: self._fetch(columns) for place, columns in vectors.items() if self._lies(columns)
+            place: self._fetch(columns) for place, columns in vectors.items() if self._is_available(columns)
         }
         summed |= {place: self._sum(columns, new) for place, columns in vectors.items() if place not in summed}
         unchanged = self._wished(reverse, compiled.unchanged, wanted.unchanged)
@@ -214,7 +213,7 @@ class _Backward:
         )
 
     def _seeds(self) -> tuple[int, list[int], list[tuple[Columns, Columns]]]:
-        """The nodes of the gradients that come in, and what they are the gradients of."""
+        """Add nodes for the incoming gradients; return them with the columns that they belong to."""
         compiled, wanted, graph = self.compiled, self.wanted, self.graph
         result = compiled.trace.result
         grad_output, seeds = -1, []
@@ -240,24 +239,24 @@ class _Backward:
         return reverse
 
     def _wished(self, reverse: Reverse, nodes: list[int], wishes: tuple[bool, ...]) -> dict[int, Columns]:
-        """The gradients that are wanted and are not zero, by their place."""
+        """Return the requested gradients that are not zero, by place."""
         zero = self.graph.number(0.0)
         totals = {place: reverse.total(node) for place, node in enumerate(nodes) if wishes[place]}
         return {place: total for place, total in totals.items() if (total != zero).any()}
 
-    # What the loop leaves for each element, or for each sequence.
+    # Results of the loop for each element, or for each sequence.
 
     def _place(self, wished: Sequence[Columns]) -> None:
-        """Decide on the outputs, the longest first: others may be parts of it."""
+        """Choose the outputs, longest first, because others may be parts of them."""
         for columns in sorted(wished, key=len, reverse=True):
-            if not self._lies(columns):
+            if not self._is_available(columns):
                 self.outputs.append(columns)
 
-    def _lies(self, columns: Columns) -> bool:
+    def _is_available(self, columns: Columns) -> bool:
         return self._given(columns) is not None or self._written(columns) is not None
 
     def _given(self, columns: Columns) -> Fetch | None:
-        """Where columns are among what the loop is given."""
+        """Return the place of columns among the inputs of the loop, or None."""
         places = np.unique(self.graph.places(columns))
         is_row = bool((np.diff(columns) == 1).all())
         if len(places) != 1 or not is_row or self.kinds.get(int(places[0])) != "element":
@@ -273,15 +272,15 @@ class _Backward:
         return None
 
     def _fetch(self, columns: Columns) -> Fetch:
-        """Where columns of all elements will be found after the loop."""
+        """Return the place of columns of all elements after the loop."""
         found = self._given(columns)
         if found is not None:
             self.fetched.add(found.node)
             return found
-        return cast(Fetch, self._written(columns))  # _place has seen to it
+        return cast(Fetch, self._written(columns))  # ensured by _place
 
     def _sum(self, columns: Columns, new: list[Columns]) -> int:
-        """Have columns summed over the elements of a sequence, in a state; which one, among the final ones."""
+        """Sum columns over the elements of a sequence in a new state; return its place among the final states."""
         for place, known in enumerate(self._totals):
             if np.array_equal(known, columns):
                 return len(self.compiled.states) + place
@@ -293,7 +292,7 @@ class _Backward:
         return len(new) - 1
 
     def _over(self, lowered: Lowered) -> dict[int, int]:
-        """Which outputs may be written over what was saved: that is read by the same row, and before."""
+        """Return the outputs that may overwrite a saved tensor, which the same row has read before, by place."""
         program = lowered.program
         given = lowered.given.get("element", ())
         places = [place for place, _ in program.outputs]

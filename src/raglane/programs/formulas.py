@@ -1,4 +1,4 @@
-"""The operations of torch in those that programs have: on one number at a time, and on the parts of rows."""
+"""Operations of torch expressed in those of programs: pointwise ones, and those on parts of rows."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Co
 
 
 def _remainder(rounding_mode: str) -> Callable[[Graph, Number, Number], Columns]:
-    """What is left of a division: of the sign of the divisor where it is rounded down, else of the dividend."""
+    """Return the formula of a remainder, with the sign of the divisor if rounded down, else of the dividend."""
     return lambda g, a, b: _divided(g, a, b, rounding_mode)[1]
 
 
 def _divided(g: Graph, a: Number, b: Number, rounding_mode: str) -> tuple[Columns, Columns]:
-    """A quotient, rounded, and what is left: right where the dtype counts such quotients one by one, else 0."""
+    """Return a rounded quotient and its remainder, 0 if the dtype cannot represent such quotients exactly."""
     width = next(len(part) for part in (a, b) if not isinstance(part, float | int))
     a, b = [g.full(part, width) if isinstance(part, float | int) else part for part in (a, b)]
     share = g.each("div", a, b)
     whole = g.each("floor", share) if rounding_mode == "floor" else _trunc(g, share)
-    # Rounded once, so that it is exact. Nothing times infinity would be no number.
+    # Rounded once, so it is exact. 0 times infinity would be NaN.
     left = g.each("add", g.each("mul", g.each("neg", whole), b), a)
     left = g.each("where", g.each("eq", whole, 0.0), a, left)
-    # A share that was rounded up to the next whole number is one too many, which the sign of what is left tells.
+    # A quotient that was rounded up to the next integer is one too large; the sign of the remainder shows it.
     one = g.full(1.0, width) if rounding_mode == "floor" else g.each("sign", whole)
     has_sign = g.each("ne", g.each("lt", left, 0.0), g.each("lt", b if rounding_mode == "floor" else a, 0.0))
     is_over = g.each("and", has_sign, left)
@@ -78,19 +78,19 @@ def _clamp(g: Graph, a: Columns, min: Any = None, max: Any = None) -> Columns:
         if isinstance(bound, float | int):
             a = g.each(name, a, float(bound))
         elif bound is not None:
-            is_beyond = g.each("or", g.each(wins, a, bound), g.each("ne", bound, bound))  # or no number
+            is_beyond = g.each("or", g.each(wins, a, bound), g.each("ne", bound, bound))  # or NaN
             a = g.each("where", is_beyond, bound, a)
     return a
 
 
 def _lerp(g: Graph, a: Columns, b: Columns, weight: Number) -> Columns:
-    # Not a + weight * (b - a): a weight of 1 gives b, however large a is.
+    # Not a + weight * (b - a), because a weight of 1 must give b for any a.
     rest = 1.0 - weight if isinstance(weight, float | int) else g.each("sub", g.full(1.0, len(a)), weight)
     return g.each("add", g.each("mul", b, weight), g.each("mul", a, rest))
 
 
 def _added(operation: str) -> Callable[..., Columns]:
-    """Two operands of an operation, scaled, and added to a first one."""
+    """Return the formula ``a + value * operation(b, c)``."""
 
     def formula(g: Graph, a: Columns, b: Columns, c: Columns, value: float = 1) -> Columns:
         found = g.each(operation, b, c)
@@ -112,13 +112,13 @@ def _gelu(g: Graph, a: Columns, approximate: str = "none") -> Columns:
 def _softplus(g: Graph, a: Columns, beta: float = 1, threshold: float = 20) -> Columns:
     scaled = a if beta == 1 else g.each("mul", a, float(beta))
     is_large = g.each("gt", scaled, float(threshold))
-    # Held below the threshold, so that what is not chosen does not overflow, nor its gradient.
+    # Clamped to the threshold, so that the branch not chosen does not overflow, nor its gradient.
     soft = g.each("log1p", g.each("exp", g.each("at_most", scaled, float(threshold))))
     return g.each("where", is_large, a, soft if beta == 1 else g.each("mul", soft, 1 / beta))
 
 
 def log_sigmoid(g: Graph, a: Columns) -> Columns:
-    """The logarithm of the sigmoid, which overflows nowhere; its slope at 0 is a half."""
+    """Return the logarithm of the sigmoid without overflow; its derivative at 0 is a half."""
     is_below = g.each("lt", a, 0.0)
     below, near = g.each("where", is_below, a, 0.0), g.each("where", is_below, a, g.each("neg", a))
     return g.each("sub", below, g.each("log1p", g.each("exp", near)))
@@ -140,13 +140,13 @@ def _rectified(g: Graph, a: Columns, slope: Number) -> Columns:
 
 
 def _held(g: Graph, a: Columns, low: float, high: float) -> Columns:
-    """``a`` between two bounds, on which no gradient passes."""
+    """Return ``a`` clamped to two bounds, at which the gradient is zero."""
     above = g.each("where", g.each("ge", a, high), high, a)
     return g.each("where", g.each("le", a, low), low, above)
 
 
 def _log_add_exp(g: Graph, a: Columns, b: Columns) -> Columns:
-    # Two infinities that are equal are no distance apart.
+    # The distance of equal infinities is 0.
     apart = g.each("where", g.each("eq", a, b), 0.0, g.each("sub", a, b))
     return g.each("add", g.each("max", a, b), g.each("log1p", g.each("exp", g.each("neg", g.each("abs", apart)))))
 
@@ -171,7 +171,7 @@ _SAME = ("neg", "abs", "sign", "relu", "exp", "expm1", "log", "log1p", "sqrt", "
 FORMULAS: dict[str, Callable[..., Columns]] = {
     **{name: _plain(name) for name in (*_SAME, "erf", "sin", "cos", "floor", "mul", "where")},
     "tan": lambda g, a: g.each("div", g.each("sin", a), g.each("cos", a)),
-    # Near 0 the difference of two exponentials would lose all digits.
+    # A difference of two exponentials would lose all digits near 0.
     "sinh": lambda g, a: g.each("mul", g.each("sub", g.each("expm1", a), g.each("expm1", g.each("neg", a))), 0.5),
     "cosh": lambda g, a: g.each("mul", g.each("add", g.each("exp", a), g.each("exp", g.each("neg", a))), 0.5),
     "round": _round,
@@ -218,7 +218,7 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "through": _plain("through"),
     "masked_fill": lambda g, a, mask, value: g.each("where", mask, value, a),
 }
-"""By the name of an operation of torch: its columns, of a graph and of operands, each columns or a number."""
+"""Functions of a graph and operands (columns or numbers) by the name of torch's operation."""
 
 TRUTHS: dict[str, Callable[..., Columns]] = {
     **{name: _plain(name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
@@ -228,26 +228,26 @@ TRUTHS: dict[str, Callable[..., Columns]] = {
     **dict.fromkeys(("bitwise_xor", "logical_xor", "__xor__"), _plain("ne")),
     "isnan": lambda g, a: g.each("ne", a, a),
 }
-"""Those whose answer is yes or no."""
+"""Functions with boolean results."""
 
 
 def mean(g: Graph, a: Columns, parts: int) -> Columns:
-    """The mean of each part."""
+    """Return the mean of each part."""
     return g.each("mul", g.sums(a, parts), parts / len(a))
 
 
 def largest(g: Graph, a: Columns, parts: int) -> Columns:
-    """The largest column of each part."""
+    """Return the largest column of each part."""
     return g.reduce("row_max", a, parts) if len(a) > parts else a
 
 
 def smallest(g: Graph, a: Columns, parts: int) -> Columns:
-    """The smallest column of each part."""
+    """Return the smallest column of each part."""
     return g.each("neg", largest(g, g.each("neg", a), parts))
 
 
 def product(g: Graph, a: Columns, parts: int) -> Columns:
-    """The product of each part: halves are multiplied until one column is left."""
+    """Return the product of each part, by multiplying halves until one column is left."""
     table = np.asarray(a).reshape(parts, -1)
     while table.shape[1] > 1:
         half = table.shape[1] // 2
@@ -261,29 +261,29 @@ def _spread(columns: Columns, width: int) -> Columns:
 
 
 def softmax(g: Graph, a: Columns, parts: int) -> Columns:
-    """The softmax of each part."""
+    """Return the softmax of each part."""
     e = g.each("exp", g.each("sub", a, _spread(largest(g, a, parts), len(a))))
     return g.each("div", e, _spread(g.sums(e, parts), len(a)))
 
 
 def log_sum(g: Graph, a: Columns, parts: int) -> Columns:
-    """The logarithm of the sum of the exponentials of each part."""
+    """Return the logarithm of the sum of exponentials of each part."""
     top = largest(g, a, parts)
-    # Nothing is subtracted from infinities: what is left of one would be no number.
+    # Infinities are not subtracted, because their difference is NaN.
     top = g.each("where", g.each("eq", g.each("abs", top), math.inf), 0.0, top)
     e = g.each("exp", g.each("sub", a, _spread(top, len(a))))
     return g.each("add", g.each("log", g.sums(e, parts)), top)
 
 
 def log_softmax(g: Graph, a: Columns, parts: int) -> Columns:
-    """The logarithm of the softmax of each part."""
-    # Not less the logarithm of the sum of all, which in large numbers would lose digits.
+    """Return the logarithm of the softmax of each part."""
+    # Not a - logsumexp(a), which would lose digits of large numbers.
     below = g.each("sub", a, _spread(largest(g, a, parts), len(a)))
     return g.each("sub", below, _spread(g.each("log", g.sums(g.each("exp", below), parts)), len(a)))
 
 
 def first_of(formula: Callable[[Graph, Columns, int], Columns]) -> Callable[[Graph, Columns, int], Columns]:
-    """The largest or smallest column, whose gradient goes to the first one that is it, and not to all."""
+    """Return the formula of the largest or smallest column whose gradient goes only to the first of equals."""
 
     def first(g: Graph, a: Columns, parts: int) -> Columns:
         if len(a) == parts:
@@ -292,19 +292,19 @@ def first_of(formula: Callable[[Graph, Columns, int], Columns]) -> Callable[[Gra
         is_top = g.each("eq", a, _spread(top, len(a)))
         is_first = g.each("and", is_top, g.each("eq", g.cumsum(is_top, parts), 1.0))
         chosen = g.sums(g.each("where", is_first, a, 0.0), parts)
-        return g.each("where", g.each("eq", top, top), chosen, top)  # of a NaN nothing is chosen
+        return g.each("where", g.each("eq", top, top), chosen, top)  # NaN has no first
 
     return first
 
 
 def root(g: Graph, a: Columns) -> Columns:
-    """The root of a sum of squares: where that is 0, as at an initial state of zeros, torch has a gradient of 0."""
+    """Return the root of a sum of squares; its gradient at 0, e.g. for an initial state of zeros, is 0 as in torch."""
     is_zero = g.each("eq", a, 0.0)
     return g.each("where", is_zero, 0.0, g.each("sqrt", g.each("where", is_zero, 1.0, a)))
 
 
 def variance(correction: float) -> Callable[[Graph, Columns, int], Columns]:
-    """The variance of each part: the sum of squares over the number of its columns less ``correction``."""
+    """Return the formula of the variance of each part, divided by its number of columns minus ``correction``."""
 
     def formula(g: Graph, a: Columns, parts: int) -> Columns:
         centred = g.each("sub", a, _spread(mean(g, a, parts), len(a)))

@@ -1,9 +1,9 @@
-"""Gradients of a graph: the same graph with more nodes, and which of its columns the gradients are.
+"""Gradients of a graph, as more nodes of the same graph.
 
-Each rule is the operation's derivative as torch has it, down to which operand gets the gradient where two are equal.
+Each rule is torch's derivative of the operation, including the choice of the operand that gets the gradient of a tie.
 """
 
-# ruff: noqa: ARG001, ARG005 (all rules have the same arguments, whether they read them or not)
+# ruff: noqa: ARG001, ARG005 (all rules have the same arguments)
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _RECORDED |= {"where": slice(1, None), "through": slice(1, None)}
 
 
 def recorded_from(operation: str) -> slice:
-    """The operands of an operation whose gradients torch records, whether they are zeros or not."""
+    """Return the operands of an operation whose gradients torch records, even if they are zero."""
     return _RECORDED.get(operation, slice(None))
 
 
 @dataclass(frozen=True, eq=False)
 class ProductGradient:
-    """A product whose weight, or whose operand, has a gradient that is computed for all elements after the loop."""
+    """A product whose gradient of the weight or operand is computed for all elements after the loop."""
 
     weight: int
-    result: Columns  # its gradient
+    result: Columns  # the gradient of the result
     operand: Columns
 
 
 @dataclass
 class Reverse:
-    """Gradients of a graph's nodes, from the last to the first."""
+    """Computes the gradients of a graph's nodes, from the last to the first."""
 
     graph: Graph
     wanted: set[int]
@@ -47,7 +47,7 @@ class Reverse:
     _totals: dict[int, Columns] = field(default_factory=dict)
 
     def run(self, seeds: Iterable[tuple[Columns, Columns]]) -> None:
-        """Go through the graph."""
+        """Add the nodes that compute the gradients, from the gradients of some columns."""
         graph, count = self.graph, len(self.graph.nodes)
         self._zero = graph.number(0.0)
         needs = np.zeros(len(graph.nodes), bool)
@@ -66,7 +66,7 @@ class Reverse:
                 self._back(graph.nodes[index], graph.columns(index), self._totals[index])
 
     def total(self, node: int) -> Columns:
-        """The gradient of a node's columns, zeros where nothing hangs on them."""
+        """Return the gradient of a node's columns, zeros if no result depends on them."""
         if node in self._totals:
             return self._totals[node]
         return self.graph.full(0.0, self.graph.nodes[node].width)
@@ -74,7 +74,7 @@ class Reverse:
     # Sums of gradients.
 
     def _give(self, columns: Columns, gradient: Columns) -> None:
-        """Add a gradient to that of columns, some of which may occur several times."""
+        """Add to the gradient of columns, some of which may occur several times."""
         graph = self.graph
         places = graph.places(columns)
         for index in np.unique(places):
@@ -95,7 +95,7 @@ class Reverse:
             self._totals[int(index)] = share if before is None else self._sum(before, share)
 
     def _summed(self, local: Columns, given: Columns, counts: Columns) -> Columns:
-        """The sums of what goes to the same column, in the order of the columns."""
+        """Return the sums of gradients of the same column, in the order of the columns."""
         order = np.argsort(local, kind="stable")
         table: Columns = np.full((len(counts), counts.max()), self._zero)
         rows = np.repeat(np.arange(len(counts)), counts)
@@ -103,7 +103,7 @@ class Reverse:
         return self.graph.sums(table.reshape(-1), len(counts))
 
     def _sum(self, one: Columns, other: Columns) -> Columns:
-        """The sum of two gradients, computed where both are there."""
+        """Return the sum of two gradients, computed only where neither is zero."""
         both = np.flatnonzero((one != self._zero) & (other != self._zero))
         total: Columns = np.where(one == self._zero, other, one)
         if len(both):
@@ -119,7 +119,7 @@ class Reverse:
         elif node.operation in ("row_sum", "row_max", "row_cumsum", "norm"):
             self._row(node, columns, gradient)
         elif node.operation in _RULES:
-            # Only where a gradient came.
+            # Only for columns with a gradient.
             here = np.flatnonzero(gradient != self._zero)
             operands = [part[here] for part in node.operands]
             wanted = [bool(self._needs[self._old(part)].any()) for part in operands]
@@ -139,8 +139,8 @@ class Reverse:
         places = graph.places(operand)
         if not self._needs[places].any():
             return
-        lies_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
-        if lies_in_one and int(places[0]) in self.elements:
+        is_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
+        if is_in_one and int(places[0]) in self.elements:
             self.deferred.append(ProductGradient(node.weight, gradient, operand))
             return
         zero = np.full(len(operand), self._zero)
@@ -164,15 +164,15 @@ class Reverse:
             self._give(a, graph.add(Node("norm_backward", operands, len(a), node.segments)))
 
 
-# One number at a time: of a graph, the gradient, the results, the operands and which of them want one, the pairs of an
-# operand's place and its gradient
+# Pointwise operations: functions of the graph, the gradient, the results, the operands, and flags of the operands that
+# need gradients. They return pairs of an operand's place and its gradient.
 
 _Pairs = list[tuple[int, Columns]]
 _Rule = Callable[[Graph, Columns, Columns, list[Columns], list[bool]], _Pairs]
 
 
 def _one(formula: Callable[[Graph, Columns, Columns, Columns], Columns]) -> _Rule:
-    """Of one operand: the gradient from the graph, the result's gradient, the result and the operand."""
+    """Return the rule of an operation with one operand, from a function of graph, gradient, result and operand."""
     return lambda g, d, y, operands, wanted: [(0, formula(g, d, y, operands[0]))]
 
 
@@ -256,4 +256,4 @@ _RULES: dict[str, _Rule] = {
     "at_most": _held("le"),
     "where": _where,
 }
-"""Those of operations that have a derivative; the gradient of the others is zero."""
+"""The rules of operations with a derivative; the gradients of others are zero."""

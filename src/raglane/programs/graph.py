@@ -1,8 +1,8 @@
-"""A step as a graph of whole rows: what tracing finds, gradients are taken of and programs are made from.
+"""A step as a graph of operations on whole rows: the result of tracing, from which programs are made.
 
-A node is one operation. Its results are columns, and all columns of a graph are numbered through: an operand is an
-array of these numbers, in any order and with repetitions. So whatever moves columns (a view, a slice, a concatenation,
-a repetition) needs no node of its own. It is an array that is indexed.
+A node is one operation. Its results are columns, which are numbered through all nodes of a graph. An operand is an
+array of these numbers, in any order and with repetitions. So operations that move columns (views, slices,
+concatenations, repetitions) have no nodes: they index arrays.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 Columns = Any  # (w,) int64 of NumPy: numbers of columns
 SOURCES = ("element", "state", "vector")
-"""Operations of nodes that are given rather than computed; a state that no step changes becomes a sequence's input."""
+"""Operations of nodes that are inputs; a state that no step changes becomes an input of the sequence."""
 
 DEPENDS = "so its results depend on the schedule"
-"""In a reason: plain torch runs the step, but another schedule or batch may give a sequence other numbers."""
+"""Part of a reason: results of the step in plain torch may differ between schedules and batches."""
 
 
-class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)
+class Refused(Exception):  # noqa: N818 (an answer, not an error)
     """A cell cannot become a program."""
 
     def __init__(self, reason: str) -> None:
@@ -30,15 +30,15 @@ class Refused(Exception):  # noqa: N818 (an answer, and no error of anybody's)
 
 
 class Unkept(Refused):
-    """What was traced has no key or no form in which the disk could hold it, or a text there is not what was traced."""
+    """A trace cannot be stored on the disk, or a stored one is not valid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     """One operation on rows: one of :data:`raglane.programs.program.OPERATIONS` or :data:`SOURCES`, or one of these.
 
-    ``number``; ``at_least`` and ``at_most``, ``max`` and ``min`` whose gradient goes to the first operand where both
-    are equal, as torch's ``clamp`` has it; ``stop``, which no gradient passes; and ``through``, the first operand,
+    ``number``; ``at_least`` and ``at_most``, which are ``max`` and ``min`` with the gradient of ties for the first
+    operand, as torch's ``clamp`` has it; ``stop``, which no gradient passes; and ``through``, the first operand,
     whose gradient goes to the second unchanged.
     """
 
@@ -47,13 +47,13 @@ class Node:
     width: int  # columns of its results together
     segments: int = 1
     epsilon: float = 0.0
-    weight: int = -1  # of a product: which of the graph's weights
-    is_transposed: bool = False  # whether it reads the weight the other way round
+    weight: int = -1  # of a product: index among the graph's weights
+    is_transposed: bool = False  # the product reads the weight transposed
     number: float = 0.0
 
     @property
     def span(self) -> int:
-        """``w``, the width of the instruction: that of the operand where the operation reduces."""
+        """``w``, the width of the instruction, which is that of the operand for reductions."""
         if self.operation in ("row_sum", "row_max"):
             return len(self.operands[0])
         return self.width - self.segments if self.operation == "norm" else self.width
@@ -61,7 +61,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in an order in which they can be computed, and the columns that they give."""
+    """Nodes in topological order, and the numbers of their columns."""
 
     nodes: list[Node] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # the number of the first column of each node
@@ -69,30 +69,30 @@ class Graph:
     _numbers: dict[float | str, int] = field(default_factory=dict)
 
     def copy(self) -> Graph:
-        """A graph that can grow without this one."""
+        """Return a copy that can grow independently."""
         return Graph(list(self.nodes), list(self.starts), list(self.weights), dict(self._numbers))
 
     def add(self, node: Node) -> Columns:
-        """Append a node, and give its columns."""
+        """Append a node; return its columns."""
         start = self.starts[-1] + self.nodes[-1].width if self.nodes else 0
         self.nodes.append(node)
         self.starts.append(start)
         return np.arange(start, start + node.width)
 
     def number(self, value: float) -> int:
-        """The column that holds a number."""
+        """Return the column of a number."""
         value = float(value)
-        key = value if value == value and value != 0 else repr(value)  # -0.0 is equal to 0.0, a NaN to nothing
+        key = value if value == value and value != 0 else repr(value)  # -0.0 equals 0.0, a NaN equals nothing
         if key not in self._numbers:
             self._numbers[key] = int(self.add(Node("number", (), 1, number=value))[0])
         return self._numbers[key]
 
     def full(self, value: float, width: int) -> Columns:
-        """Columns that all hold a number."""
+        """Return columns that are all one number."""
         return np.full(width, self.number(value), np.int64)
 
     def each(self, operation: str, *operands: Columns | float) -> Columns:
-        """One number at a time; an operand that is a number stands for as many columns as there are."""
+        """Add a pointwise operation; an operand that is a number is repeated."""
         width = next(len(part) for part in operands if not isinstance(part, float | int))
         columns = [self.full(part, width) if isinstance(part, float | int) else part for part in operands]
         if operation == "mul":
@@ -104,41 +104,41 @@ class Graph:
         return self.add(Node(operation, tuple(columns), width))
 
     def sums(self, columns: Columns, segments: int = 1) -> Columns:
-        """The sum of each part of a row."""
+        """Add the sum of each part of a row."""
         return columns if len(columns) == segments else self.reduce("row_sum", columns, segments)
 
     def reduce(self, operation: str, columns: Columns, segments: int = 1) -> Columns:
-        """One number for each part of a row."""
+        """Add a reduction of each part of a row to one number."""
         return self.add(Node(operation, (columns,), segments, segments))
 
     def cumsum(self, columns: Columns, segments: int = 1) -> Columns:
-        """The sums of each part of a row up to each of its columns."""
+        """Add the cumulative sums of each part of a row."""
         return self.add(Node("row_cumsum", (columns,), len(columns), segments))
 
     def norm(self, columns: Columns, segments: int, epsilon: float) -> tuple[Columns, Columns]:
-        """What is normalised, and the factors of the parts."""
+        """Add a normalisation; return the normalised columns and the factor of each part."""
         both = self.add(Node("norm", (columns,), len(columns) + segments, segments, epsilon))
         return both[: len(columns)], both[len(columns) :]
 
     def product(self, start: Columns, columns: Columns, weight: int, is_transposed: bool = False) -> Columns:
-        """A row times a weight."""
+        """Add the product of a row and a weight to ``start``."""
         return self.add(Node("product", (start, columns), len(start), weight=weight, is_transposed=is_transposed))
 
     def places(self, columns: Columns) -> Columns:
-        """Which node each column belongs to."""
+        """Return the node of each column."""
         return np.searchsorted(np.asarray(self.starts), columns, side="right") - 1
 
     def columns(self, node: int) -> Columns:
-        """All columns of a node."""
+        """Return all columns of a node."""
         return np.arange(self.starts[node], self.starts[node] + self.nodes[node].width)
 
     def holds(self, columns: Columns, value: float) -> bool:
-        """Whether all columns are this number."""
+        """Return True if all columns are this number."""
         column = self._numbers.get(value if value else repr(value))
         return column is not None and len(columns) > 0 and bool((columns == column).all())
 
     def needed(self, results: Sequence[Columns], given: Sequence[int] = ()) -> list[int]:
-        """The nodes that results hang on, in order, without what only given nodes hang on."""
+        """Return the nodes that results depend on, in order, without those behind ``given`` nodes."""
         marked = np.zeros(len(self.nodes), bool)
         known = set(given)
         for part in results:
@@ -152,7 +152,7 @@ class Graph:
 
 @dataclass
 class Result:
-    """A step's graph, the nodes that it is given, and the columns of its output and of each new state."""
+    """A step's graph, its input nodes, and the columns of its output and of each new state."""
 
     graph: Graph
     elements: list[int]

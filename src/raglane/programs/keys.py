@@ -1,8 +1,7 @@
-"""Keys that hold in another process: a hash of all that decides what a step computes.
+"""Cache keys of steps that are valid in other processes: a hash of everything that affects the result.
 
-Only what is proved to be constant has one: values of Python's own types; functions, by the instructions that Python
-made of them and by what these read of closures and of the module around them; torch and Raglane's cells, by their
-versions. A step that reaches anything else has no key: it is traced in each process.
+A key can contain values of Python's types; functions, by their bytecode and the closures and globals that it reads; and
+torch and Raglane's cells, by their versions. A step that reads anything else has no key, and is traced in each process.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _IMPORTED = time.time()
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range))
 _TORCH = frozenset((torch.dtype, torch.device, torch.layout, torch.memory_format))
-# Where functions compute from their arguments alone: modules, and what in torch is written in C or in Python.
+# Modules, and parts of torch in C and in Python, whose functions depend only on their arguments.
 _PURE = frozenset("builtins math cmath itertools typing".split())
 _COMPUTING = frozenset([f"torch._C.{name}" for name in ("_nn", "_linalg", "_special", "_fft")])
 _FUNCTIONS = ("torch.functional", "torch.nn.functional", "torch.nn.modules.", "torch.nn.utils.parametri")
@@ -37,16 +36,16 @@ _BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float int isinstance issubclass iter len list map max"
     " min next pow range reversed round slice sorted str sum super tuple zip Ellipsis NotImplemented __debug__".split()
 )
-# Classes that a function may read: instances that it makes of them are constants, or are seen by a trace.
+# Classes that a function may use: their instances are constants, or are visible to a trace.
 _MAKEABLE: tuple[type, ...] = (int, float, str, tuple, list, dict, BaseException)
 _MAKEABLE += (nn.Module, Tensor, torch.Size, torch.dtype, torch.device)
-# What Python calls where an instance or a class is made: a step that makes one has no key.
+# Methods that Python calls when an instance or a class is made; a step that makes one has no key.
 _MAKING = frozenset("__init__ __new__ __init_subclass__ __class_getitem__ __set_name__ __post_init__".split())
-_MOST = 2000  # reached by one step; more is somebody's whole program
+_MOST = 2000  # functions and classes that one step may reach
 
 
 def lasting_key(key: Any) -> str:
-    """A key that is the same in another process where, and only where, the same step is taken."""
+    """Return a key that is equal in another process if and only if the step is the same."""
     walk = _Walk()
     try:
         root = walk.value(key)
@@ -61,7 +60,7 @@ def lasting_key(key: Any) -> str:
 
 @functools.cache
 def _versions() -> tuple[Any, ...]:
-    """All that makes programs, and the code of Raglane's cells."""
+    """Return the versions of everything that makes programs, and a hash of Raglane's code for cells."""
     place = Path(__file__).parents[1]
     files = sorted([*(place / "cells").glob("*.py"), *(place / "programs").glob("*.py")])
     if any(file.stat().st_mtime > _IMPORTED for file in files):
@@ -72,19 +71,19 @@ def _versions() -> tuple[Any, ...]:
 
 
 class _Walk:
-    """Reads everything that a key reaches, once each, in an order that hangs on what is read alone."""
+    """Visits everything that a key contains, once each, in a deterministic order."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._names: set[str] = set()
-        # Classes and modules of which attributes are read; and those bases of a class that go by a version, which may
-        # call what overrides their methods.
+        # Classes and modules whose attributes are read, with the versioned bases of a class, which may call methods
+        # that override theirs.
         self._holders: list[tuple[int, Any, tuple[type, ...]]] = []
         self._done: set[tuple[int, str]] = set()
 
     def value(self, part: Any) -> Any:
-        """The text of anything."""
+        """Return the part of the key of any value."""
         kind = type(part)
         if kind in _PLAIN or kind in _TORCH:
             return kind.__name__, repr(part)
@@ -95,7 +94,7 @@ class _Walk:
         if kind is dict:
             return "dict", tuple([(self.value(name), self.value(item)) for name, item in part.items()])
         if kind is types.CodeType:
-            return "code"  # beside its function, which is read
+            return "code"  # of a function that is visited
         if kind is Held:
             return self._around(part.part)
         if isinstance(part, type):
@@ -111,10 +110,10 @@ class _Walk:
         if kind is types.BuiltinFunctionType and _computes(part):
             return "builtin", part.__module__, part.__qualname__
         named = "tensor" if isinstance(part, Tensor) else kind.__name__
-        raise Unkept(f"it reads a {named}, of which it is not known what it is in another process")
+        raise Unkept(f"it reads a {named}, whose value in another process is unknown")
 
     def finish(self) -> None:
-        """Read the attributes of classes and modules that some function may mean, until nothing is new."""
+        """Visit the attributes of classes and modules whose names some function reads, until no new ones appear."""
         before = -1
         while before != len(self._done):
             before = len(self._done)
@@ -156,7 +155,7 @@ class _Walk:
         return "module", number
 
     def _around(self, part: Any) -> Any:
-        """What a function finds around it, or a module holds: a class there may be called."""
+        """Return the part of the key of a closure's or module's variable; a class there may be called."""
         if isinstance(part, type) and not (_is_known(part) and issubclass(part, _MAKEABLE)):
             raise Unkept(f"it reads the class {part.__name__}, of which it may make what no key knows")
         return self.value(part)
@@ -174,7 +173,7 @@ class _Walk:
             code = self._code(part.__code__, part.__globals__)
             if vars(part):
                 raise Unkept(f"it reads the function {part.__name__}, which has attributes")
-        # ``__class__`` is what super() reads.
+        # super() reads ``__class__``.
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
         read = [(self.value if name == "__class__" else self._around, cell) for name, cell in cells]
         held = tuple([of(cell.cell_contents) for of, cell in read])
@@ -198,14 +197,14 @@ class _Walk:
 
 
 def _names_around(code: types.CodeType) -> set[str]:
-    """The names that a function reads from the module around it, or from Python."""
+    """Return the names of globals and builtins that a function reads."""
     found = set()
     for instruction in dis.get_instructions(code):
         name = instruction.argval
         if instruction.opname == "IMPORT_NAME":
             raise Unkept(f"it imports {name} within a step")
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise Unkept(f"it changes {name}, which lies outside of its module")
+            raise Unkept(f"it changes {name}, which is outside of its module")
         if instruction.opname in ("BUILD_SET", "SET_ADD"):
             raise Unkept("it makes a set, whose order is another one in another process")
         if "GLOBAL" in instruction.opname or instruction.opname == "LOAD_NAME":
@@ -216,7 +215,7 @@ def _names_around(code: types.CodeType) -> set[str]:
 
 
 def _is_known(part: type) -> bool:
-    """Whether a class goes by a version: torch's, Python's or that of Raglane's cells, as it stands in its module."""
+    """Return True for an unmodified class of torch, Python or Raglane's cells, whose version is in the key."""
     root = part.__module__.partition(".")[0]
     is_theirs = root in ("torch", "builtins", "abc", "enum", "typing") or part.__module__.startswith("raglane.cells.")
     found: Any = sys.modules.get(part.__module__)
@@ -226,12 +225,12 @@ def _is_known(part: type) -> bool:
 
 
 def _computes(part: Any) -> bool:
-    """Whether a function that is not written in Python computes from its arguments alone."""
+    """Return True if a function in C depends only on its arguments."""
     owner = part.__self__
     home = owner.__name__ if isinstance(owner, types.ModuleType) else owner
     if home in _PURE:
         return home != "builtins" or part.__name__ in _BUILTINS
-    # Torch's functions of tensors belong to no module.
+    # Torch's functions of tensors have no module.
     is_of_torch = home is None and part.__qualname__ == f"_VariableFunctionsClass.{part.__name__}"
     return is_of_torch or (type(home) is str and home in _COMPUTING)
 
@@ -242,7 +241,7 @@ def _is_exception(name: str) -> bool:
 
 
 def _is_called(name: str, part: Any, bases: tuple[type, ...]) -> bool:
-    """Whether Python or torch may call an attribute of a class whose name no function reads."""
+    """Return True if Python or torch may call an attribute of a class whose name no function reads."""
     if name in _MAKING:
         return False
     if name.startswith("__") and name.endswith("__"):

@@ -1,7 +1,7 @@
-"""From a graph to a program: instructions on blocks, with as few copies as there can be.
+"""From a graph to a program: instructions on blocks, with few copies.
 
-An operand whose columns lie in several places is read piece by piece where an operation takes one number at a time.
-Elsewhere its pieces are brought together: what is computed for it is written there at once.
+Pointwise operations read an operand with columns in several places piece by piece. For other operations the pieces are
+joined in one block, into which their results are written directly.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Opera
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy", "through": "copy"}
 _WHOLE = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "product")
-# More pieces than this are moved by one gather.
+# Operands of more pieces are moved by one gather.
 _PIECES = 16
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, and what it is to be given."""
+    """A program, with the nodes that are its inputs, and its weights, each with True if it is transposed."""
 
     program: Program
     given: dict[Kind, tuple[int, ...]]
@@ -32,15 +32,15 @@ class Lowered:
 
 
 class _Run(NamedTuple):
-    """Columns of an operand, from ``low`` to before ``high``, that lie side by side, or are one column."""
+    """Columns ``low`` to ``high - 1`` of an operand that are adjacent, or one repeated column."""
 
     low: int
     high: int
     is_spread: bool
 
 
-def _goes_on(one: Operand, other: Operand, width: int) -> bool:
-    """Whether columns follow others that are so many; a number, or one column that stands for all, is the same."""
+def _continues(one: Operand, other: Operand, width: int) -> bool:
+    """Return True if ``other`` follows the ``width`` columns of ``one``, or is the same number or repeated column."""
     if one.block < 0 or one.spread or other.spread:
         return one == other and (one.block < 0 or one.spread)
     return other.block == one.block and other.start == one.start + width
@@ -48,7 +48,7 @@ def _goes_on(one: Operand, other: Operand, width: int) -> bool:
 
 @dataclass
 class Lowering:
-    """Makes a program of a graph, of which some nodes are given."""
+    """Makes a program of a graph; the nodes in ``kinds`` are inputs."""
 
     graph: Graph
     kinds: dict[int, Kind]
@@ -64,7 +64,7 @@ class Lowering:
     _cut: dict[bytes, list[_Run]] = field(default_factory=dict)
 
     def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
-        """The program that gives these columns, and the new states."""
+        """Return the program that computes these outputs and new states."""
         needed = self.graph.needed([*outputs, *new], list(self.kinds))
         for index in self.states:
             self._give(index)
@@ -74,7 +74,7 @@ class Lowering:
                 self._give(index)
         wholes = [part for node in nodes.values() if node.operation in _WHOLE for part in node.operands]
         operands = [part for node in nodes.values() for part in node.operands]
-        # The longest first: others may be parts of it. What need not be in one place is so by chance.
+        # Longest first, because others may be parts of it. Other operands are in one place only by chance.
         for columns in (*sorted([*wholes, *outputs, *new], key=len, reverse=True), *operands):
             self._plan(columns, nodes)
         for index, node in nodes.items():
@@ -89,7 +89,7 @@ class Lowering:
         kinds: dict[Kind, tuple[int, ...]] = {kind: tuple(found) for kind, found in self.given.items()}
         return Lowered(allocate(raw), kinds, tuple(self.weights))
 
-    # Where things lie.
+    # Places of columns.
 
     def _give(self, index: int) -> None:
         kind = self.kinds[index]
@@ -103,7 +103,7 @@ class Lowering:
         return len(self.blocks) - 1
 
     def _fused(self, needed: list[int], results: list[Columns]) -> dict[int, Node]:
-        """The nodes to compute, with products of numbers that only a sum reads as one operation with it."""
+        """Return the nodes to compute, with multiplications that only one addition reads fused with it."""
         graph = self.graph
         nodes = {
             index: graph.nodes[index]
@@ -127,7 +127,7 @@ class Lowering:
         return nodes
 
     def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
-        """Have what is computed for an operand in several places be written where it will be read."""
+        """Choose a block for an operand of several nodes, so that their results are written where they are read."""
         runs = self._runs(columns)
         key = columns.tobytes()
         if len(runs) == 1 or len(runs) > _PIECES or key in self._together:
@@ -140,15 +140,16 @@ class Lowering:
             if node is not None and is_all and index not in self.homes and node.operation != "norm":
                 self.homes[index] = (block, run.low)
 
-    def _lies_together(self, columns: Columns, runs: list[_Run]) -> bool:
-        """Whether the pieces of an operand follow each other where they lie."""
+    def _is_adjacent(self, columns: Columns, runs: list[_Run]) -> bool:
+        """Return True if the pieces of an operand follow each other."""
         places = [self._read(columns[run.low : run.high], run.is_spread) for run in runs]
         return all(
-            _goes_on(one, other, run.high - run.low) for run, one, other in zip(runs, places, places[1:], strict=False)
+            _continues(one, other, run.high - run.low)
+            for run, one, other in zip(runs, places, places[1:], strict=False)
         )
 
     def _runs(self, columns: Columns) -> list[_Run]:
-        """An operand in pieces; the list is cut off where there are too many."""
+        """Return the pieces of an operand; the list is cut off after the limit."""
         if len(columns) == 1:
             return [_Run(0, 1, False)]
         key = columns.tobytes()
@@ -172,7 +173,7 @@ class Lowering:
         return runs
 
     def _read(self, columns: Columns, is_spread: bool) -> Operand:
-        """A piece of an operand, where it lies."""
+        """Return the place of a piece of an operand."""
         index = int(self.graph.places(columns[:1])[0])
         node = self.graph.nodes[index]
         if node.operation == "number":
@@ -181,7 +182,7 @@ class Lowering:
         return Operand(block, start + int(columns[0]) - self.graph.starts[index], is_spread)
 
     def _at_once(self, columns: Columns) -> Operand:
-        """An operand in one place, brought together where it is not."""
+        """Return an operand in one place, joined if necessary."""
         runs = self._runs(columns)
         first = self.graph.nodes[int(self.graph.places(columns[:1])[0])]
         if len(runs) == 1 and not runs[0].is_spread and first.operation != "number":
@@ -189,7 +190,7 @@ class Lowering:
         key = columns.tobytes()
         if key in self._done:
             return Operand(self._together[key])
-        if 1 < len(runs) <= _PIECES and self._lies_together(columns, runs):
+        if 1 < len(runs) <= _PIECES and self._is_adjacent(columns, runs):
             return self._read(columns[: runs[0].high], False)
         self._done.add(key)
         if len(runs) > _PIECES:
@@ -204,12 +205,12 @@ class Lowering:
         return Operand(block)
 
     def _begin(self, columns: Columns) -> Operand:
-        """What a product starts from: it may be one number, too."""
+        """Return the start of a product, which may also be one number."""
         runs = self._runs(columns)
         return self._read(columns, runs[0].is_spread) if len(runs) == 1 else self._at_once(columns)
 
     def _gathered(self, columns: Columns, key: bytes) -> int:
-        """An operand in many pieces: moved at once, out of one place that holds all of them."""
+        """Return an operand of many pieces, gathered from one block that contains them all."""
         graph = self.graph
         indexes = np.unique(graph.places(columns)).tolist()
         source = np.concatenate([graph.columns(index) for index in indexes])
@@ -274,9 +275,9 @@ class Lowering:
         low = 0
         for high in bounds:
             operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
-            # What goes on where the piece before it ends is one with it.
+            # A piece that continues the previous one is merged with it.
             begin = pieces[-1][0] if pieces else 0
-            if pieces and all(map(partial(_goes_on, width=low - begin), pieces[-1][1], operands)):
+            if pieces and all(map(partial(_continues, width=low - begin), pieces[-1][1], operands)):
                 low = high
                 continue
             pieces.append((low, operands))
@@ -286,7 +287,7 @@ class Lowering:
             self._add(name, (Operand(block, start + begin),), operands, end - begin)
 
     def _pieces(self, columns: Columns) -> tuple[Columns, list[_Run]]:
-        """An operand in few pieces: many are brought together first."""
+        """Return an operand in few pieces; many are joined first."""
         runs = self._runs(columns)
         if len(runs) <= _PIECES:
             return columns, runs
@@ -307,7 +308,7 @@ class Lowering:
         return self._read(columns[low:high], run.is_spread and high - low > 1)
 
     def _next(self, columns: Columns, place: int) -> Operand:
-        """The next value of a state; what another state holds is copied, for that one is replaced too."""
+        """Return the place of a state's next value; another state is copied, because it is replaced too."""
         found = self._at_once(columns)
         block = self.blocks[found.block]
         if block.kind == "state" and (block.index, found.start) != (place, 0):
@@ -322,9 +323,9 @@ _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 
 def allocate(program: Program) -> Program:
-    """The same program with as few locals as their lives allow; what a step leaves keeps one of its own."""
+    """Return the program with locals shared by values that are not alive together; results keep their own."""
     end = len(program.instructions)
-    # What a step leaves has a block of its own, so that it can be computed where it goes.
+    # Results of a step have their own blocks, so that they can be computed in place.
     last = {place.block: end for place in (*program.next_states, *(place for place, _ in program.outputs))}
     left = frozenset(last)
     for index in range(end - 1, -1, -1):
@@ -371,7 +372,7 @@ def allocate(program: Program) -> Program:
 
 
 def _replaced(program: Program, instruction: Instruction, last: dict[int, int], index: int) -> int | None:
-    """An operand that the result may be written over: a whole local that nobody reads again."""
+    """Return an operand that the result may overwrite: a whole local that is not read again."""
     (result, *others) = instruction.results
     width = program.blocks[result.block].width
     if others or instruction.operation not in _EACH or result.start or instruction.width != width:

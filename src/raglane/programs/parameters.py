@@ -1,7 +1,7 @@
 """Operations that depend on parameters only: recorded while a step is traced, and replayed before each run.
 
-Most of it only moves numbers: a matrix is turned, a gain is read as it is, two biases are added. Then each known tensor
-is made of pieces of the parameters, and so are the gradients of these, without autograd.
+Most of them only move numbers, e.g. transpose a matrix or add two biases. If all do, each tensor is assembled from
+slices of parameters, and gradients are too, without autograd.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Known:
-    """A tensor that is computed from parameters alone: which of all that are, parameters first."""
+    """A tensor computed only from parameters, by its index among these tensors, parameters first."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operation of torch on known tensors."""
+    """An operation of torch on tensors computed from parameters."""
 
-    function: Any  # None for a constant, which is the only argument
+    function: Any  # None for a constant, the only argument
     args: tuple[Any, ...]  # with :class:`Known` for tensors
     kwargs: dict[str, Any]
     count: int = 1  # of results
 
     def run(self, known: list[Tensor]) -> None:
-        """Append the results to what is known."""
+        """Append the results to the known tensors."""
         if self.function is None:
             known.append(self.args[0])
             return
@@ -49,14 +49,14 @@ def _filled(part: Any, known: list[Tensor]) -> Any:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A known tensor whose numbers are sums of adjacent numbers of parameters."""
+class Slices:
+    """A known tensor that is a sum of slices of parameters."""
 
-    pieces: tuple[tuple[int, int, int], ...]  # of each summand the parameter, and where it begins and ends there
+    pieces: tuple[tuple[int, int, int], ...]  # of each summand the parameter, and the bounds of the slice
     shape: tuple[int, ...]
 
     def of(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The tensor, for the parameters as they are now."""
+        """Compute the tensor from parameters."""
         total: Tensor | None = None
         for leaf, begin, end in self.pieces:
             part = leaves[leaf]
@@ -67,7 +67,7 @@ class Moved:
         return total  # type: ignore[return-value]
 
     def give(self, gradient: Tensor, leaves: Sequence[Tensor], grads: list[Tensor | None]) -> None:
-        """Add its gradient to those of the parameters, of which there may be none so far."""
+        """Add a gradient of the tensor to the gradients of the parameters."""
         for leaf, begin, end in self.pieces:
             like = leaves[leaf]
             if end - begin == like.numel():
@@ -79,8 +79,8 @@ class Moved:
             grads[leaf] = own if before is None else before + own
 
 
-def moved(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Moved | None]:
-    """Of each known tensor, the pieces of parameters that it is made of; None where it is computed in another way."""
+def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Slices | None]:
+    """Return the slices of parameters of each known tensor, or None if it is computed in another way."""
     roots = {index: index for index in range(leaves) if values[index].is_contiguous()}
     found = [_piece(values, roots, index) for index in range(leaves)]
     for call in calls:
@@ -94,36 +94,36 @@ def moved(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[
     return found
 
 
-def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Moved | None:
-    """A parameter, or numbers of it that stand side by side."""
+def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slices | None:
+    """Return a parameter, or adjacent numbers of one, as a slice."""
     value = values[index]
     if index not in roots or not value.is_contiguous() or not value.numel():
         return None
     begin = int(value.storage_offset()) - int(values[roots[index]].storage_offset())
-    return Moved(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
+    return Slices(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
 
 
-def _sum(call: Call, found: Sequence[Moved | None]) -> Moved | None:
+def _sum(call: Call, found: Sequence[Slices | None]) -> Slices | None:
     if call.function is not torch.ops.aten.add.Tensor or call.kwargs or len(call.args) != 2:
         return None
     parts = [found[part.index] if type(part) is Known else None for part in call.args]
     one, other = parts
     if one is None or other is None or one.shape != other.shape:
         return None
-    return Moved((*one.pieces, *other.pieces), one.shape)
+    return Slices((*one.pieces, *other.pieces), one.shape)
 
 
 @dataclass(frozen=True)
 class ParameterOps:
-    """What a program reads that is computed from parameters alone, and how."""
+    """The vectors and weights of a program that are computed only from parameters."""
 
-    calls: list[Call]  # empty where all is moved
-    vectors: list[int]  # which known tensors they are, laid flat
-    weights: list[int]  # the same of the weights, (groups, rows, depth) each
-    moved: list[Moved] | None  # the pieces of the vectors, and then of the weights, where all are made of pieces
+    calls: list[Call]  # empty if all are slices
+    vectors: list[int]  # indices of known tensors, which are flattened
+    weights: list[int]  # indices of known tensors (groups, rows, depth)
+    moved: list[Slices] | None  # of the vectors, then of the weights, if all are slices
 
     def of(self, leaves: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The vectors and the weights that a program reads, for the parameters as they are now."""
+        """Compute the vectors and weights of a program from parameters."""
         known = list(leaves)
         if self.moved is not None:
             made, count = [part.of(known) for part in self.moved], len(self.vectors)
@@ -134,7 +134,7 @@ class ParameterOps:
 
 
 class ParameterValues:
-    """The vectors and weights of one call, of which some have a gradient, and the way back to the parameters."""
+    """The vectors and weights of one call, and the gradients of the parameters from theirs."""
 
     def __init__(self, ops: ParameterOps, leaves: tuple[Tensor, ...], wishes: tuple[Any, ...]) -> None:
         self._moved = ops.moved
@@ -142,7 +142,7 @@ class ParameterValues:
             self._leaves: list[Tensor] = [part.detach() for part in leaves]
             self.vectors, self.weights = ops.of(self._leaves)
             wanted = [any(wishes[leaf] for leaf, _, _ in part.pieces) for part in ops.moved]
-        else:  # it has a graph of its own, which the backward pass ends with
+        else:  # a separate graph of autograd, the last part of the backward pass
             with torch.enable_grad():
                 self._leaves = [
                     part.detach().requires_grad_(bool(wish)) for part, wish in zip(leaves, wishes, strict=True)
@@ -155,7 +155,7 @@ class ParameterValues:
         self.wanted = tuple(wanted[:count]), tuple(wanted[count:])
 
     def gradients(self, made: Mapping[int, Tensor]) -> list[Tensor | None]:
-        """The gradients of the parameters, from those of the vectors and then the weights, by their place."""
+        """Return the gradients of the parameters, from those of the vectors, then the weights, by place."""
         found: list[Tensor | None] = [None] * len(self._leaves)
         if self._moved is not None:
             for place, gradient in made.items():
@@ -170,7 +170,7 @@ class ParameterValues:
 
 
 class _Seed(torch.autograd.Function):
-    """Zero, whose gradient for each of its inputs is given: a graph starts here."""
+    """A zero whose gradients of its inputs are given."""
 
     @staticmethod
     def forward(ctx: Any, grads: list[Tensor], *parts: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class _Seed(torch.autograd.Function):
 
 
 def gradients(pairs: list[tuple[Tensor, Tensor]], wished: list[Tensor], *, keep: bool = False) -> list[Tensor | None]:
-    """The gradients of some tensors, from results and theirs."""
+    """Return the gradients of tensors, from pairs of a result and its gradient."""
     if not pairs:
         return [None] * len(wished)
     with torch.enable_grad():

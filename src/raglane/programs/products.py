@@ -1,4 +1,4 @@
-"""Matrix products of rows: with known matrices, and of rows with rows."""
+"""Rules for matrix products of rows with matrices computed from parameters, and of rows with rows."""
 
 # ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
 
@@ -15,14 +15,14 @@ from raglane.programs.graph import Columns, Graph, Refused
 from raglane.programs.rows import FREE, SHIFT, align
 from raglane.programs.trace import Tracer
 
-# A product of rows with rows has this many numbers at most before they are summed.
+# The most numbers that a product of rows with rows has before they are summed.
 _LARGEST = 1 << 16
-# Columns of an operand that lie in so many places are read where they lie; more are brought together first.
+# An operand with columns in fewer places is read piece by piece, others are joined first.
 _PLACES = 4
 
 
 def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
-    """``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start``: marks ``(g, m, n)``."""
+    """Trace ``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start`` are marks ``(g, m, n)``."""
     if tracer.is_known(a) and not tracer.is_known(b):
         turned = None if start is None else start.transpose(1, 2)
         flipped = _batched(tracer, turned, _turn(tracer, b), _turn(tracer, a))
@@ -55,7 +55,7 @@ def _turn(tracer: Tracer, part: Any) -> Tensor:
 
 
 def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
-    """The weight of which the k-th group is the transpose of ``b[which[k]]``."""
+    """Return the weight whose group k is the transpose of ``b[which[k]]``."""
     order = tuple(which.tolist())
 
     def make() -> Tensor:
@@ -70,7 +70,7 @@ def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
 
 
 def _copied_weight(tracer: Tracer, held: Tensor) -> int:
-    """A weight that was known, and then copied for each row: ``held`` are marks ``(groups, k, n)``."""
+    """Return a weight from parameters that was copied for each row; ``held`` are marks ``(groups, k, n)``."""
     columns = (held & ((1 << SHIFT) - 1)).numpy()
     graph = tracer.graph
     places = np.unique(graph.places(columns.reshape(-1)))
@@ -89,7 +89,7 @@ def _copied_weight(tracer: Tracer, held: Tensor) -> int:
 
 
 def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, groups: int) -> Columns:
-    """The product; where its operand lies in a few places, one product after the other, each with its columns."""
+    """Add a product, or one for each piece of an operand in few places."""
     graph = tracer.graph
     cuts = _cuts(graph, columns) if groups == 1 else []
     if not 1 <= len(cuts) < _PLACES:
@@ -107,14 +107,14 @@ def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, grou
 
 
 def _cuts(graph: Graph, columns: Columns) -> list[int]:
-    """Where an operand goes on in another place."""
+    """Return where an operand continues in another place."""
     places = graph.places(columns)
-    goes_on = (np.diff(columns) == 1) & (np.diff(places) == 0)
-    return [int(place) + 1 for place in np.flatnonzero(~goes_on)]
+    continues = (np.diff(columns) == 1) & (np.diff(places) == 0)
+    return [int(place) + 1 for place in np.flatnonzero(~continues)]
 
 
 def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Each row's own matrices: products of numbers, and their sums."""
+    """Multiply matrices of each row: products of numbers, and their sums."""
     groups, m, k = a.shape
     n = b.shape[2]
     if m * n * k * max(1, groups // tracer.rows) > _LARGEST:
@@ -130,7 +130,7 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
 
 
 def _one(part: Any, tracer: Tracer) -> Any:
-    """``(m, k)`` as ``(1, m, k)``."""
+    """Return ``(m, k)`` as ``(1, m, k)``."""
     if tracer.is_known(part):
         return tracer.note(torch.ops.aten.unsqueeze.default, part, 0)
     return tracer.wrap(tracer.marks(part).unsqueeze(0), part.dtype)
@@ -167,4 +167,4 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("bmm", "baddbmm"), _matrices(True)),
     "mv": _mv,
 }
-"""By the name of an operation of torch, as :data:`raglane.programs.rules.RULES`."""
+"""Rules by the name of torch's operation, as in :data:`raglane.programs.rules.RULES`."""

@@ -1,29 +1,27 @@
-"""What a program is: one step of a cell, forward or backward, as a list of instructions.
+"""Programs: one step of a cell, forward or backward, as a list of instructions.
 
-A program is data. What runs one (the cpu kernels, or an interpreter of a few lines) needs to know nothing of the cell,
-of torch or of gradients: a backward pass is a program like any other, run from the last element of a sequence to the
-first, whose states are gradients.
+A program is data, independent of cells, torch and gradients. The cpu kernels run it, or an interpreter of a few lines.
+A backward pass is a program whose states are gradients, run from the last element of a sequence to the first.
 
-A step computes rows side by side, one row for each sequence that runs; rows never meet. What a row reads and writes
-lies in blocks. A block is ``(rows, width)``, or ``(width,)`` where all rows share it:
+A step computes one row for each running sequence, independently of other rows. Rows read and write blocks. A block is
+``(rows, width)``, or ``(width,)`` if all rows share it:
 
 ========  =====================  ==========================================================================
-kind      given as               what it holds in a step
+kind      argument               contents in a step
 ========  =====================  ==========================================================================
-element   ``(N, width)``         the row of the element that is computed now
-sequence  ``(B, width)``         the row of the sequence: the same in all of its steps
-state     ``(B, width)``         what the step before it left as the next state, at first the initial state
-vector    ``(width,)``           the same for all rows: a bias, a gain
-local     nothing                what the step computes; at its start it holds nothing that may be read
+element   ``(N, width)``         the row of the current element
+sequence  ``(B, width)``         the row of the sequence, the same in all of its steps
+state     ``(B, width)``         the next state of the previous step, at first the initial state
+vector    ``(width,)``           the same for all rows, e.g. a bias
+local     none                   results of the step, undefined at its start
 ========  =====================  ==========================================================================
 
-Only locals are written by instructions. When all instructions of a step are done, ``outputs`` are written to the rows
-of their elements, and ``next_states`` become the states: both read locals, or any other block.
+Instructions write only locals. After all instructions of a step, ``outputs`` are written to the rows of their elements,
+and ``next_states`` become the states; both may be any block.
 
-Numbers are all of one dtype, float32 or float64. A comparison gives 1 or 0; what asks for truth (``where``, ``and``,
-``or``, ``not``) takes all but 0 for true. NaN spreads through every operation, ``max``, ``min`` and ``relu`` included,
-but not through ``where``, which only chooses, nor through comparisons, where it is unequal to all, nor through a power
-of 0.
+All numbers have one dtype, float32 or float64. Comparisons return 1 or 0, and ``where``, ``and``, ``or`` and ``not``
+treat all but 0 as true. NaN propagates through every operation, including ``max``, ``min`` and ``relu``, except for
+``where``, comparisons (where it is unequal to everything) and a power of 0.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Kind = Literal["element", "sequence", "state", "vector", "local"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 OPERATIONS: dict[str, int] = {
-    # One number at a time: how many operands.
+    # Pointwise operations.
     **dict.fromkeys(("copy", "neg", "abs", "sign", "not", "relu", "exp", "expm1", "log", "log1p", "sqrt"), 1),
     **dict.fromkeys(("rsqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "floor", "round"), 1),
     **dict.fromkeys(
@@ -45,7 +43,7 @@ OPERATIONS: dict[str, int] = {
     "tanh_backward": 2,
     "fma": 3,
     "where": 3,
-    # A row at a time.
+    # Operations on rows.
     "row_sum": 1,
     "row_max": 1,
     "norm": 1,
@@ -54,22 +52,22 @@ OPERATIONS: dict[str, int] = {
     "gather": 1,
     "product": 2,
 }
-"""Every operation by its name, with the number of operands. ``w`` is the instruction's ``width``.
+"""The number of operands of every operation by its name. ``w`` is the instruction's ``width``.
 
-One number at a time, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``; ``relu
+Pointwise, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``; ``relu
 a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a); ``reciprocal a``;
 ``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round a``, halves to the even; ``add a b``;
 ``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a b``; ``min a b``; ``lt a b`` = a < b, and so on; ``and a
 b``; ``or a b``; ``pow a b`` = a to the power b; ``sigmoid_backward g y`` = g * y * (1 - y); ``tanh_backward g y`` = g *
 (1 - y * y); ``fma a b c`` = a * b + c, rounded once; ``where a b c`` = b where a is true, else c.
 
-A row at a time, each in ``segments`` parts of ``w / segments`` columns that follow each other:
+On rows, each in ``segments`` adjacent parts of ``w / segments`` columns:
 
-- ``row_sum a``, ``row_max a``: of ``w`` columns, one number for each part, so ``segments`` columns.
+- ``row_sum a``, ``row_max a``: from ``w`` columns one number for each part, so ``segments`` columns.
 - ``norm a``: two results: ``w`` columns of (a - mean) * r, and ``segments`` columns of r = 1 / sqrt(variance +
   epsilon). Mean and variance are those of a part; the variance divides by its number of columns.
 - ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of ``norm``.
-- ``row_cumsum a``: column j is the sum of the columns of its part up to j, one after the other.
+- ``row_cumsum a``: column j is the sum of the columns of its part up to j, in order.
 - ``gather a``: column j is column ``columns[j]`` of a, counted from where the operand starts.
 - ``product s a``: ``w`` columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w / groups, k)``.
   Columns of ``a`` are ``groups * k``; its g-th k columns give the g-th columns of the result. A sum starts from s and
@@ -79,29 +77,29 @@ A row at a time, each in ``segments`` parts of ``w / segments`` columns that fol
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where numbers lie."""
+    """A block of numbers."""
 
     kind: Kind
     width: int  # at least 1
-    index: int = 0  # which of the tensors of this kind that a call is given; 0 for a local
+    index: int = 0  # among the arguments of this kind; 0 for a local
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Columns of a block; or a number, the same for all rows and columns."""
+    """Columns of a block, or a number for all rows and columns."""
 
     block: int  # -1 for a number
     start: int = 0
-    spread: bool = False  # one column stands for all
+    spread: bool = False  # one column is repeated
     number: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The shape of a matrix that products read, or of several: the blocks of a block-diagonal product."""
+    """The shape of a matrix of products, or of the blocks of a block-diagonal matrix."""
 
     groups: int
-    rows: int  # columns that each gives to the result
+    rows: int  # columns of the result of each
     depth: int  # columns that each reads
 
 
@@ -109,8 +107,7 @@ class Weight:
 class Instruction:
     """One operation on whole rows.
 
-    A result may lie exactly where an operand does if the operation takes one number at a time. No other overlap of
-    results and operands is allowed.
+    A result may take the place of an operand if the operation is pointwise. Otherwise they must not overlap.
     """
 
     operation: str
@@ -125,16 +122,16 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """One step. Programs are equal only to themselves: to compare all instructions takes longer than a small batch."""
+    """One step. Programs are equal only to themselves, because comparing instructions would take long."""
 
-    blocks: tuple[Block, ...]  # tensors of each kind are given in the order of their index
+    blocks: tuple[Block, ...]  # arguments of each kind are in the order of their index
     weights: tuple[Weight, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[tuple[Operand, int], ...]  # written for each element to a tensor (N, width)
     next_states: tuple[Operand, ...]  # in the order of the states' index
 
     def given(self, kind: Kind) -> tuple[int, ...]:
-        """The widths of the tensors of a kind that a call is given, in their order."""
+        """Return the widths of the arguments of a kind, in their order."""
         blocks = sorted((block for block in self.blocks if block.kind == kind), key=lambda block: block.index)
         return tuple(block.width for block in blocks)
 
@@ -145,7 +142,7 @@ _GIVEN = {"element": "x", "sequence": "mask", "state": "state", "vector": "vecto
 
 
 def printed(program: Program) -> str:
-    """A program to be read by people: one instruction in a line."""
+    """Return a program as text, one instruction per line."""
     names = _names(program)
     lines = [
         f"given {names[index]}: {block.kind}, {block.width} columns"
@@ -174,7 +171,7 @@ def _names(program: Program) -> list[str]:
 
 
 def _letter(number: int) -> str:
-    """a, b ... z, aa, ab ..."""
+    """Return a, b ... z, aa, ab ..."""
     more, last = divmod(number, 26)
     return (_letter(more - 1) if more else "") + chr(ord("a") + last)
 

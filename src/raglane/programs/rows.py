@@ -1,8 +1,8 @@
-"""Which columns of which rows the operands of an operation are, and whether rows stay apart.
+"""The rows and columns that the operands of an operation consist of.
 
-While a step is traced, a tensor is an int64 tensor of its shape, its *marks*: of each number, which row it belongs to
-and which column of the graph it is. So torch itself does what moves numbers, views and their aliases included. The rows
-are as many as :attr:`raglane.programs.trace.Tracer.rows`; all must be treated alike, and must not meet.
+While a step is traced, a tensor is represented by its *marks*, an int64 tensor of its shape: the row and the column of
+the graph of each number. So torch itself executes operations that move numbers, including views and their aliases. The
+rows, :attr:`raglane.programs.trace.Tracer.rows` of them, must all be treated alike and must not meet.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from torch.overrides import TorchFunctionMode
 from raglane.programs.graph import DEPENDS, Columns, Refused
 
 SHIFT = 40
-"""A mark is the row, shifted by so many bits, and the column."""
+"""A mark is the row, shifted by this number of bits, and the column."""
 _MASK = (1 << SHIFT) - 1
 FREE = 1 << 20
-"""The row of a number that is the same for all rows."""
+"""The row in marks of numbers that all rows share."""
 
 
 class RowsMeet(Refused):
-    """Rows of the batch meet in an operation."""
+    """An operation combines rows of the batch."""
 
 
 def marks_of(columns: Columns, rows: int) -> Tensor:
-    """The marks ``(rows, w)`` of columns that each row has for itself."""
+    """Return the marks ``(rows, w)`` of columns that each row has."""
     return torch.from_numpy((np.arange(rows)[:, None] << SHIFT) | np.asarray(columns)[None])
 
 
 def free(columns: Columns) -> Tensor:
-    """The marks ``(w,)`` of columns that all rows share."""
+    """Return the marks ``(w,)`` of columns that all rows share."""
     return torch.from_numpy((FREE << SHIFT) | np.asarray(columns))
 
 
 class Aligned:
-    """Operands side by side: what one row sees of them."""
+    """The columns of operands that one row reads."""
 
     def __init__(self, operands: Sequence[Columns], places: list[Columns], free_places: Columns, count: int) -> None:
         kept = free_places
         if len(free_places):
-            # What all rows share is computed once, however often it was repeated.
+            # Values that all rows share are computed once.
             shared = np.concatenate([part[free_places] for part in operands], 1)
             _, first, self._which = np.unique(shared, axis=0, return_index=True, return_inverse=True)
             order = np.argsort(first)
@@ -58,7 +58,7 @@ class Aligned:
         self._places, self._free, self._count = places, free_places, count
 
     def marks(self, results: Columns) -> Tensor:
-        """The marks ``(count, n)`` of results ``(K, n)`` that were computed from the operands."""
+        """Return the marks ``(count, n)`` of results ``(K, n)`` computed from the operands."""
         marks = np.empty((self._count, results.shape[1]), np.int64)
         own = len(self._places[0]) if self._places else 0
         for row, places in enumerate(self._places):
@@ -69,7 +69,7 @@ class Aligned:
 
 
 def align(operands: Sequence[Tensor], rows: int) -> Aligned:
-    """Find what one row sees of operands."""
+    """Return the columns of operands that one row reads; raises Refused if rows differ."""
     arrays = [part.numpy() for part in operands]
     count = arrays[0].shape[0]
     owners = [part >> SHIFT for part in arrays]
@@ -88,7 +88,7 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     return Aligned(arrays, places, free_places, count)
 
 
-# They tell a stand-in from the tensor that it stands for, or see what no trace does.
+# Attributes that differ between a stand-in and its tensor, or that a trace does not have.
 _HIDDEN = frozenset(
     "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"
     " register_hook register_post_accumulate_grad_hook retain_grad backward".split()
@@ -99,11 +99,11 @@ _HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
 
 
 class Rows(int):
-    """A number of rows, or a multiple of it."""
+    """The number of rows, or a multiple of it."""
 
 
 class _Shape(tuple[int, ...]):
-    """A ``torch.Size``, whose own product would be a plain number."""
+    """A ``torch.Size`` whose ``numel`` keeps the type of its factors."""
 
     def numel(self) -> int:
         return math.prod(self)
@@ -140,7 +140,7 @@ for _name in (*_OTHERS.split(), *_BITS.split(), *_TEXT.split()):
 
 
 class Reading(TorchFunctionMode):
-    """Sees all that a step reads of tensors."""
+    """Observes everything that a step reads of tensors."""
 
     def __init__(self, rows: int, is_nothing: Callable[[Tensor], bool]) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Reading(TorchFunctionMode):
             raise Refused(f"it reads {name} of a tensor, which a program does not have")
         if name.strip("_") in _ARITHMETIC and any(type(part) is Rows for part in args):
             raise Refused(_ROWS)
-        # What torch does within a function of its own is followed operation by operation, and means the same always.
+        # Functions of torch are traced operation by operation.
         with torch._C.DisableTorchFunction():
             found = func(*args, **(kwargs or {}))
         if name in _HOST:
@@ -167,7 +167,7 @@ class Reading(TorchFunctionMode):
         return found
 
     def _marked(self, found: Any, args: Any) -> Any:
-        """Numbers, of which those that come of the number of rows are marked."""
+        """Return numbers as :class:`Rows` if they come from the number of rows."""
         if type(found) is int:
             is_count = found % self._rows == 0 or (isinstance(args[0], Tensor) and self._is_nothing(args[0]))
             return Rows(found) if found and is_count else found
@@ -178,12 +178,12 @@ class Reading(TorchFunctionMode):
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether torch's or Raglane's own code runs in a frame: what that compares decides nothing but an error."""
+    """Return True for a frame of torch's or Raglane's code, whose comparisons only raise errors."""
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "raglane")
 
 
 def _caller() -> FrameType | None:
-    """The frame that called a function of torch."""
+    """Return the frame that called a function of torch."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in (__name__, "torch._tensor", "torch.overrides"):
         frame = frame.f_back

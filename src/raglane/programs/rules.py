@@ -1,6 +1,6 @@
 """Rules that translate operations of torch to nodes of a graph (:data:`RULES`), and the tracing of a step by them."""
 
-# ruff: noqa: ARG001 (all rules have the same arguments, whether they read them or not)
+# ruff: noqa: ARG001 (all rules have the same arguments)
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOVES = (
 
 
 def _move(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch moves the marks of one tensor as it would its numbers."""
+    """Move the marks of a tensor as torch moves its numbers."""
     like = args[0]
     found = function(tracer.marks(like), *args[1:], **kwargs)
     if isinstance(found, Tensor):
@@ -49,7 +49,7 @@ def _join(tracer: Tracer, function: Any, parts: Any, *args: Any) -> Tensor:
 
 
 def _pick(tracer: Tracer, function: Any, source: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Columns by index, of which the numbers are known."""
+    """Index columns by numbers that are constants."""
 
     def plain(part: Any) -> Any:
         if isinstance(part, list | tuple):
@@ -109,7 +109,7 @@ def _common(tracer: Tracer, parts: Any) -> torch.dtype:
 
 
 def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
-    """A rule for an operation that takes one number of each operand at a time."""
+    """Return the rule of a pointwise operation."""
 
     def rule(tracer: Tracer, function: Any, *args: Any, **kwargs: Any) -> Tensor:
         given = dict(enumerate(args)) | kwargs
@@ -131,7 +131,7 @@ def _pointwise(formula: Callable[..., Columns], is_truth: bool = False) -> Rule:
     return rule
 
 
-# A row at a time
+# Operations on rows.
 
 
 def _dims(dim: Any, count: int) -> list[int]:
@@ -141,7 +141,7 @@ def _dims(dim: Any, count: int) -> list[int]:
 
 
 def _along(tracer: Tracer, source: Tensor, dims: list[int], formula: RowFormula, keeps: bool | None) -> Tensor:
-    """Apply a formula to the parts of rows that lie along some dimensions."""
+    """Apply a formula to the parts of rows along some dimensions."""
     marks = tracer.marks(source)
     kept = [dim for dim in range(marks.dim()) if dim not in dims]
     order = [*kept, *dims]
@@ -185,7 +185,7 @@ def _var(tracer: Tracer, function: Any, source: Any, dim: Any = None, **kwargs: 
 
 
 def _extreme(formula: RowFormula) -> Rule:
-    """Of the largest and the smallest number of a part, and where it stands, only the first is computed."""
+    """Return the rule of ``max`` or ``min``, without its indices."""
 
     def rule(tracer: Tracer, function: Any, source: Any, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, Tensor):
@@ -221,7 +221,7 @@ def _length(tracer: Tracer, function: Any, source: Any, ord: float = 2, dim: Any
 def _normalised(
     tracer: Tracer, source: Tensor, parts: tuple[int, ...], epsilon: float, gain: Any, bias: Any, shape: tuple[int, ...]
 ) -> Any:
-    """``source``, seen as ``parts``, normalised along the last dimension; gain and bias have ``shape``."""
+    """Normalise ``source``, viewed as ``parts``, along the last dimension; gain and bias have ``shape``."""
     wide = tracer.wrap(tracer.marks(source).reshape(parts), source.dtype)
     found = _along(tracer, wide, [len(parts) - 1], lambda g, a, count: g.norm(a, count, epsilon)[0], None)
     found = tracer.wrap(tracer.marks(found).reshape(source.shape), tracer.dtype)
@@ -260,7 +260,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("zeros_like", "new_zeros", "zero"), _filled(0.0)),
     **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
     **dict.fromkeys(("full_like", "new_full", "fill"), _filled(None)),
-    # What is in new memory is not a number that anybody may read.
+    # The contents of new memory are undefined.
     **dict.fromkeys(("empty_like", "new_empty"), _filled(math.nan)),
     "detach": _detach,
     "glu": _gated,

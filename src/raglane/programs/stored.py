@@ -1,8 +1,8 @@
-"""Traces on the disk: JSON of a graph, of what is computed from parameters, and a digest of it all.
+"""Traces on the disk: a digest, and JSON of the graph and of the operations on parameters.
 
-A file can be anything: old, cut off, or written by somebody with another idea. No more memory is taken than a trace
-needs, nodes read only nodes before them, and of torch only those operations are called that programs have. Whatever
-else may be wrong is found when the program is compared with torch, as each is before its first use.
+A file may be old, truncated or malicious. Reading allocates no more memory than a trace needs, nodes read only earlier
+nodes, and only operations of programs are called. Other errors are found when the program is compared with torch before
+its first use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 
 from raglane._utils import caches
 from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
-from raglane.programs.parameters import Call, Known, Moved, ParameterOps
+from raglane.programs.parameters import Call, Known, ParameterOps, Slices
 from raglane.programs.rules import RULES
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace
 
-# The folder among the user's caches.
+# The folder in the user's cache.
 _KIND = "programs"
 _MOST_COLUMNS, _MOST_NUMBERS, _MOST_MADE = 1 << 22, 1 << 26, 1 << 28
-# Operations that parameters may go through: they neither read files nor write to tensors.
+# Operations on parameters, which neither read files nor write to tensors.
 _OPERATIONS = frozenset((*RULES, "_weight_norm_interface"))
 _NAMED: dict[str, Any] = {
     str(part): part
@@ -38,7 +38,7 @@ _NAMED: dict[str, Any] = {
 
 
 def load(step: Step, key: str) -> Trace | None:
-    """The trace that was saved under a key; None without one that holds for this step."""
+    """Return the trace that was saved under a key; None without a valid one for this step."""
     text = caches.load(_KIND, key)
     try:
         return None if text is None else read(text, key, step)
@@ -47,19 +47,19 @@ def load(step: Step, key: str) -> Trace | None:
 
 
 def save(step: Step, key: str, trace: Trace) -> None:
-    """Write a trace; an Unkept says why it cannot be written, or could not be read again."""
+    """Write a trace; raises Unkept with the reason if it cannot be written and read again."""
     text = written(key, trace)
     read(text, key, step)
     caches.save(_KIND, key, text)
 
 
 def remove(key: str) -> None:
-    """Make sure that what was saved under a key is not read again."""
+    """Remove the trace that was saved under a key."""
     caches.save(_KIND, key, "")
 
 
 def written(key: str, trace: Trace) -> str:
-    """A trace as text."""
+    """Return a trace as text."""
     if trace.reads_itself:
         raise Unkept("it reaches a parameter by another way than its module")
     result, ops = trace.result, trace.parameters
@@ -80,7 +80,7 @@ def written(key: str, trace: Trace) -> str:
 
 
 def read(text: str, key: str, step: Step) -> Trace:
-    """A trace from text; an Unkept if it is none of this step."""
+    """Return a trace from text; raises Unkept if it is not one of this step."""
     try:
         digest, body, rest = text.split("\n")
         _check(not rest and hashlib.sha256(body.encode()).hexdigest() == digest)
@@ -91,7 +91,7 @@ def read(text: str, key: str, step: Step) -> Trace:
                 Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
                 for name, overload, args, kwargs, count in content["calls"]
             ]
-            moved = content["moved"] and [Moved(*map(_tuples, part)) for part in content["moved"]]
+            moved = content["moved"] and [Slices(*map(_tuples, part)) for part in content["moved"]]
             if calls:
                 _check_sizes(calls, [step.converted(part.detach()) for part in step.leaves])
             vectors, weights = content["known"]
@@ -99,13 +99,13 @@ def read(text: str, key: str, step: Step) -> Trace:
             return Trace(_Reader(content).result(step), ops, False, content["prepares"])
     except Unkept:
         raise
-    except Exception as error:  # whatever is in it, it is no trace
+    except Exception as error:  # an invalid file may cause any error
         raise Unkept(f"{type(error).__name__}: {error}") from error
 
 
 def _check(holds: bool) -> None:
     if not holds:
-        raise Unkept("what it says does not hold together")
+        raise Unkept("its parts do not fit together")
 
 
 def _whole(number: Any, least: int, most: int) -> int:
@@ -121,7 +121,7 @@ def _tuples(part: Any) -> Any:
 
 
 def _runs(columns: Columns) -> list[list[int]]:
-    """Columns as runs of first, step and count."""
+    """Return columns as runs of first, step and count."""
     found: list[list[int]] = []
     place, count = 0, len(columns)
     steps = np.diff(columns)
@@ -136,7 +136,7 @@ def _runs(columns: Columns) -> list[list[int]]:
 class _Reader:
     def __init__(self, content: dict[str, Any]) -> None:
         self._content, self._graph = content, Graph()
-        self._left = _MOST_NUMBERS  # so that a short text cannot ask for much memory
+        self._left = _MOST_NUMBERS  # so that a short text cannot allocate much memory
 
     def result(self, step: Step) -> Result:
         content, graph = self._content, self._graph
@@ -147,7 +147,7 @@ class _Reader:
             columns = tuple([self._columns(part, count) for part in operands])
             node = Node(operation, columns, width, _whole(segments, 1, width), *rest)
             if operation == "number":
-                _check(graph.number(node.number) == count)  # each number once
+                _check(graph.number(node.number) == count)  # each number must occur once
             else:
                 graph.add(node)
             count += width
@@ -162,7 +162,7 @@ class _Reader:
         return Result(graph, elements, states, vectors, output, new)
 
     def _columns(self, runs: Any, before: int) -> Columns:
-        """Columns of runs, all below ``before``."""
+        """Return the columns of runs, all below ``before``."""
         self._left -= sum(_whole(count, 1, self._left) for _, _, count in runs)
         parts = [first + step * np.arange(count) for first, step, count in runs]
         found = np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -170,11 +170,11 @@ class _Reader:
         return found
 
 
-# ---- what is computed from parameters -----------------------------------------------------------------------------
+# ---- operations on parameters -----------------------------------------------------------------------------
 
 
 def _call_written(call: Call) -> list[Any]:
-    """An operation with its overload, arguments and number of results; a constant has no name."""
+    """Return an operation with its overload, arguments and number of results; a constant has no name."""
     name, _, overload = str(call.function or "").removeprefix("aten.").partition(".")
     if name:
         _function(name, overload)
@@ -191,7 +191,7 @@ def _function(name: str, overload: str) -> Any:
 
 
 def _tagged(part: Any) -> Any:
-    """What JSON does not have, with a tag."""
+    """Return a value that JSON does not have, with a tag."""
     if isinstance(part, np.ndarray):
         return _runs(part)
     if type(part) is Known:
@@ -216,7 +216,7 @@ def _untagged(part: dict[str, Any]) -> Any:
 
 
 def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
-    """Refuse calls that would take much memory; they are run without numbers."""
+    """Raise Unkept if calls would allocate much memory, by running them without numbers."""
     meta = torch.device("meta")
     known = [part.to(meta) for part in leaves]
     for call in calls:

@@ -1,9 +1,9 @@
-"""What a step in plain torch computes, found by running it on tensors that stand for rows.
+"""The tracer, which runs a step on symbolic tensors and records its operations.
 
-While the step runs, torch hands each of its operations to a :class:`Tracer`. The tensors are on the device ``meta``,
-so that nobody can read numbers that there are not. Of each the tracer knows more. It is either computed from parameters
-alone, for real, and its operations are noted (:class:`Call`), to be run again by torch before each time loop, under
-autograd. Or it has rows: then it has marks (:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
+While the step runs, torch passes each operation to a :class:`Tracer`. The tensors are on the device ``meta``, without
+numbers. A tensor that depends only on parameters is *known*: the tracer computes it and records its operations
+(:class:`Call`), which torch repeats before each time loop, under autograd. Any other tensor has rows: it has marks
+(:mod:`raglane.programs.rows`), and its operations become nodes of a graph.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
-from raglane.programs.parameters import Call, Known, Moved, ParameterOps, moved
+from raglane.programs.parameters import Call, Known, ParameterOps, Slices, slices_of
 from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.step import stand_in
 
-# Numbers of rows that a step is traced with: one that divides no size, so that what comes of it can be told.
+# Candidates for the number of traced rows. It must divide no size, so that it can be recognised.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 _META = torch.device("meta")
 
@@ -35,13 +35,13 @@ class Trace:
 
     result: Result
     parameters: ParameterOps
-    reads_itself: bool  # it reached a parameter by another way than its module, such as a closure
-    prepares: bool = True  # what the cell prepares is a part of the step; else the step is given it
+    reads_itself: bool  # the step reads a parameter not from its module, but e.g. from a closure
+    prepares: bool = True  # the step contains the cell's prepare
 
 
 @dataclass(eq=False)
 class _Part:
-    """What stands behind a tensor: marks, or a known tensor; or nothing, if it must not be read."""
+    """The marks or the known value of a tensor; neither if it must not be read."""
 
     stand_in: Tensor
     marks: Tensor | None = None
@@ -52,7 +52,7 @@ class _Part:
 
 @dataclass
 class Tracer:
-    """One trace: a graph that grows."""
+    """Records one trace as a graph."""
 
     dtype: torch.dtype
     rows: int
@@ -69,33 +69,33 @@ class Tracer:
     _detached: set[int] = field(default_factory=set)
 
     def run(self, step: Callable[[], Any]) -> Any:
-        """Run a function, and follow what it does."""
-        # What it computes without gradients by itself can then be told.
+        """Run a function and record its operations."""
+        # With gradients enabled, so that parts without gradients can be detected.
         reading = Reading(self.rows, self._is_nothing)
         with torch.enable_grad(), torch._C._EnableTorchFunction(), reading, _Follow(self):
             return step()
 
-    # What goes in.
+    # Inputs.
 
     def leaf(self, tensor: Tensor, original: Tensor) -> Tensor:
-        """A parameter, in the dtype that is computed in, and as its module has it; whole numbers never change."""
+        """Add a parameter, converted to the dtype of the computation; integers are constants."""
         made = stand_in(self._add_known(tensor.detach(), not tensor.dtype.is_floating_point), original)
         self._originals[id(original)] = self._parts[id(made)]
         return made
 
     def source(self, kind: str, width: int) -> tuple[Tensor, int]:
-        """A tensor ``(rows, width)`` that is given to each step, and its node."""
+        """Add an input ``(rows, width)`` of each step; return it and its node."""
         columns = self.graph.add(Node(kind, (), width))
         return self.wrap(marks_of(columns, self.rows), self.dtype), len(self.graph.nodes) - 1
 
     def nothing(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor that no program computes; whoever reads it is refused."""
+        """Return a tensor that a step must not read."""
         return self._add(_Part(torch.empty(shape, dtype=dtype, device=_META)))
 
-    # What operations make.
+    # Results of operations.
 
     def wrap(self, marks: Tensor, dtype: torch.dtype) -> Tensor:
-        """A tensor of rows."""
+        """Return a tensor with marks."""
         like = torch.empty_strided(marks.shape, marks.stride(), dtype=dtype, device=_META)
         return self._add(_Part(like, marks))
 
@@ -110,7 +110,7 @@ class Tracer:
         return self._add(part)
 
     def part(self, tensor: Tensor) -> _Part:
-        """What stands behind a tensor."""
+        """Return the record of a tensor."""
         part = self._parts.get(id(tensor))
         if part is None and id(tensor) in self._originals:
             self.reads_itself, part = True, self._originals[id(tensor)]
@@ -125,19 +125,19 @@ class Tracer:
         return part is not None and part.marks is None and part.value is None
 
     def is_known(self, tensor: Tensor) -> bool:
-        """Whether a tensor is computed from parameters alone."""
+        """Return True if a tensor is computed only from parameters."""
         return self.part(tensor).marks is None
 
     def call(self, function: Any, flat: list[Any], spec: Any) -> Any:
-        """Follow one operation of torch."""
+        """Record one operation of torch."""
         name = function._schema.name.removeprefix("aten::")
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise Refused(f"it draws random numbers inside the step, {DEPENDS}")
         tensors = [part for part in flat if isinstance(part, Tensor)]
         if name == "lift_fresh" and id(tensors[0]) not in self._parts:
-            return self.fixed(tensors[0].detach().clone())  # a tensor that was made of numbers just now
+            return self.fixed(tensors[0].detach().clone())  # a tensor made of Python numbers
         if name == "detach" and self._is_nothing(tensors[0]):
-            return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # autograd does so with some results
+            return self.nothing(*tensors[0].shape, dtype=tensors[0].dtype)  # as autograd does with some results
         parts = [self.part(part) for part in tensors]
         if all(part.is_constant for part in parts):
             return self._call_constants(function, flat, spec)
@@ -159,12 +159,12 @@ class Tracer:
         try:
             return rule(self, function, *args, **kwargs)
         except RowsMeet as met:
-            # Such as a sum of all in an ``if``: who wrote it may have thought of one sequence.
+            # E.g. the sum of all numbers in an ``if``, meant for one sequence.
             said = f"{met.reason} in its operation {name}, where each row is a sequence of its own, {DEPENDS}"
             raise Refused(said) from None
 
     def fixed(self, value: Tensor) -> Tensor:
-        """A tensor of plain numbers among those that are known."""
+        """Add a known tensor of constants."""
         self._calls.append(Call(None, (value,), {}))
         return self._add_known(value, True)
 
@@ -172,7 +172,7 @@ class Tracer:
         return [self.part(part).value if isinstance(part, Tensor) else part for part in _on_host(flat)]
 
     def _call_constants(self, function: Any, flat: list[Any], spec: Any) -> Any:
-        """What is made of numbers that the step itself has is a constant, too."""
+        """Compute a constant from constants."""
         if function._schema.is_mutable:
             raise Refused(f"it changes a buffer or a constant in place, {DEPENDS}")
         args, kwargs = tree_unflatten(self._values(flat), spec)
@@ -189,7 +189,7 @@ class Tracer:
         args, kwargs = tree_unflatten(self._values(flat), spec)
         found = function(*args, **kwargs)
         if found is None:
-            return None  # a check, which was passed
+            return None  # an assertion that holds
         if not isinstance(found, Tensor) and not all(isinstance(part, Tensor) for part in found):
             raise Refused(f"what {function._schema.name} gives is not a tensor")
         arguments = [Known(self.part(part).known) if isinstance(part, Tensor) else part for part in _on_host(flat)]
@@ -200,7 +200,7 @@ class Tracer:
         return [self._add_known(part, False) for part in found]
 
     def note(self, function: Any, *args: Any) -> Tensor:
-        """Compute something from known tensors, here and before each run."""
+        """Compute from known tensors, here and before each run."""
         flat, spec = tree_flatten((args, {}))
         made: Tensor = self._call_known(function, flat, spec)
         return made
@@ -215,13 +215,13 @@ class Tracer:
         if found.dtype is not args[0].dtype:
             raise Refused("it writes numbers of one dtype over those of another")
         if not torch.is_grad_enabled() and found.dtype.is_floating_point:
-            found = self.rules["through"](self, None, found, args[0])  # to autograd nothing has happened
-        # All views of the target have their marks in the same memory.
+            found = self.rules["through"](self, None, found, args[0])  # autograd does not record it
+        # The marks of all views of the target share memory.
         target.marks.copy_(self.marks(found).expand(target.marks.shape))
         return args[0]
 
     def marks(self, tensor: Tensor | float) -> Tensor:
-        """The marks of a tensor, or of a number."""
+        """Return the marks of a tensor or a number."""
         if not isinstance(tensor, Tensor):
             return free(np.asarray([self.graph.number(float(tensor))])).reshape(())
         part = self.part(tensor)
@@ -240,21 +240,21 @@ class Tracer:
         return free(np.arange(start, start + value.numel())).reshape(value.shape)
 
     def detach(self, source: Tensor, found: Tensor) -> Tensor:
-        """Note that a tensor has the memory of another one, from which it is detached: neither may change in place."""
+        """Record that a tensor shares memory with its detached copy: neither may change in place."""
         marks = self.marks(source)
-        if not bool((marks >> SHIFT == FREE).all()):  # what all rows share autograd detaches by itself
+        if not bool((marks >> SHIFT == FREE).all()):  # autograd itself detaches values that all rows share
             self._detached |= {part.untyped_storage().data_ptr() for part in (marks, self.marks(found))}
         return found
 
     def constant(self, tensor: Tensor) -> Tensor:
-        """The numbers of a tensor of indices."""
+        """Return the numbers of a constant tensor of indices."""
         part = self.part(tensor)
         if part.value is None or not part.is_constant:
             raise Refused("it picks columns by numbers that it computes")
         return part.value
 
     def weight(self, key: tuple[Any, ...], make: Callable[[], Tensor]) -> int:
-        """The place of a weight ``(groups, rows, depth)`` among the graph's, made of known tensors where it is new."""
+        """Return the index of a weight ``(groups, rows, depth)`` of the graph; ``make`` computes a new one."""
         if key not in self._weights:
             part = self.part(make())
             value = cast(Tensor, part.value)
@@ -267,38 +267,38 @@ class Tracer:
         return self._weights[key]
 
     def weight_known(self, weight: int) -> Tensor:
-        """The known tensor that a weight is."""
+        """Return the known tensor of a weight."""
         return self._known[self._weight_known[weight]].stand_in
 
     def vector_known(self, start: int) -> Tensor:
-        """The known tensor that a vector is, by its first column."""
+        """Return the known tensor of a vector, by its first column."""
         return next(self._known[known].stand_in for known, first in self._vectors.items() if first == start)
 
     def index(self, tensor: Tensor) -> int:
-        """Which of the known tensors one is."""
+        """Return the index of a known tensor."""
         return self.part(tensor).known
 
-    # What comes out.
+    # Outputs.
 
     def columns(self, tensor: Any, width: int) -> Columns:
-        """The columns of a result ``(rows, width)``."""
+        """Return the columns of a result ``(rows, width)``."""
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != (self.rows, width):
             raise Refused("it gives no tensor with one row for each sequence")
         if tensor.dtype is not self.dtype:
             raise Refused(f"it gives {tensor.dtype} for {self.dtype}")
-        # Each row must have its own numbers, or what all share.
+        # Each row must have its own numbers, or shared ones.
         own = marks_of(np.zeros(width, np.int64), self.rows)
         both = torch.stack([own.reshape(-1), self.marks(tensor).reshape(-1)], 1)
         return align([both], self.rows).columns[0][:, 1]
 
     def finish(self, result: Result, prepares: bool) -> Trace:
-        """All that was found."""
+        """Return the trace."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]
         values = [cast(Tensor, part.value) for part in self._known]
-        all_moved = moved(self._calls, values, len(self._originals))
+        all_moved = slices_of(self._calls, values, len(self._originals))
         wanted = [all_moved[index] for index in (*self._vectors, *self._weight_known)]
-        only_moved = None if None in wanted else cast(list[Moved], wanted)
+        only_moved = None if None in wanted else cast(list[Slices], wanted)
         calls = self._calls if only_moved is None else []
         ops = ParameterOps(calls, list(self._vectors), self._weight_known, only_moved)
         return Trace(result, ops, self.reads_itself, prepares)
@@ -311,7 +311,7 @@ class _Follow(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # To keep the compiler from looking in takes the import of all of it, seconds; it is not at work here.
+        # torch's default imports the compiler, which takes seconds.
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -324,13 +324,13 @@ def _on_host(arguments: list[Any]) -> list[Any]:
 
 
 def rows_for(sizes: Iterable[int]) -> int:
-    """A number of rows that divides none of these sizes, so that nothing else can be taken for it."""
+    """Return a number of rows that divides none of these sizes."""
     found = list(sizes)
     return next((prime for prime in _PRIMES if all(size % prime for size in found)), 59)
 
 
 def draws_random_numbers(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Run a function, and say whether it moved a generator of random numbers; it is moved back."""
+    """Run a function; return True with its result if it drew random numbers, whose generators are reset."""
     before = _generators()
     try:
         found = run()

@@ -1,4 +1,4 @@
-"""Where batches end."""
+"""The sizes of batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from looped import looped
 from raglane.data import BatchLimit
 from raglane.data.order.limit import pieces_of
 from raglane.errors import ArgumentError, ArgumentTypeError
@@ -71,7 +70,7 @@ def test_batches_are_as_large_as_can_be(
 
 
 def _is_smaller(limit: BatchLimit, one: list[int], other: list[int]) -> bool:
-    """Whether a batch is no larger than another, as the limit counts and in sequences."""
+    """Return True if a batch is at most as large as another, by the limit and in sequences."""
 
     def share(lengths: list[int]) -> float:
         sizes = (len(lengths), sum(lengths), len(lengths) * max(lengths, default=0))
@@ -99,7 +98,7 @@ def test_pieces(lengths: list[int], longest: int) -> None:
     assert list(zip(owners.tolist(), found.tolist(), strict=True)) == wanted
 
 
-@looped(
+@pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
         ({}, ArgumentError, "limit must be .*got no number"),

@@ -344,7 +344,7 @@ def japanese_vowels() -> tuple[Records, Records]:
     """
     spec = importlib.util.find_spec("sktime")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("sktime is not installed. Fix: pip install 'raglane[demo]'.")
+        raise MissingExtraError("sktime is not installed. Run pip install 'raglane[demo]'.")
     folder = Path(spec.submodule_search_locations[0], "datasets", "data", "JapaneseVowels")
     train, test = (read(folder / f"JapaneseVowels_{part}.ts", Columns()) for part in ("TRAIN", "TEST"))
     return train, test

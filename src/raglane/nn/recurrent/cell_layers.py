@@ -139,7 +139,7 @@ class _ClippedLayer(CellLayer):
 class PeepholeLSTM(_ClippedLayer):
     """The LSTM with peepholes on ragged batches: its gates see the memory too.
 
-    The equations and the paper stand in :mod:`raglane.cells.peephole_lstm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``clip`` holds the arguments of the gates and of the
     candidate between ``-clip`` and ``clip``, as the ONNX operator LSTM can.
 
@@ -157,7 +157,7 @@ class PeepholeLSTM(_ClippedLayer):
 class CoupledLSTM(_ClippedLayer):
     """The LSTM with coupled gates on ragged batches: it forgets as much as it takes up.
 
-    The equations and the paper stand in :mod:`raglane.cells.coupled_lstm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``clip`` holds the arguments of the gates and of the
     candidate between ``-clip`` and ``clip``, as the ONNX operator LSTM can.
 
@@ -175,7 +175,7 @@ class CoupledLSTM(_ClippedLayer):
 class LayerNormLSTM(CellLayer):
     """The LSTM with layer normalisation inside the recurrence, on ragged batches.
 
-    The equations and the paper stand in :mod:`raglane.cells.layernorm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
@@ -191,7 +191,7 @@ class LayerNormLSTM(CellLayer):
 class LayerNormGRU(CellLayer):
     """The GRU with layer normalisation inside the recurrence, on ragged batches.
 
-    The equations and the paper stand in :mod:`raglane.cells.layernorm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
@@ -207,7 +207,7 @@ class LayerNormGRU(CellLayer):
 class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
-    The equations and the paper stand in :mod:`raglane.cells.slstm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``heads`` divides the units into as many groups, each
     of which reads only itself. The state is ``(h, c, n, m)``.
 
@@ -247,8 +247,8 @@ class GRUD(CellLayer):
     """The GRU with decay on ragged batches: for missing values, and for times that are not evenly spaced.
 
     An element has three columns for each channel: its value, whether it is missing, and the time since the channel was
-    last seen; :func:`raglane.data.observations` makes them. The equations and the paper stand in
-    :mod:`raglane.cells.grud`, the arguments in :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    last seen; :func:`raglane.data.observations` makes them. The equations and the paper are in
+    :doc:`/cells`, the arguments in :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
         >>> import raglane as rl
@@ -264,7 +264,7 @@ class GRUD(CellLayer):
 class CfC(CellLayer):
     """The closed-form continuous-time network on ragged batches: for times that are not evenly spaced.
 
-    The equations and the paper stand in :mod:`raglane.cells.cfc`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``backbone_units`` is the size of the hidden layer
     within a step (``hidden_size`` by default), and ``gap_column`` the column of the input that holds the time since the
     element before (each step takes 1 without it). Layers above the first take 1.

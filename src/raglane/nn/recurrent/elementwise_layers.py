@@ -19,7 +19,7 @@ from raglane.nn.recurrent.stack import Options
 class IndRNN(CellLayer):
     """The independently recurrent network on ragged batches: each unit remembers itself alone.
 
-    The equation and the paper stand in :mod:`raglane.cells.indrnn`. Deep stacks and long sequences are what it is for.
+    The equation and the paper are in :doc:`/cells`. Deep stacks and long sequences are what it is for.
 
     Args:
         input_size, hidden_size, num_layers: sizes.
@@ -120,7 +120,7 @@ def _step_above_one(numbers: Tensor) -> float:
 class SRU(CellLayer):
     """The simple recurrent unit on ragged batches: a gated memory without a matrix in the time loop.
 
-    The equations and the paper stand in :mod:`raglane.cells.sru`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
@@ -136,7 +136,7 @@ class SRU(CellLayer):
 class QRNN(CellLayer):
     """The pooling of quasi-recurrent networks on ragged batches, with products of width one.
 
-    The equations and the paper stand in :mod:`raglane.cells.qrnn`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
@@ -152,7 +152,7 @@ class QRNN(CellLayer):
 class MinGRU(CellLayer):
     """The minimal GRU on ragged batches: its gate looks at the input alone.
 
-    The equations and the paper stand in :mod:`raglane.cells.mingru`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:
@@ -168,7 +168,7 @@ class MinGRU(CellLayer):
 class MinLSTM(CellLayer):
     """The minimal LSTM on ragged batches: its gates look at the input alone.
 
-    The equations and the paper stand in :mod:`raglane.cells.minlstm`, the arguments in
+    The equations and the paper are in :doc:`/cells`, the arguments in
     :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
 
     Example:

@@ -168,7 +168,7 @@ class RNN(_TorchLayer):
 class LSTM(_TorchLayer):
     """Long short-term memory on ragged batches: :class:`torch.nn.LSTM` with every argument and parameter of it.
 
-    The equations, with torch's gate order, stand in :mod:`raglane.cells.lstm`.
+    The equations, with torch's gate order, are in :doc:`/cells`.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as
@@ -214,7 +214,7 @@ class LSTM(_TorchLayer):
 class GRU(_TorchLayer):
     """Gated recurrent units on ragged batches: :class:`torch.nn.GRU` with every argument and parameter of it.
 
-    The equations, with torch's gate order, stand in :mod:`raglane.cells.gru`.
+    The equations, with torch's gate order, are in :doc:`/cells`.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as torch has
