@@ -311,7 +311,7 @@ def test_what_cannot_be_a_ragged_batch(
         (
             lambda p: p.rows.each[0],
             ArgumentError,
-            "modify(<dict>).rows.each[0] must be none, because it has no items, got list at .rows[1]",
+            "modify(<dict>).rows.each[0] must be a path into a sequence with items, got list at .rows[1]",
         ),
         (lambda p: p[7].name, ArgumentTypeError, "got str at [7]"),
         (lambda p: p[[7]], ArgumentError, "modify(<dict>)[[7]] must be one of the keys "),

@@ -1,4 +1,4 @@
-"""``rl.nn.Recurrent`` against a naive loop and torch's layers, and every way to call it."""
+"""``rl.nn.Recurrent`` compared with a naive loop and with torch's layers, and its calls."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import LENGTHS, PAIRS, D, H, a_batch, a_state, assert_same, gradients, parts, results_of
-from looped import looped
+from every_layer import (
+    LENGTHS,
+    PAIRS,
+    D,
+    H,
+    a_batch,
+    a_state,
+    assert_same,
+    assert_same_for_every_input,
+    gradients,
+    parts,
+    results_of,
+)
 from own_cells import OWN, Fixed, Halved, Leaky, Listed, Moved, Whole, naive
-from raglane.cells import CELLS
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
 from raglane.schedules import SCHEDULES
@@ -22,7 +32,7 @@ from strategies import lengths, sequences_of
 
 
 def compare(layer: Any, lengths: list[int], with_hx: bool = False) -> None:
-    """Outputs, final states and all gradients against the naive loop."""
+    """Compare outputs, final states and all gradients with the naive loop."""
     sequences = sequences_of(lengths, (layer.input_size,), requires_grad=True)
     hx = a_state(layer, len(lengths)) if with_hx else None
     ours = results_of(layer(rl.Ragged(sequences), hx))
@@ -33,20 +43,16 @@ def compare(layer: Any, lengths: list[int], with_hx: bool = False) -> None:
     assert_same(gradients(ours, wanted), gradients(theirs, wanted), 1e-11, "gradient")
 
 
-@looped("with_hx", [False, True])
-@looped("both", [False, True])
-@looped("cell", OWN)
-def test_a_naive_loop(cell: Any, both: bool, with_hx: bool) -> None:
-    compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=both), LENGTHS, with_hx)
-
-
-@looped("schedule", SCHEDULES)
-@looped("cell", OWN)
-def test_a_naive_loop_under_every_schedule(cell: Any, schedule: str) -> None:
-    compare(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule), LENGTHS, True)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("cell", OWN)
+def test_a_naive_loop(cell: Any, schedule: str) -> None:
+    for both in (True, False):
+        layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=both, schedule=schedule)
+        compare(layer, LENGTHS, with_hx=both)
 
 
 @settings(max_examples=20)
+@example(lengths=[0], schedule="lanes", seed=0)
 @given(lengths=lengths(most=4), schedule=st.sampled_from(list(SCHEDULES)), seed=st.integers(0, 2**30))
 def test_a_naive_loop_on_any_lengths(lengths: list[int], schedule: str, seed: int) -> None:
     torch.manual_seed(seed)
@@ -54,25 +60,13 @@ def test_a_naive_loop_on_any_lengths(lengths: list[int], schedule: str, seed: in
         compare(rl.nn.Recurrent(Whole, D, H, bidirectional=True, schedule=schedule), lengths)
 
 
-@looped("cell", [*OWN, lambda *_: Fixed()])
+@pytest.mark.parametrize("cell", [*OWN, lambda *_: Fixed()])
 def test_an_instance(cell: Any) -> None:
     module: Any = cell(D, H)
     layer = rl.nn.Recurrent(module)
     assert (layer.input_size, layer.hidden_size) == (module.input_size, module.hidden_size)
     assert layer.cells[0] is module
     compare(layer, LENGTHS)
-
-
-@looped("lengths", [[], [0], [0, 0], [1], [4, 4]])
-@looped("schedule", SCHEDULES)
-@pytest.mark.parametrize("cell", [Whole, Halved])
-def test_few_sequences(cell: Any, schedule: str, lengths: list[int]) -> None:
-    layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, schedule=schedule)
-    results = results_of(layer(a_batch(lengths)))
-    assert results[0].shape == (sum(lengths), layer.output_size)
-    assert all(part.shape[:2] == (4, len(lengths)) for part in results[1:])
-    if lengths:
-        compare(layer, lengths)
 
 
 @pytest.mark.parametrize("cell", [Leaky, Whole])
@@ -88,7 +82,7 @@ def test_gradients_of_gradients(cell: Any) -> None:
     assert torch.autograd.gradgradcheck(function, (values, *parameters), fast_mode=True)
 
 
-@looped("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_step_may_write_over_what_it_is_given(backend: str) -> None:
     class Over(nn.Module):
         input_size = hidden_size = 4
@@ -110,40 +104,13 @@ def test_a_step_may_write_over_what_it_is_given(backend: str) -> None:
         assert torch.equal(given[1], hx)
 
 
-@looped("schedule", SCHEDULES)
-def test_nan_stays_in_its_sequence(schedule: str) -> None:
-    layer = rl.nn.Recurrent(Whole, D, H, num_layers=2, bidirectional=True, schedule=schedule)
-    clean = sequences_of([3, 2, 4])
-    seen = []
-    for middle in (clean[1], torch.full_like(clean[1], torch.nan)):
-        values = torch.cat([clean[0], middle, clean[2]]).requires_grad_()
-        out, state = layer(rl.Ragged.from_flat(values, lengths=[3, 2, 4]))
-        kept = [out[0], out[2], *(part[:, [0, 2]] for part in state)]
-        (grad,) = gradients(kept, [values])
-        seen.append([*kept, grad[:3], grad[5:]])
-    assert_same(seen[1], seen[0])
-
-
-def test_dropout_between_layers() -> None:
-    """Between layers only, in training only."""
-    layer = rl.nn.Recurrent(Leaky, D, H, num_layers=2, dropout=0.5)
-    batch = a_batch()
-    torch.manual_seed(0)
-    out, state = layer(batch)
-    torch.manual_seed(1)
-    other, other_state = layer(batch)
-    assert torch.equal(state[0], other_state[0])
-    assert not torch.allclose(out.values, other.values)
-    compare(layer.eval(), LENGTHS)
-
-
 # -- torch's own cells ------------------------------------------------------------------------------------------------
 
 TORCHS: list[tuple[Any, Any]] = [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)]
 
 
-@looped("bias", [True, False])
-@looped("both", [False, True])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize(("cell", "theirs"), TORCHS)
 def test_torchs_cells_are_torchs_layers(cell: Any, theirs: Any, both: bool, bias: bool) -> None:
     layer: Any = rl.nn.Recurrent(
@@ -179,11 +146,6 @@ def test_torchs_cells_run_on_the_fast_kernels(cell: Any, theirs: Any) -> None:
     assert rl.explain(rl.nn.Recurrent({nn.LSTMCell: Moved}.get(cell, Halved), D, H), batch).backend == "reference"
 
 
-def test_relu_cells() -> None:
-    module = nn.RNNCell(D, H, nonlinearity="relu", dtype=torch.float64)
-    assert rl.nn.Recurrent(module).cell is CELLS["rnn_relu"]
-
-
 def test_torchs_cells_can_be_regularised() -> None:
     options: dict[str, Any] = {"zoneout": (0.1, 0.2), "state_dropout": 0.3, "weight_dropout": 0.2}
     layer = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64), **options)
@@ -196,54 +158,13 @@ def test_torchs_cells_can_be_regularised() -> None:
     assert_same(seen[0], seen[1], 0.0)
 
 
-def test_dropout_on_inputs_of_an_own_cell() -> None:
-    layer = rl.nn.Recurrent(Leaky, D, H, num_layers=2, input_dropout=0.5)
-    batch, seen = a_batch(), []
-    for schedule in SCHEDULES:
-        torch.manual_seed(3)
-        with rl.use_backend(schedule=schedule):
-            seen.append(results_of(layer(batch)))
-    for other in seen[1:]:
-        assert_same(other, seen[0])
-    assert not torch.allclose(seen[0][0], layer.eval()(batch)[0].values)
-
-
 # -- every way to call ------------------------------------------------------------------------------------------------
 
 
-@looped("first", [False, True])
-@looped("cell", [Leaky, Whole])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("cell", [Leaky, Whole])
 def test_every_kind_of_input(cell: Any, first: bool) -> None:
-    layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first)
-    batch = rl.Ragged(sequences_of([4, 1, 5]))
-    out, state = layer(batch)
-    padded, told = batch.to_padded(first, total_length=7)
-    assert_same(results_of(layer(padded, lengths=told)), [out.to_padded(first, total_length=7)[0], *parts(state)])
-    packed, packed_state = layer(batch.to_packed())
-    assert_same([rl.Ragged.from_packed(packed).values, *parts(packed_state)], [out.values, *parts(state)])
-    assert_same(results_of(layer(batch[2])), [out[2], *(part[:, 2] for part in parts(state))])
-
-
-def test_every_state() -> None:
-    layer = rl.nn.Recurrent(Whole, D, H, num_layers=2, bidirectional=True)
-    batch = rl.Ragged(sequences_of(LENGTHS))
-    for schedule in SCHEDULES:
-        with rl.use_backend(schedule=schedule):
-            out, state, states = layer(batch, return_states=True)
-        assert_same([out.values, *state], results_of(layer(batch)))
-        assert [[part.features[0] for part in layer_states] for layer_states in states] == [[2 * H, 4]] * 2
-        full = [0, 2, 3, 4]
-        for depth, layer_states in enumerate(states):
-            for part, final in zip(layer_states, state, strict=True):
-                size = final.shape[2]
-                assert_same([part.last()[full, :size]], [final[2 * depth, full]])
-                assert_same([part.first()[full, size:]], [final[2 * depth + 1, full]])
-    # A prefix of a sequence has the same states in the forward direction.
-    single = rl.nn.Recurrent(Whole, D, H)
-    _, _, ((up, down),) = single(rl.Ragged([batch[3]]), return_states=True)
-    for t in range(1, 6):
-        _, final = single(rl.Ragged([batch[3][:t]]))
-        assert_same([up.values[t - 1], down.values[t - 1]], [part[0, 0] for part in final])
+    assert_same_for_every_input(rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, batch_first=first))
 
 
 def test_summary() -> None:
@@ -274,7 +195,7 @@ def test_summary() -> None:
 
 
 def test_steps_of_a_stream() -> None:
-    for cell in (Leaky, Moved, Listed):  # a prepare that looks back would see one element at a time
+    for cell in (Leaky, Moved, Listed):  # without a prepare that reads earlier elements
         layer = rl.nn.Recurrent(cell, D, H, num_layers=2)
         inputs = torch.randn(5, 2, D, dtype=torch.float64)
         expected, final = layer(inputs)
@@ -288,21 +209,3 @@ def test_steps_of_a_stream() -> None:
         assert parts(own)[0].shape == (2, H)
     with pytest.raises(ArgumentTypeError, match=r"step must be .*got a bidirectional layer"):
         rl.nn.Recurrent(Leaky, D, H, bidirectional=True).step(torch.zeros(2, D, dtype=torch.float64))
-
-
-@looped("initial_state", ["learned", "lengths"])
-@looped("cell", [Leaky, Whole, Moved])
-def test_initial_states(cell: Any, initial_state: str) -> None:
-    layer = rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True, initial_state=initial_state)
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if name.startswith("initial_"):
-                parameter.normal_()
-    batch = a_batch()
-    hx = layer._own_initial(batch)
-    outputs, finals = naive(layer, list(batch), hx)
-    ours = results_of(layer(batch))
-    assert_same(ours, [torch.cat(outputs), *finals])
-    own = [parameter for name, parameter in layer.named_parameters() if name.startswith("initial_")]
-    assert own
-    assert all(bool(grad.any()) for grad in gradients(ours, own))

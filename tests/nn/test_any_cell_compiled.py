@@ -17,12 +17,12 @@ from every_layer import D, H
 from own_cells import Whole
 from raglane.errors import DispatchError
 
-# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 class Decaying(nn.Module):
-    """Two states of other sizes, outputs of a size of their own, and all kinds of tensors and numbers."""
+    """Two states and outputs of three sizes, with parameters, buffers and constants."""
 
     decay = 0.9
 
@@ -85,7 +85,7 @@ def assert_alike(one: Any, other: Any, kind: str = "Ragged", seed: int = 0) -> N
 
 @pytest.mark.parametrize("kind", ["Ragged", "padded", "dense"])
 def test_one_graph_in_inference_and_in_training(kind: str) -> None:
-    # A graph of four modules takes seconds to compile; how the input is read does not ask how many there are.
+    # A graph of four modules takes seconds to compile, and reading the input does not depend on their number.
     layer = a_model(num_layers=2, bidirectional=True) if kind == "Ragged" else a_model()
     twin, counter = compiled(layer)
     for is_training in (True, False):
@@ -93,11 +93,11 @@ def test_one_graph_in_inference_and_in_training(kind: str) -> None:
         with torch.set_grad_enabled(is_training):
             for seed in range(4):
                 assert_alike(twin, layer, kind, seed)
-        # One for the sizes that came first, one for most others, and those that torch sets apart.
+        # One for the first sizes, one for most others, and those for sizes that torch handles separately.
         assert 1 <= counter.frame_count - before <= 4
 
 
-def test_a_graph_runs_the_module_as_it_is_now() -> None:
+def test_a_graph_uses_the_current_module() -> None:
     layer = a_model()
     twin, _ = compiled(layer)
     assert_alike(twin, layer)
@@ -130,7 +130,7 @@ def test_copies_run_by_themselves() -> None:
     assert_alike(compiled(other)[0], other)
 
 
-def test_a_module_that_is_gone() -> None:
+def test_a_deleted_module() -> None:
     graphs: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -149,7 +149,7 @@ def test_a_module_that_is_gone() -> None:
 
 
 def test_what_no_graph_can_hold_is_refused_with_the_reason() -> None:
-    """It runs with a break; and where a module became so after it was compiled, an operator refuses it."""
+    """Without fullgraph the graph breaks; a module that changed after compilation is refused by the operator."""
 
     class Held(Decaying):
         def __init__(self, input_size: int, hidden_size: int) -> None:

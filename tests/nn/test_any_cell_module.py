@@ -1,4 +1,4 @@
-"""``rl.nn.Recurrent`` as a module: its outputs' lives, its names, copies, autocast, torch.compile, and wrong cells."""
+"""``rl.nn.Recurrent`` as a module: parameters, copies, autocast, torch.compile, and wrong cells."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LENGTHS, D, H, a_batch, assert_same, gradients, results_of
-from looped import looped
 from own_cells import OWN, Leaky, Whole
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.schedules import SCHEDULES
 
 
 def test_no_output_keeps_no_output() -> None:
-    """Not one output outlives its step: they are not gathered and then thrown away."""
     alive: list[int] = []
     outputs: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
@@ -64,7 +62,7 @@ def test_names_of_parameters() -> None:
     assert "num_layers=2, bidirectional=True" in repr(layer)
 
 
-@looped("cell", OWN)
+@pytest.mark.parametrize("cell", OWN)
 def test_copies_and_files(cell: Any) -> None:
     layer, batch = rl.nn.Recurrent(cell, D, H, num_layers=2, initial_state="learned"), a_batch()
     expected = results_of(layer(batch))
@@ -80,7 +78,7 @@ def test_copies_and_files(cell: Any) -> None:
 
 
 class Elman(nn.Module):
-    """In float32, whose state under autocast is bfloat16 after a step."""
+    """A float32 cell, whose state is bfloat16 under autocast."""
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -92,9 +90,9 @@ class Elman(nn.Module):
         return state, state
 
 
-@looped("lengths", [LENGTHS, [3, 2], [0], []])
+@pytest.mark.parametrize("lengths", [LENGTHS, [3, 2], [0], []])
 def test_autocast(lengths: list[int], device: torch.device) -> None:
-    """Dtypes hang neither on the schedule nor on whether there are empty sequences."""
+    """Dtypes do not depend on the schedule or on empty sequences."""
     layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True)
     batch = a_batch(lengths, torch.float32)
     expected = results_of(layer(batch, return_states=True))
@@ -109,63 +107,51 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
 
 
 class Turned(Elman):
-    """With an operation that no program has."""
+    """With an operation that programs do not support."""
 
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         output, state = super().step(x_t, state)
         return output.atan(), state
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(D, D)
-        self.recurrent = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
-        self.head = nn.Linear(2 * H, 2)
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor]:
-        out, state = self.recurrent(torch.relu(self.embed(batch)))
-        return self.head(self.recurrent.summary(out, state)), self.head(out).values
-
-
-# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_model() -> None:
-    """A loop that is no program is left out of the graphs, so that no number of steps is compiled in."""
-    model = Model()
+    """A step that is no program runs outside of the graphs, so that no number of steps is compiled."""
+    model = rl.nn.Recurrent(Turned, D, H, num_layers=2, bidirectional=True)
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     compiled = torch.compile(model, backend=counter)
     compiled_by: list[int] = []
-    # The second batch tells torch.compile which sizes vary; it compiles again for sizes of 0 and 1 alone.
+    # After the second batch, torch.compile knows which sizes vary; it compiles again only for sizes of 0 and 1.
     for counts in ([2, 4], [3, 0, 1, 5], *([(i * k) % 7 + k % 2 for k in range(1, 4 + i % 3)] for i in range(2, 11))):
         batch = a_batch(counts, torch.float32)
         seen = []
         for network in (compiled, model):
-            results = list(network(batch))
+            results = results_of(network(batch))
             seen.append([*results, *gradients(results, [batch.values, *model.parameters()])])
         assert_same(seen[0], seen[1], 1e-5)
         compiled_by.append(counter.frame_count)
     assert len(set(compiled_by[1:])) == 1, compiled_by
-    # A graph before the loop and one after it, and one for what the layer hands back in between.
+    # One graph before the loop, one after it, and one for the results of the layer.
     assert compiled_by[0] <= 4
     assert compiled_by[1] <= 2 * compiled_by[0]
 
 
-# -- cells that are none ----------------------------------------------------------------------------------------------
+# -- wrong cells ------------------------------------------------------------------------------------------------------
 
 
 def cell_with(**members: Any) -> Any:
-    """Leaky, with something wrong."""
+    """Return Leaky with other members."""
     return type("Wrong", (Leaky,), members)
 
 
 def resized(module: Any, input_size: int) -> Any:
-    """The module, saying that it is of another size."""
+    """Set another input_size on a module."""
     module.input_size = input_size
     return module
 
 
-@looped(
+@pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
         (
@@ -173,12 +159,20 @@ def resized(module: Any, input_size: int) -> Any:
             ArgumentTypeError,
             r"cell must be .*got a Linear without step\(x_t, state\), input_size, hidden_size",
         ),
-        (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs a batch of sequences by itself.*, got a LSTM"),
-        (rl.nn.GRU, ArgumentTypeError, "cell must be .*a layer runs a batch of sequences by itself.*, got a GRU"),
+        (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a LSTM"),
+        (rl.nn.GRU, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a GRU"),
         (lambda *_: 3, ArgumentTypeError, "cell must be .*got a int without"),
         (3, ArgumentTypeError, "cell must be a module with step.*, got a int"),
-        (lambda i, h: Leaky(i, h + 1), ArgumentError, "cell must be .*=4.*, got what makes a Leaky with hidden_size=5"),
-        (lambda _, h: Leaky(D, h), ArgumentError, "cell must be .*=8.*, got what makes a Leaky with input_size=3"),
+        (
+            lambda i, h: Leaky(i, h + 1),
+            ArgumentError,
+            "cell must be .*=4.*, got a function that returns a Leaky with hidden_size=5",
+        ),
+        (
+            lambda _, h: Leaky(D, h),
+            ArgumentError,
+            "cell must be .*=8.*, got a function that returns a Leaky with input_size=3",
+        ),
         (cell_with(step=None), ArgumentTypeError, r"cell must be .*got a Wrong without step\(x_t, state\)"),
         (
             cell_with(initial_state=torch.zeros(4)),
@@ -188,11 +182,8 @@ def resized(module: Any, input_size: int) -> Any:
         (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare must be a method.*, got a int"),
         (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
         (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
-        (cell_with(output_size=4.0), ArgumentError, r"Wrong.output_size must be .*got 4\.0"),
         (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size must be .*got -1"),
         (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),
-        (cell_with(initial_state=lambda *_: ()), ArgumentTypeError, r"initial_state\(1\) must be .*got a tuple"),
-        (cell_with(initial_state=lambda *_: torch.zeros(H)), ArgumentTypeError, r"got shape \(4,\)"),
         (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
     ],
 )
@@ -201,13 +192,7 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
         rl.nn.Recurrent(cell, D, H, num_layers=2, bidirectional=True)
 
 
-def test_cells_of_several_kinds() -> None:
-    kinds = iter([nn.LSTMCell, nn.GRUCell])
-    with pytest.raises(ArgumentError, match=r"cell must be .*GRUCell.* and .*LSTMCell.*, got modules with "):
-        rl.nn.Recurrent(lambda *sizes: next(kinds)(*sizes), D, H, num_layers=2)
-
-
-@looped(
+@pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: rl.nn.Recurrent(Leaky), "input_size must be .*got None"),
@@ -217,14 +202,10 @@ def test_cells_of_several_kinds() -> None:
             lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True),
             "cell must be .* bidirectional=True.*, got a module, ",
         ),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's own, 3.*, got 5"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's input_size, 3.*, got 5"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout must be .*got 2.0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, batch_first=1), "batch_first must be .*got 1"),  # type: ignore[arg-type]
-        (lambda: rl.nn.Recurrent(Leaky, D, H, bidirectional="no"), "bidirectional must be .*got 'no'"),  # type: ignore[arg-type]
-        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*equations.*, got 0.1"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, state_dropout=0.1), "state_dropout must be .*equations.*, got 0.1"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, weight_dropout=0.1), "weight_dropout must be .*equations.*, got 0.1"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*a user-defined cell.*, got 0.1"),
     ],
 )
 def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
@@ -232,23 +213,17 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
         make()
 
 
-@looped(
+@pytest.mark.parametrize(
     ("members", "kind", "says"),
     [
         ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a NoneType"),
         ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a Tensor"),
-        ({"step": lambda _self, _x, s: (s, s, s)}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a tuple"),
         ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
         ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state must be .*\(3, 4\).*, got shape \(3, 3\)"),
         (
             {"step": lambda _self, _x, s: (s.mean(0, True), s)},
             ShapeError,
             r"output must be .*one row.*, got shape \(1, 4\)",
-        ),
-        (
-            {"step": lambda _self, _x, s: (s.t(), s)},
-            ShapeError,
-            r"output must be .*one row per sequence.*, got shape \(4, 3\)",
         ),
         (
             {"step": lambda _self, _x, s: (s, s.sum(0))},
@@ -262,7 +237,6 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
             r"Wrong.prepare must be .*one row per element.*, got shape \(2, 3\)",
         ),
         ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare must be .*got a NoneType"),
-        ({"prepare": lambda _self, v, _offsets: v[:, 0]}, ShapeError, r"Wrong.prepare must be .*got shape \(9,\)"),
         (
             {"prepare": lambda _self, v, _offsets: v.long()},
             ArgumentTypeError,

@@ -1,9 +1,8 @@
-"""``checkpoint_every``: layers that compute again what backward needs, as users meet them."""
+"""``checkpoint_every``: layers that recompute gates in the backward pass."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, a_batch, build, gradients, parts
-from looped import looped
 from own_cells import Leaky
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
@@ -21,7 +19,7 @@ needs_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(mis
 
 
 def pair(kind: str = "LSTM", **options: Any) -> tuple[Any, Any]:
-    """A layer and the same one that keeps everything."""
+    """Build a layer, and a copy without checkpoint_every."""
     torch.manual_seed(0)
     layer = getattr(rl.nn, kind)(5, 7, checkpoint_every=2, **options)
     plain = copy.deepcopy(layer)
@@ -35,7 +33,7 @@ def batch(dtype: torch.dtype = torch.float32) -> rl.Ragged:
 
 
 def trained(layer: Any, given: Any, **options: Any) -> list[Tensor]:
-    """The outputs, and all gradients of their squares."""
+    """Return the outputs, and all gradients of their squares."""
     torch.manual_seed(2)
     out, final = layer(given, **options)
     values = out.values if isinstance(out, rl.Ragged) else out
@@ -45,7 +43,7 @@ def trained(layer: Any, given: Any, **options: Any) -> list[Tensor]:
 
 
 @needs_kernels
-@looped("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_in_every_use_of_a_layer(kind: str) -> None:
     uses: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"num_layers": 2, "bidirectional": True, "dropout": 0.3}, {}),
@@ -68,9 +66,9 @@ def test_in_every_use_of_a_layer(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The cell .* runs in plain torch:UserWarning")
-@looped("name", LAYERS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_gives_the_same_with_it(name: str) -> None:
-    """Those without a kernel that computes again run in plain torch, and say so."""
+    """Layers without such a kernel run in plain torch."""
     layer, given = build(name, 2, bidirectional=True), a_batch()
     wanted = [given.values, *layer.parameters()]
     found = []
@@ -79,20 +77,19 @@ def test_every_layer_gives_the_same_with_it(name: str) -> None:
         out, _ = layer(given)
         found.append([out.values, *gradients([out.values], wanted)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
-    said = str(rl.explain(layer, given))
-    assert said.endswith("; backward recomputes the gates, 2 steps at a time")
+    assert str(rl.explain(layer, given)).endswith("; backward recomputes the gates, 2 steps at a time")
     assert rl.explain(layer, given).backend in ("cpu", "reference")
 
 
 @needs_kernels
-def test_who_runs_it_and_why() -> None:
+def test_explain_and_warnings() -> None:
     layer, _ = pair("GRU")
     assert rl.explain(layer, batch()).backend == "cpu"
 
-    class Unheard(Leaky):
-        """A cell of which nobody was warned before."""
+    class Fresh(Leaky):
+        """A cell without an earlier warning."""
 
-    other: Any = rl.nn.Recurrent(Unheard, 5, 7, checkpoint_every=3)
+    other: Any = rl.nn.Recurrent(Fresh, 5, 7, checkpoint_every=3)
     with pytest.warns(UserWarning, match=r"runs in plain torch, step by step: checkpoint_every has kernels for RNN"):
         other(batch(torch.float64))
     other = rl.nn.MinGRU(5, 7, checkpoint_every=3)
@@ -131,19 +128,6 @@ def test_compiled_and_transformed() -> None:
     torch.testing.assert_close(torch.func.grad(loss)(values), torch.func.grad(loss)(values, plain))
 
 
-def test_no_gradients_no_difference() -> None:
-    layer, plain = pair()
-    with torch.inference_mode():
-        assert torch.equal(layer(batch())[0].values, plain(batch())[0].values)
-    assert set(layer.state_dict()) == set(plain.state_dict())
-    assert pickle.loads(pickle.dumps(layer)).checkpoint_every == 2
-    assert repr(layer) == "LSTM(5, 7, checkpoint_every=2)"
-    old = vars(plain).copy()
-    plain.__dict__.pop("checkpoint_every")
-    assert plain.checkpoint_every is None  # as of layers that were stored before there was such a thing
-    assert set(old) - set(vars(plain)) == {"checkpoint_every"}
-
-
 @needs_kernels
 def test_accelerate() -> None:
     model: Any = nn.Sequential(nn.Linear(5, 5), nn.LSTM(5, 7), nn.GRU(7, 7))
@@ -158,20 +142,20 @@ def test_accelerate() -> None:
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 
 
-@looped("wrong", [0, -1, 2.5, "8", True, 1 << 40])
-def test_what_is_no_number_of_steps(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", True, 1 << 40])
+def test_wrong_numbers_of_steps(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match=r"checkpoint_every must be (a whole number|at most).*, got .*"):
         rl.nn.LSTM(5, 7, checkpoint_every=wrong)
     layer = rl.nn.LSTM(5, 7)
-    layer(batch())  # what is kept of that call must not outlive the attribute
+    layer(batch())  # the cached plan must not be used after the change
     layer.checkpoint_every = wrong
     with pytest.raises(ArgumentError, match=r"checkpoint_every must be .*got "):
         layer(batch())
 
 
-@looped("directions", [1, 2])
+@pytest.mark.parametrize("directions", [1, 2])
 def test_derivatives_of_all_states(directions: int) -> None:
-    """Second derivatives and batches of gradients, by the reference, of what the kernels lay out in their own way."""
+    """Second derivatives and batched gradients of the states of every step."""
     for size in (0, 2):
         for every in (None, 2):
             sizes: dict[str, Any] = {"proj_size": size, "bidirectional": directions == 2, "dtype": torch.float64}

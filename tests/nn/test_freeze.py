@@ -1,4 +1,4 @@
-"""A frozen layer gives the same bits from packed weights, until a change of the weights is seen."""
+"""``rl.freeze``: the same bits from packed weights, until a weight changes; and int8 weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import KINDS, D, H, a_batch, build
-from looped import looped
+from every_layer import KINDS, D, H, a_batch, build, results_of
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.layer import layer_of
 from raglane.native import missing_kernels
@@ -28,25 +27,18 @@ FAST = [kind for kind in KINDS if has_cell(kind.cell)]
 NAMES = [kind.cell for kind in FAST] + ["lstm projected"]
 
 
-def numbers(result: Any) -> list[Tensor]:
-    """Output and states, flat."""
-    output, state = result
-    values = output.values if isinstance(output, rl.Ragged) else output
-    return [values, *(state if isinstance(state, tuple) else (state,))]
-
-
 def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(numbers(one), numbers(other), strict=True))
+    return all(torch.equal(a, b) for a, b in zip(results_of(one), results_of(other), strict=True))
 
 
 @torch.no_grad()
 def forget(layer: Any) -> None:
-    """Change all weights where PyTorch keeps no record of it, so that only what was packed remembers them."""
+    """Change all weights without a record of PyTorch, so that only the packed weights have the old values."""
     for weight in layer.parameters():
         weight.data.fill_(7.0)
 
 
-@looped("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_layer_gives_the_same_bits_without_its_weights(name: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
@@ -57,19 +49,6 @@ def test_a_frozen_layer_gives_the_same_bits_without_its_weights(name: str) -> No
                 rl.freeze(layer)
                 forget(layer)
                 assert same(layer(batch), wanted)
-
-
-def test_steps_of_a_frozen_layer() -> None:
-    layer = build("lstm", 2).eval()
-    with torch.inference_mode():
-        x = torch.randn(5, D, dtype=torch.float64)
-        first = layer.step(x)
-        second = layer.step(x, first[1])
-        rl.freeze(layer)
-        forget(layer)
-        again = layer.step(x)
-        assert same(again, first)
-        assert same(layer.step(x, again[1]), second)
 
 
 def in_place(layer: Any) -> None:
@@ -88,11 +67,11 @@ def by_a_fused_optimizer(layer: Any) -> None:
 
 
 def turned(weight: torch.Tensor) -> torch.Tensor:
-    """The same memory, in which what stands in other rows is read as a weight of the same shape."""
+    """Return a weight of the same memory and shape with other strides."""
     return weight.as_strided(weight.shape, (1, weight.shape[0]))
 
 
-@looped(
+@pytest.mark.parametrize(
     "change",
     [
         in_place,
@@ -118,19 +97,9 @@ def test_a_change_that_is_seen_ends_it(change: Callable[[Any], Any]) -> None:
         assert same(layer(batch), wanted)
 
 
-def test_torchs_default_device_is_none_of_a_layers_own() -> None:
-    layer, batch = build("lstm").eval(), a_batch()
-    with torch.no_grad():
-        wanted = layer(batch)
-        with torch.device("meta"):
-            rl.freeze(layer)
-        forget(layer)
-        assert same(layer(batch), wanted)
-
-
 def test_no_other_weights_come_to_lie_where_packed_ones_were() -> None:
     class Memory(bytearray):
-        """Which can be watched."""
+        """A bytearray that supports weak references."""
 
     layer, memory = build("gru").eval(), Memory(8 * 3 * H)
     watched = weakref.ref(memory)
@@ -142,20 +111,20 @@ def test_no_other_weights_come_to_lie_where_packed_ones_were() -> None:
     batch = a_batch()
     with torch.no_grad():
         assert same(layer(batch), copy.deepcopy(layer)(batch))
-    assert watched() is None  # the change was seen
+    assert watched() is None  # the packed weights were discarded
 
 
-def test_explain_says_whether_a_layer_is_frozen() -> None:
+def test_explain() -> None:
     layer, batch = build("gru").eval(), a_batch()
     plain = rl.explain(layer, batch).reason
     assert "frozen" not in plain
     rl.freeze(layer)
-    assert rl.explain(layer, batch).reason == f"{plain}; frozen: its weights are packed already"
+    assert rl.explain(layer, batch).reason == f"{plain}; frozen: its weights are packed"
     in_place(layer)
     assert rl.explain(layer, batch).reason == f"{plain}; no longer frozen: its weights have changed"
 
 
-def test_weights_of_one_call_do_not_end_it() -> None:
+def test_weights_of_one_call_do_not_unfreeze_it() -> None:
     layer = rl.freeze(build("gru").eval())
     batch, other = a_batch(), build("gru").eval()
     with torch.no_grad():
@@ -164,17 +133,6 @@ def test_weights_of_one_call_do_not_end_it() -> None:
         assert same(found, other(batch))
         forget(layer)
         assert same(layer(batch), wanted)
-
-
-def test_gradients_are_of_the_weights_as_they_are() -> None:
-    layer, batch = rl.freeze(build("lstm").eval()), a_batch()
-    forget(layer)
-    new = build("lstm").eval()
-    forget(new)
-    for each in (layer, new):
-        each(batch)[0].values.square().sum().backward()
-    for mine, theirs in zip(layer.parameters(), new.parameters(), strict=True):
-        assert torch.equal(mine.grad, theirs.grad)
 
 
 def test_what_casts_or_compiles_reads_the_weights_themselves() -> None:
@@ -190,23 +148,13 @@ def test_what_casts_or_compiles_reads_the_weights_themselves() -> None:
         assert same(torch.compile(layer, backend="eager")(batch), new(batch))
 
 
-def test_copies_have_weights_of_their_own() -> None:
+def test_copies_are_not_frozen() -> None:
     layer, batch = rl.freeze(build("sru").eval()), a_batch()
     with torch.no_grad():
         for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             forget(twin)
             assert not same(twin(batch), layer(batch))
             assert "frozen" not in rl.explain(twin, batch).reason
-
-
-def test_freezing_again_packs_what_is_there_now() -> None:
-    layer, batch = rl.freeze(build("mingru").eval()), a_batch()
-    forget(layer)
-    new = build("mingru").eval()
-    forget(new)
-    with torch.no_grad():
-        assert not same(layer(batch), new(batch))
-        assert same(rl.freeze(layer)(batch), new(batch))
 
 
 def test_what_cannot_be_frozen() -> None:
@@ -216,25 +164,16 @@ def test_what_cannot_be_frozen() -> None:
         rl.freeze(nn.Linear(2, 2))
     with pytest.raises(DispatchError, match=r"backend (program|reference) runs it"):
         rl.freeze(build("layernorm_gru"))
-    with pytest.raises(DispatchError, match="anew in each call"):
+    with pytest.raises(DispatchError, match="computed in each call"):
         rl.freeze(nn.utils.parametrizations.weight_norm(build("gru"), "weight_hh_l0"))
     with torch.inference_mode():
         made = build("gru")
     with pytest.raises(DispatchError, match="inference_mode"):
         rl.freeze(made)
-    # One that can is enough; the others stay as they are.
+    # One such layer is enough.
     model = rl.freeze(nn.Sequential(build("gru"), build("layernorm_gru")))
     assert "frozen" in rl.explain(model[0], a_batch()).reason
     assert "frozen" not in rl.explain(model[1], a_batch()).reason
-
-
-def test_accelerated_layers_can_be_frozen() -> None:
-    layer = rl.freeze(rl.accelerate(nn.LSTM(D, H).eval()))
-    x = torch.randn(4, 2, D)
-    with torch.no_grad():
-        wanted = layer(x)
-        forget(layer)
-        assert same(layer(x), wanted)
 
 
 def test_packed_weights_of_another_layer_are_refused() -> None:
@@ -258,7 +197,7 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
         mine.forward(admitted, need_output=True, save=False, need_c=False, packed=moved)
 
 
-def test_threads_share_what_is_packed() -> None:
+def test_threads_share_packed_weights() -> None:
     layer, batch = rl.freeze(build("lstm", 2).eval()), a_batch()
     with torch.no_grad():
         wanted = layer(batch)
@@ -275,3 +214,117 @@ def test_threads_share_what_is_packed() -> None:
         thread.join()
     assert len(found) == 80
     assert all(same(result, wanted) for result in found)
+
+
+# -- int8 -------------------------------------------------------------------------------------------------------------
+
+INT8_LAYERS: dict[str, dict[str, Any]] = {
+    "LSTM": {"num_layers": 2, "bidirectional": True},
+    "GRU": {"num_layers": 2},
+    "RNN": {"nonlinearity": "relu"},
+}
+WIDE_BATCH = rl.Ragged([torch.randn(length, 20) for length in (7, 0, 1, 12)])
+
+
+def build_wide(name: str, **options: Any) -> Any:
+    return getattr(rl.nn, name)(20, 48, **(INT8_LAYERS[name] | options)).eval()
+
+
+def to_int8(layer: Any) -> Any:
+    return rl.freeze(layer, dtype=torch.int8)
+
+
+@torch.no_grad()
+def output(layer: Any, batch: Any = WIDE_BATCH) -> Tensor:
+    values: Tensor = layer(batch)[0].values
+    return values
+
+
+def is_int8(layer: Any) -> bool:
+    return "int8 in calls" in rl.explain(layer, WIDE_BATCH).reason
+
+
+@pytest.mark.parametrize("name", INT8_LAYERS)
+def test_close_to_float32_and_the_same_in_any_batch(name: str) -> None:
+    layer = build_wide(name)
+    wanted = output(layer)
+    stored = copy.deepcopy(layer.state_dict())
+    assert to_int8(layer) is layer
+    assert is_int8(layer)
+    found = output(layer)
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).abs().max() < 0.02 * (1 + wanted.abs().max())
+    for index in range(len(WIDE_BATCH)):
+        assert torch.equal(output(layer, WIDE_BATCH[index : index + 1]), layer_rows(found, index))
+    for key, part in layer.state_dict().items():
+        assert torch.equal(part, stored[key])
+
+
+def layer_rows(values: Tensor, index: int) -> Tensor:
+    return values[WIDE_BATCH.offsets[index] : WIDE_BATCH.offsets[index + 1]]
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM"])
+def test_steps_have_the_bits_of_a_call(name: str) -> None:
+    layer, sequence = to_int8(build_wide(name, bidirectional=False)), WIDE_BATCH[3]
+    state: Any = None
+    with torch.inference_mode():
+        whole, final = layer(sequence)
+        for x_t, wanted in zip(sequence, whole, strict=True):
+            out, state = layer.step(x_t, state)
+            assert torch.equal(out, wanted)
+    for one, other in zip(*([part] if name == "GRU" else part for part in (state, final)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_other_calls_read_the_float32_weights() -> None:
+    plain = build_wide("LSTM")
+    layer: Any = to_int8(copy.deepcopy(plain))
+    wanted = output(plain)
+    assert torch.equal(layer(WIDE_BATCH)[0].values.detach(), wanted)  # gradients are recorded
+    with torch.no_grad():
+        compiled: Any = torch.compile(layer, backend="eager")
+        assert torch.equal(compiled(WIDE_BATCH)[0].values, wanted)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(output(layer), output(plain))
+    assert torch.equal(output(copy.deepcopy(layer)), wanted)
+    assert torch.equal(output(layer.train()), output(copy.deepcopy(plain).train()))
+    assert "in training mode" in rl.explain(layer, WIDE_BATCH).reason
+    assert is_int8(layer.eval())
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(2)
+        plain.weight_hh_l0.mul_(2)
+    assert torch.equal(output(layer), output(plain))
+    assert not is_int8(layer)
+
+
+def test_freezing_again_in_another_way() -> None:
+    layer = to_int8(build_wide("RNN"))
+    assert is_int8(layer)
+    plain = output(copy.deepcopy(layer))
+    assert torch.equal(output(rl.freeze(layer)), plain)
+    assert not is_int8(layer)
+    assert is_int8(to_int8(layer))
+
+
+def test_what_is_refused() -> None:
+    layer = build_wide("GRU")
+    for dtype in (torch.float16, torch.uint8, "int8"):
+        with pytest.raises(ArgumentError, match=r"dtype must be .*got .*torch\.int8, or None"):
+            rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"training mode.*call model\.eval\(\) first"):
+        to_int8(nn.Sequential(layer.train()))
+    for other, reason in (
+        (build_wide("GRU").double(), r"its weights are torch\.float64"),
+        (rl.nn.SRU(3, 4).eval(), "its cell sru has no kernels for int8 weights; only RNN, LSTM and GRU have"),
+        (rl.nn.LSTM(65_537, 1).eval(), "its largest size is 65537"),
+        (rl.nn.GRU(3, 4, device="meta").eval(), "backend torch"),
+        (nn.Linear(2, 2).eval(), r"no recurrent layer of rl\.nn"),
+    ):
+        with pytest.raises(DispatchError, match=reason):
+            to_int8(other)
+    mixed = nn.Sequential(build_wide("GRU"), rl.nn.MinGRU(3, 4)).eval()
+    with pytest.warns(UserWarning, match=r"did not convert a layer\. 1: its cell mingru"):
+        to_int8(mixed)
+    assert is_int8(mixed[0])
+    assert "frozen" not in rl.explain(mixed[1], rl.Ragged([torch.randn(2, 3)])).reason

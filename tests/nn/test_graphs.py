@@ -1,4 +1,4 @@
-"""Graphs of layers: they serve many batches, and know layers that rl.accelerate converted as torch's own."""
+"""Graphs of layers for batches of any sizes, also of layers that rl.accelerate converted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
 def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[Any, dict[str, Any]]:
-    """This many sequences of at most this many steps, as an input of a kind, and what is given beside it."""
+    """Draw an input of a kind, with numbers of sequences and steps from least to most, and its options."""
     torch.manual_seed(seed)
     count, steps = (int(size) for size in torch.randint(least, most, (2,)))
     lengths = torch.randint(0, steps + 1, (count,))
@@ -38,7 +38,7 @@ def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[A
 
 
 def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
-    """Outputs, states and gradients of a layer, compiled or not, for a random batch."""
+    """Return outputs, states and gradients of a layer for a random batch."""
     given, options = random_batch(kind, seed)
     out, (h, c) = layer(given, **options)
     values = out.values if kind == "Ragged" else out
@@ -48,7 +48,7 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["Ragged", "padded", "dense"])
 def test_the_number_of_graphs_over_twenty_batches(kind: str) -> None:
-    """One for the sizes that came first, one for most others; torch sets sizes of 1, and equal ones, apart."""
+    """One for the first sizes, one for most others; torch handles sizes of 1, and equal ones, separately."""
     torch._dynamo.reset()
     layer = rl.nn.LSTM(2, 3, bidirectional=True, batch_first=True)
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -60,7 +60,7 @@ def test_the_number_of_graphs_over_twenty_batches(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_pack_made_and_unmade_within_a_model() -> None:
-    """By torch's functions and by ours, around our layers, torch's, and torch's after ``rl.accelerate``."""
+    """With the functions of torch and of rl.packing, around our layers and converted ones."""
 
     class Model(nn.Module):
         def __init__(self, layer: nn.Module, functions: Any) -> None:
@@ -100,7 +100,7 @@ def test_exported_programs_run_other_batches() -> None:
     for cell in ("LSTM", "MinLSTM"):
         layer = getattr(rl.nn, cell)(2, 3, 2, bidirectional=True, batch_first=True)
         for kind, dims in shapes.items():
-            given, options = random_batch(kind, 3, least=2)  # what is 1 in the example stays 1
+            given, options = random_batch(kind, 3, least=2)  # a size of 1 in the example becomes a constant
             with torch.no_grad():
                 program = torch.export.export(layer, (given,), options, dynamic_shapes=dims)
                 stored = io.BytesIO()
@@ -116,8 +116,6 @@ def test_exported_programs_run_other_batches() -> None:
 
 
 class Tagger(nn.Module):
-    """A model as people write it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.encoder, self.head = nn.LSTM(2, 3, 2, bidirectional=True, batch_first=True), nn.Linear(6, 4)
@@ -129,7 +127,7 @@ class Tagger(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per:UserWarning")
-def test_what_knows_torchs_layers_knows_turned_ones() -> None:
+def test_torchs_tools_accept_converted_layers() -> None:
     model, padded = rl.accelerate(Tagger()), torch.randn(4, 5, 2)
     other = torch.randn(2, 9, 2)
     traced = torch.jit.trace(model, (padded,))
@@ -150,9 +148,62 @@ def test_what_knows_torchs_layers_knows_turned_ones() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_old_exporter_to_onnx_takes_turned_layers() -> None:
+def test_the_old_onnx_exporter_accepts_converted_layers() -> None:
     onnx = pytest.importorskip("onnx")
     model, stored = rl.accelerate(Tagger()), io.BytesIO()
     torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
     kinds = {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
     assert "LSTM" in kinds
+
+
+class Reader(nn.Module):
+    """A whole model: embedding, recurrent layers, a summary per sequence and an output per element."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(12, 4)
+        self.recurrent = getattr(rl.nn, kind)(8, 6, num_layers=2, bidirectional=True)
+
+    def forward(self, tokens: Any) -> tuple[Tensor, Tensor]:
+        out, state = self.recurrent(self.embedding(tokens))
+        return self.head(self.recurrent.summary(out, state)), self.head(out).values
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM"])
+def test_a_recurrent_model_is_one_graph(kind: str) -> None:
+    """Without a break, for any number of sequences of any lengths, forward and backward."""
+    model = Reader(kind)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    graphs = 0
+    for lengths in ([3, 4, 5], [1, 9], [6] * 7, [2, 0, 3, 4, 5, 5, 6]):
+        batch = rl.Ragged([torch.randint(0, 50, (length,)) for length in lengths])
+        grads = []
+        for network in (compiled, model):
+            summary, output = network(batch)
+            loss = summary.square().sum() + output.square().sum()
+            grads.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+        for own, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(own, expected)
+        # torch may restart while it compiles the first batch, but compiles no later batch.
+        graphs = graphs or counter.frame_count
+        assert counter.frame_count == graphs
+
+
+# torch's own compiler makes an instance of each autograd function that it meets.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize("operation", ["reverse", "last", "softmax"])
+def test_rows_of_large_batches_are_moved_in_one_graph(operation: str) -> None:
+    """Large rows are moved by another kernel."""
+    values = torch.randn(3000, 8, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[1000, 0, 2000])
+
+    def moved(batch: Any) -> Tensor:
+        out = getattr(batch, operation)()
+        return out if isinstance(out, Tensor) else out.values
+
+    compiled = torch.compile(moved, backend="aot_eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(batch), moved(batch), rtol=0, atol=0)
+    (own,) = torch.autograd.grad(compiled(batch).square().sum(), [values])
+    (expected,) = torch.autograd.grad(moved(batch).square().sum(), [values])
+    torch.testing.assert_close(own, expected, rtol=0, atol=0)

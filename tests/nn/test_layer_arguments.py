@@ -1,4 +1,4 @@
-"""Every layer of rl.nn as a module: its arguments, parameters, copies and mistakes."""
+"""Every layer of rl.nn as a module: arguments, parameters, copies and repr."""
 
 from __future__ import annotations
 
@@ -13,35 +13,20 @@ import torch
 from torch import nn
 
 import raglane as rl
-from cell_requests import largest_error
-from every_layer import GATED, KINDS, D, H, Kind, a_state, build, parts
-from looped import looped
+from every_layer import GATED, KINDS, D, H, Kind, a_batch, assert_same, build, parts, results_of
 from raglane.cells import CELLS
-from raglane.nn import init
+from raglane.errors import RaglaneError
 
+LENGTHS = [2, 0, 3]
 OURS = [kind for kind in KINDS if kind.layer not in ("RNN", "LSTM", "GRU")]
-FORGETTING = [kind for kind in KINDS if "f" in CELLS[kind.cell].gates]
-
-
-def _batch(dtype: torch.dtype = torch.float64) -> rl.Ragged:
-    return rl.Ragged.from_flat(torch.randn(5, D, dtype=dtype), lengths=[2, 0, 3])
-
-
-def _outputs(layer: Any, batch: rl.Ragged) -> list[torch.Tensor]:
-    out, state = layer(batch)
-    return [out.values, *parts(state)]
-
-
-def _same_bits(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, wanted) for mine, wanted in zip(one, other, strict=True))
 
 
 # -- arguments and parameters -----------------------------------------------------------------------------------------
 
 
-@looped("kind", KINDS)
-def test_arguments_stand_in_torchs_order(kind: Kind) -> None:
-    # A nonlinearity stands before the bias in torch's RNN, and in what is like it.
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_have_torchs_order(kind: Kind) -> None:
+    # In torch's RNN the nonlinearity is before the bias.
     before = (kind.options.get("nonlinearity", "relu"),) if kind.layer in ("RNN", "IndRNN") else ()
     options = {} if before else kind.options
     layer = getattr(rl.nn, kind.layer)(D, H, 2, *before, False, True, 0.25, True, **options)
@@ -60,87 +45,33 @@ def test_arguments_stand_in_torchs_order(kind: Kind) -> None:
         assert {(p.device.type, p.dtype) for p in placed.parameters()} == {("meta", torch.bfloat16)}
 
 
-# What one layer in one direction has, besides the input's weights: by cell, in the order of named_parameters.
-PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
-    "rnn_tanh": {"weight_hh": (4, 4), "bias_ih": (4,), "bias_hh": (4,)},
-    "rnn_relu": {"weight_hh": (4, 4), "bias_ih": (4,), "bias_hh": (4,)},
-    "lstm": {"weight_hh": (16, 4), "bias_ih": (16,), "bias_hh": (16,)},
-    "peephole_lstm": {"weight_hh": (16, 4), "bias_ih": (16,), "bias_hh": (16,), "weight_ch": (12,)},
-    "coupled_lstm": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
-    "slstm": {"weight_hh": (16, 4), "bias_ih": (16,)},
-    "grud": {
-        "weight_hh": (12, 4),
-        "bias_ih": (12,),
-        "weight_dx": (1,),
-        "bias_dx": (1,),
-        "weight_dh": (4, 1),
-        "bias_dh": (4,),
-    },
-    "cfc": {"weight_hh": (4, 4), "bias_ih": (4,), "weight_heads": (16, 4), "bias_heads": (16,)},
-    "layernorm_lstm": {
-        "weight_hh": (16, 4),
-        "gain_ih": (16,),
-        "gain_hh": (16,),
-        "bias_ih": (16,),
-        "bias_hh": (16,),
-        "gain_c": (4,),
-        "bias_c": (4,),
-    },
-    "gru": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
-    "gru_reset_before": {"weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)},
-    "layernorm_gru": {
-        "weight_hh": (12, 4),
-        "gain_ih": (12,),
-        "gain_hh": (12,),
-        "bias_ih": (12,),
-        "bias_hh": (12,),
-    },
-    "indrnn_relu": {"weight_hh": (4,), "bias_ih": (4,)},
-    "indrnn_tanh": {"weight_hh": (4,), "bias_ih": (4,)},
-    "sru": {"weight_hh": (8,), "bias_ih": (8,), "weight_skip": (H, D)},
-    "qrnn": {"bias_ih": (12,)},
-    "mingru": {"bias_ih": (8,)},
-    "minlstm": {"bias_ih": (12,)},
-}
-
-
-@looped("bias", [True, False])
-@looped("both", [True, False])
-@looped("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_have_torchs_names(kind: Kind, both: bool, bias: bool) -> None:
-    layer = build(kind, 2, bidirectional=both, bias=bias)
-    width, rows = (2 * H if both else H), len(CELLS[kind.cell].gates) * H
-    wanted: dict[str, tuple[int, ...]] = {}
-    for index in range(2):
+    layer, cell = build(kind, 2, bidirectional=both, bias=bias), CELLS[kind.cell]
+    expected: dict[str, tuple[int, ...]] = {}
+    for index, width in enumerate((D, 2 * H if both else H)):
+        shapes = (cell.above() if index else cell).shapes(width, H, bias)
         for suffix in ("", "_reverse")[: 2 if both else 1]:
-            # Of a channel's three columns a GRU-D multiplies two by these weights, and decays in its first layer alone.
-            wanted[f"weight_ih_l{index}{suffix}"] = (rows, width if index else D - (kind.cell == "grud"))
-            for name, shape in PARAMETERS[kind.cell].items():
-                if name.endswith(("_dx", "_dh")) and index:
-                    continue
-                if name == "weight_skip" and index:
-                    if not both:
-                        continue  # sizes that agree need none
-                    shape = (H, width)
-                if bias or not name.startswith("bias"):
-                    wanted[f"{name}_l{index}{suffix}"] = shape
-    assert {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()} == wanted
-    assert set(layer.state_dict()) == set(wanted)
+            expected |= {f"{name}_l{index}{suffix}": shape for name, shape in shapes.items() if shape is not None}
+    assert {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()} == expected
+    assert set(layer.state_dict()) == set(expected)
     assert all(parameter.requires_grad and bool(parameter.isfinite().all()) for parameter in layer.parameters())
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides_the_weights(kind: Kind) -> None:
     torch.manual_seed(5)
     layer = build(kind, 2)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     torch.manual_seed(5)
-    assert _same_bits(list(build(kind, 2).state_dict().values()), list(before.values()))
+    assert_same(list(build(kind, 2).state_dict().values()), list(before.values()), 0.0)
     layer.reset_parameters()
     assert all(not torch.equal(value, before[name]) for name, value in layer.state_dict().items() if "weight" in name)
     torch.manual_seed(5)
     layer.reset_parameters()
-    assert _same_bits(list(layer.state_dict().values()), list(before.values()))
+    assert_same(list(layer.state_dict().values()), list(before.values()), 0.0)
 
 
 class _Start(nn.Module):
@@ -156,42 +87,42 @@ class _Start(nn.Module):
         return made if self.states > 1 else made[0]
 
 
-@looped("kind", OURS)
+@pytest.mark.parametrize("kind", OURS)
 def test_reset_parameters_leaves_a_module_for_the_initial_state(kind: Kind) -> None:
     start = _Start(len(CELLS[kind.cell].states))
     layer = build(kind, initial_state=start)
     layer.reset_parameters()
     assert bool((start.weight_ih_l0 == 7).all())
-    assert bool((parts(layer(_batch())[1])[0][:, 1] == 7).all())  # where the empty sequence stays
+    assert bool((parts(layer(a_batch(LENGTHS))[1])[0][:, 1] == 7).all())  # the empty sequence
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_weights_may_be_parametrized(kind: Kind) -> None:
-    layer, batch = build(kind), _batch()
-    plain = _outputs(layer, batch)
+    layer, batch = build(kind), a_batch(LENGTHS)
+    plain = results_of(layer(batch))
 
     class Doubled(nn.Module):
         def forward(self, weight: torch.Tensor) -> torch.Tensor:
             return 2 * weight
 
     nn.utils.parametrize.register_parametrization(layer, "weight_ih_l0", Doubled())
-    doubled = _outputs(layer, batch)
-    # Layer norm takes out the scale of its products.
+    doubled = results_of(layer(batch))
+    # Layer norm removes the scale of its products.
     assert torch.allclose(doubled[0], plain[0], atol=1e-2) == kind.cell.startswith("layernorm")
     nn.utils.parametrize.remove_parametrizations(layer, "weight_ih_l0")
-    assert largest_error(_outputs(layer, batch)[0], doubled[0]) < 1e-12
+    assert_same(results_of(layer(batch)), doubled)
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_copies_compute_the_same(kind: Kind) -> None:
-    layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), _batch()
+    layer, batch = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned"), a_batch(LENGTHS)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_()
-    wanted = _outputs(layer, batch)
+    wanted = results_of(layer(batch))
 
     copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
     file = io.BytesIO()
@@ -200,26 +131,26 @@ def test_copies_compute_the_same(kind: Kind) -> None:
     loaded = build(kind, 2, bidirectional=True, schedule="lanes", initial_state="learned")
     loaded.load_state_dict(torch.load(file, weights_only=True))
     for other in (*copies, loaded):
-        assert _same_bits(_outputs(other, batch), wanted)
+        assert_same(results_of(other(batch)), wanted, 0.0)
         assert repr(other) == repr(layer)
         assert other.cell.name == layer.cell.name
     with torch.no_grad():
         copies[0].weight_ih_l0.zero_()
-    assert _same_bits(_outputs(layer, batch), wanted)
+    assert_same(results_of(layer(batch)), wanted, 0.0)
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_dtypes_and_back(kind: Kind) -> None:
-    layer, batch = build(kind, dtype=torch.float32), _batch(torch.float32)
-    wanted = _outputs(layer, batch)
+    layer, batch = build(kind, dtype=torch.float32), a_batch(LENGTHS, torch.float32)
+    wanted = results_of(layer(batch))
     layer.to(torch.float64)
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
     with pytest.raises(ValueError, match=r"\.to\(torch\.float64\)"):
         layer(batch)
-    assert _same_bits(_outputs(layer.float(), batch), wanted)
+    assert_same(results_of(layer.float()(batch)), wanted, 0.0)
 
 
-@looped("kind", OURS)
+@pytest.mark.parametrize("kind", OURS)
 def test_accelerate_leaves_them(kind: Kind) -> None:
     model = nn.ModuleDict({"ours": build(kind), "theirs": nn.LSTM(D, H)})
     before = type(model["ours"])
@@ -229,10 +160,10 @@ def test_accelerate_leaves_them(kind: Kind) -> None:
     assert type(model["ours"]) is before
 
 
-# -- what they say of themselves --------------------------------------------------------------------------------------
+# -- repr and explain -------------------------------------------------------------------------------------------------
 
 
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_repr(kind: Kind) -> None:
     assert repr(getattr(rl.nn, kind.layer)(D, H)) == f"{kind.layer}({D}, {H})"
     everything = build(kind, 2, bias=False, batch_first=True, dropout=0.5, bidirectional=True, zoneout=0.1)
@@ -242,7 +173,7 @@ def test_repr(kind: Kind) -> None:
     assert "schedule='packed', backend='reference', initial_state='learned'" in chosen
 
 
-def test_repr_shows_what_a_layer_has_of_its_own() -> None:
+def test_repr_shows_a_layers_own_arguments() -> None:
     assert repr(rl.nn.IndRNN(D, H, 2)) == "IndRNN(3, 4, num_layers=2)"
     layer = rl.nn.IndRNN(D, H, nonlinearity="tanh", max_length=9)
     assert repr(layer) == "IndRNN(3, 4, nonlinearity='tanh', max_length=9)"
@@ -250,72 +181,196 @@ def test_repr_shows_what_a_layer_has_of_its_own() -> None:
     assert repr(rl.nn.CoupledLSTM(D, H, clip=2.5)) == "CoupledLSTM(3, 4, clip=2.5)"
 
 
-@looped("kind", KINDS)
-def test_explain_says_the_backend(kind: Kind) -> None:
-    layer, batch = build(kind), _batch()
+@pytest.mark.parametrize("kind", KINDS)
+def test_explain(kind: Kind) -> None:
+    layer, batch = build(kind), a_batch(LENGTHS)
     choice = rl.explain(layer, batch)
     assert choice.backend in ("cpu", "program", "torch", "reference")
     assert str(choice).startswith(f"backend {choice.backend}, schedule {choice.schedule}: auto takes the fastest")
     if choice.backend in ("program", "reference"):
-        assert f"{kind.cell!r}" in choice.reason  # why those before it could not
+        assert f"{kind.cell!r}" in choice.reason  # the reason against other backends
     chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
     assert (chosen.backend, chosen.schedule) == ("reference", "lanes")
     with rl.use_backend(backend="reference"):
         assert rl.explain(layer, batch, return_states=True).backend == "reference"
 
 
-@looped("kind", GATED)
+@pytest.mark.parametrize("kind", GATED)
 def test_no_fast_kernel_takes_a_clipped_cell_for_the_plain_one(kind: Kind) -> None:
-    choice = rl.explain(build(kind, clip=3.0), _batch())
+    choice = rl.explain(build(kind, clip=3.0), a_batch(LENGTHS))
     assert choice.backend in ("program", "reference")
     assert f"{kind.cell} clipped at 3.0" in choice.reason
 
 
-@looped("kind", OURS)
+@pytest.mark.parametrize("kind", OURS)
 def test_torch_has_no_kernel_for_them(kind: Kind) -> None:
     layer = build(kind, backend="torch")
-    for call in (lambda: layer(_batch()), lambda: rl.explain(layer, _batch())):
+    for call in (lambda: layer(a_batch(LENGTHS)), lambda: rl.explain(layer, a_batch(LENGTHS))):
         with pytest.raises(ValueError, match=rf"torch has no kernel for the cell '{kind.cell}'"):
             call()
 
 
-# -- beginnings -------------------------------------------------------------------------------------------------------
-
-
-@looped("kind", FORGETTING)
-def test_open_forget_gates(kind: Kind) -> None:
-    layer = init.forget_bias_(build(kind, 2, bidirectional=True))
-    cell = CELLS[kind.cell]
-    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
-        biases = [value for name, value in layer.named_parameters() if name in (f"bias_ih{suffix}", f"bias_hh{suffix}")]
-        for gate in cell.gates:
-            if (kind.cell, gate) == ("sru", "n"):
-                continue
-            total = sum(bias[cell.block("bias_ih", gate, H)] for bias in biases)
-            assert isinstance(total, torch.Tensor)
-            assert (total.tolist() == [1.0] * H) == (gate == "f")
-    # And where the forget gates are: of a memory of ones, sigmoid(1) is kept where nothing is taken up.
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            if not name.startswith("bias"):
-                parameter.zero_()
-    hx = a_state(layer, 3)
-    states = layer(_batch(), hx, return_states=True)[2][0]
-    kept = torch.sigmoid(torch.tensor(1.0, dtype=torch.float64))
-    memory: Any = parts(states)[-1]
-    slopes = torch.autograd.grad(memory.values[0, 0], parts(hx)[-1])[0][0, 0, 0]
-    if kind.cell not in ("minlstm", "slstm"):  # whose gates share one; whose last state is a logarithm
-        torch.testing.assert_close(slopes, kept)
-
-
-@looped("kind", [kind for kind in KINDS if kind not in FORGETTING])
-def test_open_forget_gates_need_one(kind: Kind) -> None:
-    with pytest.raises(ValueError, match=r"a gate 'f' with a bias"):
-        init.forget_bias_(build(kind))
-
-
-@looped("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
     layer = getattr(rl.nn, kind.layer)(np.int64(D), np.int32(H), np.int64(2), dropout=np.float32(0.5), **kind.options)
     assert (type(layer.input_size), type(layer.hidden_size), type(layer.num_layers)) == (int, int, int)
     assert layer(rl.Ragged([torch.randn(2, D)]))[0].values.shape == (2, H)
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ({"input_size": 0}, "input_size must be .*got 0"),
+        ({"input_size": 3.0}, r"input_size must be .*got 3\.0"),
+        ({"hidden_size": -1}, "hidden_size must be .*got -1"),
+        ({"hidden_size": "4"}, "hidden_size must be .*got '4'"),
+        ({"num_layers": 0}, "num_layers must be .*got 0"),
+        ({"num_layers": True}, "num_layers must be .*got True"),
+        ({"bias": None}, "bias must be .*got None"),
+        ({"bias": "relu"}, "bias must be .*got 'relu'"),
+        ({"batch_first": 1}, "batch_first must be .*got 1"),
+        ({"bidirectional": "yes"}, "bidirectional must be .*got 'yes'"),
+        ({"dropout": 1.5}, r"dropout must be .*got 1\.5"),
+        ({"dropout": True}, "dropout must be .*got True"),
+        ({"dropout": "0.5"}, r"dropout must be .*got '0\.5'"),
+        ({"dtype": torch.int64}, r"dtype must be .*got torch\.int64"),
+        ({"dtype": "float32"}, "dtype must be .*got 'float32'"),
+        ({"proj_size": 7}, "proj_size must be .*got 7"),
+        ({"foo": 7}, "foo must be .*got 7"),
+        ({"schedule": "sorted"}, "schedule must be .*got 'sorted'"),
+        ({"backend": None}, "backend must be .*got None"),
+        ({"schedule": "each", "backend": "cpu"}, "schedule, backend must be .*got 'each', 'cpu'"),
+        ({"initial_state": "ones"}, "initial_state must be .*got 'ones'"),
+        ({"initial_state": None}, "initial_state must be .*got None"),
+        ({"input_dropout": 1.0}, r"input_dropout must be .*got 1\.0"),
+        ({"weight_dropout": -0.1}, r"weight_dropout must be .*got -0\.1"),
+        ({"zoneout": (0.1,) * 3}, r"zoneout must be .*got \(0\.1, 0\.1, 0\.1\)"),
+    ],
+)
+@pytest.mark.parametrize("layer", ["RNN", "GRU", "IndRNN", "SLSTM"])
+def test_wrong_arguments_are_named(layer: str, mistake: dict[str, Any], says: str) -> None:
+    with pytest.raises(RaglaneError, match=says) as caught:
+        getattr(rl.nn, layer)(**{"input_size": D, "hidden_size": H, **mistake})
+    assert " must be " in str(caught.value)
+
+
+@pytest.mark.parametrize("proj_size", [-1, 4, True, 2.0, "2"])
+def test_wrong_projections_are_named(proj_size: Any) -> None:
+    with pytest.raises(RaglaneError, match=r"proj_size must be .*got "):
+        rl.nn.LSTM(D, H, proj_size=proj_size)
+
+
+@pytest.mark.parametrize("kind", GATED)
+def test_wrong_clips_are_named(kind: Kind) -> None:
+    for clip in (0, -1.0, float("nan"), "5", [1.0]):
+        with pytest.raises(RaglaneError, match=r"clip must be .*got "):
+            build(kind, clip=clip)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OURS if kind not in GATED])
+def test_others_have_no_clip(kind: Kind) -> None:
+    with pytest.raises(TypeError, match=r"clip must be .*got 3\.0"):
+        build(kind, clip=3.0)
+
+
+@pytest.mark.parametrize("max_length", [0, -3, 2.5, True, "10"])
+def test_wrong_max_lengths_are_named(max_length: Any) -> None:
+    with pytest.raises(RaglaneError, match=r"max_length must be .*got "):
+        rl.nn.IndRNN(D, H, max_length=max_length)
+
+
+@pytest.mark.parametrize("layer", ["RNN", "IndRNN"])
+@pytest.mark.parametrize("nonlinearity", ["sigmoid", None, True])
+def test_wrong_nonlinearities_are_named(layer: str, nonlinearity: Any) -> None:
+    with pytest.raises(RaglaneError, match=r"nonlinearity must be .*got "):
+        getattr(rl.nn, layer)(D, H, nonlinearity=nonlinearity)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_inputs_are_named(kind: Kind) -> None:
+    layer, batch = build(kind), a_batch(LENGTHS)
+    states = len(CELLS[kind.cell].states)
+    wrong = torch.zeros(1, 2, H, dtype=torch.float64)
+    for arguments, says in (
+        ((rl.Ragged([torch.ones(2, D + 1, dtype=torch.float64)]),), f"input_size = {D}"),
+        ((a_batch(LENGTHS, torch.float32),), r"\.to\(torch\.float64\)"),
+        (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
+        ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\) must be .*got shape \(1, 2, 4\)"),
+        ((batch, (wrong,) * (states + 1)), "hx must be .*got a tuple"),
+        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input: .*sparse_coo; .* \.to_dense\(\)"),
+        ((torch.ones(2, 3, D, dtype=torch.float64, device="meta"),), "input must be .*got a tensor on meta"),
+    ):
+        with pytest.raises(RaglaneError, match=says):
+            layer(*arguments)
+    for name in ("return_output", "return_states"):
+        with pytest.raises(RaglaneError, match=f"{name} must be .*got 1"):
+            layer(batch, **{name: 1})
+    for shape in ((2, 3, H), (1, 3, H + 1), (1,), (1, 1, 3, H)):
+        state = torch.zeros(shape, dtype=torch.float64)
+        with pytest.raises(RaglaneError, match=r"state must be .*\(1, B, 4\).*, got shape "):
+            layer.summary(None, state if states == 1 else (state,) * states)
+    with pytest.raises(RaglaneError, match="bidirectional=False"):
+        build(kind, bidirectional=True).step(torch.ones(D, dtype=torch.float64))
+    with pytest.raises(RaglaneError, match="x_t"):
+        layer.step([1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool, torch.float64])
+@pytest.mark.parametrize("kind", ["lstm", "cfc", "sru"])
+def test_autocast_converts_no_other_dtypes(kind: str, dtype: torch.dtype) -> None:
+    layer = build(kind, dtype=torch.float32)
+    values = torch.ones(2, 3, D).to(dtype)
+    for given in (values, rl.Ragged.from_flat(values[0], lengths=[1, 0, 2])):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(ValueError, match=r"input must be .*got .*\.to\(torch\.float32"),
+        ):
+            layer(given)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert build(kind)(a_batch(LENGTHS))[0].dtype is torch.float64
+
+
+def test_wrong_lengths_are_named() -> None:
+    layer = rl.nn.GRU(D, H, batch_first=True)
+    with pytest.raises(TypeError, match="contains its lengths"):
+        layer(rl.Ragged([torch.ones(2, D)]), lengths=[2])
+    with pytest.raises(ValueError, match="lengths"):
+        layer(torch.ones(2, 3, D), lengths=[1, 4])
+    with pytest.raises(ValueError, match=r"\(B, T, D\)"):
+        layer(torch.ones(3, D), lengths=[3])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    ("hx", "says"),
+    [
+        (torch.ones(1, 3, H), r"a tuple \(h, c\)"),
+        ((None, None), r"a tuple \(h, c\)"),
+        ((torch.ones(1, 2, H), torch.ones(1, 3, H)), r"hx \(h\).*\(1, 3, 4\)"),
+        ((torch.ones(1, 3, H).double(),) * 2, r"hx \(h\).*float64"),
+    ],
+)
+def test_a_wrong_state_is_named_for_tensors_and_packs(hx: Any, says: str, batch_first: bool) -> None:
+    layer = rl.nn.LSTM(D, H, batch_first=batch_first)
+    inputs = torch.ones(3, 6, D) if batch_first else torch.ones(6, 3, D)
+    for batch in (inputs, torch.nn.utils.rnn.pack_sequence([torch.ones(6, D)] * 3)):
+        with pytest.raises((TypeError, ValueError), match=says):
+            layer(batch, hx)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda layer: layer(torch.ones(6, 3, 7)), f"input_size = {D}"),
+        (lambda layer: layer(torch.ones(6, 3, D).double()), r"\.to\(torch\.float32\)"),
+        (lambda layer: layer(torch.ones(D)), r"\(T, D\)"),
+        (lambda layer: layer(torch.nested.nested_tensor([torch.ones(2, D)], layout=torch.jagged)), "from_nested"),
+        (lambda layer: layer.summary(None, None), "state must be .*got a NoneType"),
+    ],
+)
+def test_other_wrong_inputs_are_named(call: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        call(rl.nn.GRU(D, H))

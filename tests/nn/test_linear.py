@@ -1,4 +1,4 @@
-"""The linear layer whose rows do not depend on each other: values, gradients, bits, and when it is torch's own."""
+"""The linear layer whose rows do not depend on each other: values, gradients and bits."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_values_and_gradients_are_those_of_a_linear_layer() -> None:
         assert torch.autograd.gradgradcheck(square, (x,))
 
 
-def test_torch_computes_what_is_no_row_for_the_kernels() -> None:
+def test_other_inputs_use_torchs_product() -> None:
     layer = RowLinear(6, 4).eval()
     assert layer(torch.zeros(0, 6)).shape == (0, 4)
     assert layer(torch.zeros(6)).shape == (4,)
@@ -66,7 +66,7 @@ def test_torch_computes_what_is_no_row_for_the_kernels() -> None:
     assert set(layer.state_dict()) == {"weight", "bias"}
 
 
-def test_training_is_torchs_own_product() -> None:
+def test_training_uses_torchs_product() -> None:
     layer, x = RowLinear(64, 9), torch.randn(256, 64)
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 

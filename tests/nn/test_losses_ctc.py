@@ -1,4 +1,4 @@
-"""CTC against torch's on a padded batch, against every path written out, and what torch's does not promise."""
+"""CTC compared with torch's on a padded batch, and with the sum over all paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
-from looped import looped
 from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses import ctc_loss
@@ -49,7 +48,7 @@ def torch_loss(log_probs: rl.Ragged, targets: rl.Ragged, **options: Any) -> Tens
 @pytest.mark.parametrize("blank", [0, 2])
 @given(pairs=PAIRS, kinds=st.integers(1, CLASSES - 1))
 def test_against_torch(pairs: list[tuple[int, int]], kinds: int, blank: int) -> None:
-    """Values and gradients, those of infinite losses included, which torch gives where told to make them 0."""
+    """Values and gradients; torch's gradients of infinite losses are those with zero_infinity=True."""
     if not any(steps for steps, _ in pairs):
         return  # torch needs a step
     logits, targets = draw(pairs, blank, kinds)
@@ -81,8 +80,8 @@ def test_long_sequences_in_float32() -> None:
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-3)
 
 
-@looped("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
-@looped("steps", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("labels", [[], [1], [1, 1], [1, 2], [2, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
 def test_against_every_path(steps: int, labels: list[int]) -> None:
     """The definition: the sum over all paths that read as the labels once repeats and blanks are dropped."""
     probabilities = torch.rand(steps, 3, dtype=torch.float64)
@@ -96,21 +95,8 @@ def test_against_every_path(steps: int, labels: list[int]) -> None:
     assert own.item() == pytest.approx(-math.log(total) if total else INFINITE, rel=1e-12)
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
-def test_gradients(reduction: Any) -> None:
-    """With respect to the log-probabilities themselves, whether they are normalised or not."""
-    pairs = [(3, 1), (0, 0), (5, 2), (2, 0), (4, 2), (1, 3)]
-    values, targets = draw(pairs)
-
-    def function(values: Tensor) -> Tensor:
-        log_probs = rl.Ragged.from_flat(values, lengths=[pair[0] for pair in pairs])
-        return ctc_loss(log_probs, targets, reduction=reduction, zero_infinity=True).square()
-
-    assert torch.autograd.gradcheck(function, values)
-
-
 def test_log_probabilities_may_be_minus_infinity() -> None:
-    """What cannot be takes part in no path, and gets no gradient."""
+    """Impossible labels have no gradient."""
     values = torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=torch.float64).log().requires_grad_()
     loss = ctc_loss(rl.Ragged.from_flat(values, lengths=[2]), rl.Ragged([[1]]), reduction="none")
     assert loss.item() == pytest.approx(0)
@@ -171,22 +157,13 @@ def test_reductions_by_hand() -> None:
     assert loss("sequence") == pytest.approx(mean)
 
 
-@looped("reduction", ["element", "sequence"])
-@looped("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
 def test_where_nothing_counts_the_loss_is_zero(pairs: list[tuple[int, int]], reduction: Any) -> None:
     values, targets = draw(pairs)
     result = ctc_loss(batch_of(values, pairs), targets, reduction=reduction)
     assert (result.shape, result.item()) == ((), 0)
     assert torch.autograd.grad(result, values)[0].shape == (0, CLASSES)
-
-
-def test_too_few_steps_without_zero_infinity() -> None:
-    values, targets = draw([(1, 2), (0, 1)])
-    losses = ctc_loss(batch_of(values, [(1, 2), (0, 1)]), targets, reduction="none")
-    assert losses.tolist() == [INFINITE, INFINITE]
-    losses.sum().backward()
-    assert values.grad is not None
-    assert torch.equal(values.grad, torch.zeros_like(values))
 
 
 def test_bfloat16_is_computed_in_float32() -> None:
@@ -213,7 +190,7 @@ def test_cannot_be_differentiated_twice() -> None:
     pairs = [(4, 1)]
     values, targets = draw(pairs)
     (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
-    with pytest.raises(ArgumentError, match="differentiated once"):
+    with pytest.raises(ArgumentError, match=r"the first derivative.*, got a second derivative"):
         gradient.square().sum().backward()
 
 
@@ -251,7 +228,7 @@ EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
 
 
-@looped(
+@pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         (lambda: ctc_loss(LOG_PROBS.values, TARGETS), ArgumentTypeError, "log_probs"),  # type: ignore[arg-type]

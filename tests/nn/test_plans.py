@@ -1,10 +1,9 @@
-"""What is kept of a layer between calls holds for the layer as it was: a changed one runs as a new one does."""
+"""The plan that a layer caches between calls: a changed layer runs as a new one does."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import a_batch, assert_same, build, results_of
-from looped import looped
+from every_layer import KINDS, LAYERS, a_batch, a_state, assert_same, build, gradients, parts, results_of
 from own_cells import Leaky
+from raglane.cells import CELLS
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.kernels.dispatch import BACKENDS
+from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
+from raglane.schedules import SCHEDULES
 
 
 class Begun(Leaky):
@@ -28,7 +29,7 @@ class Begun(Leaky):
         return torch.ones(batch_size, self.hidden_size, dtype=torch.float64)
 
 
-@looped(
+@pytest.mark.parametrize(
     "change",
     [
         lambda layer: setattr(layer, "backend", "reference"),
@@ -52,15 +53,6 @@ def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) ->
     assert rl.explain(used, batch) == rl.explain(new, batch)
 
 
-def test_dropout_follows_train_and_eval() -> None:
-    layer, batch = build("gru", 2, dropout=0.5), a_batch([4, 3])
-    calm = [layer.eval()(batch)[0].values for _ in range(2)]
-    wild = [layer.train()(batch)[0].values for _ in range(2)]
-    assert calm[0].equal(calm[1])
-    assert not wild[0].equal(wild[1])
-    assert layer.eval()(batch)[0].values.equal(calm[0])
-
-
 def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, batch, ran = build("gru"), a_batch([2, 1]), []
     for name, backend in BACKENDS.items():
@@ -81,7 +73,7 @@ def test_every_override_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kind_of_call_agrees_with_the_reference() -> None:
-    """With and without gradients, whatever the input and the state are and however their numbers lie."""
+    """With and without gradients, for all kinds of input and state, and any strides."""
     layer, batch, padded = build("lstm").eval(), a_batch([3, 0, 2]), torch.randn(4, 2, 3, dtype=torch.float64)
     h, c = (torch.randn(1, 3, 4, dtype=torch.float64) for _ in range(2))
     marks = rl.Ragged.from_flat(torch.tensor([False, True, False, False, True]), lengths=[3, 0, 2])
@@ -121,6 +113,7 @@ def test_a_state_that_is_none_is_refused_in_the_words_of_every_backend() -> None
         (lstm, single, ()),
         (lstm, single, (torch.zeros(()), torch.zeros(()))),
         (gru, single, torch.zeros((), dtype=torch.float64)),
+        (gru, single, torch.zeros(1, 1, 4, dtype=torch.float64)),
         (gru, single, torch.zeros(4, dtype=torch.float64)),
         (gru, single, nested),
         (gru, batch, nested),
@@ -132,7 +125,7 @@ def test_a_state_that_is_none_is_refused_in_the_words_of_every_backend() -> None
         assert str(found.value) == str(wanted.value)
 
 
-def test_another_module_in_the_place_of_a_cell() -> None:
+def test_a_replaced_cell() -> None:
     layer, batch = rl.nn.Recurrent(Leaky(3, 4)), a_batch([2, 3])
     layer(batch)
     layer.cells[0] = Begun(3, 4)
@@ -142,7 +135,7 @@ def test_another_module_in_the_place_of_a_cell() -> None:
         layer(batch)
 
 
-def test_copies_keep_nothing() -> None:
+def test_copies_have_no_plan() -> None:
     layer, batch = build("lstm"), a_batch([2, 1])
     wanted = results_of(layer(batch))
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -152,7 +145,7 @@ def test_copies_keep_nothing() -> None:
 
 @pytest.mark.parametrize("backend", [None, "torch"])
 def test_weights_are_read_once_per_call(backend: str | None) -> None:
-    """A parametrization that draws is drawn once, whatever the kind of the input."""
+    """A random parametrization is evaluated once per call."""
 
     class Drawn(nn.Module):
         def __init__(self) -> None:
@@ -175,11 +168,60 @@ def test_weights_are_read_once_per_call(backend: str | None) -> None:
         assert drawn.calls == 1, type(given)
 
 
-@pytest.mark.parametrize("layer", [rl.nn.GRU(3, 4), rl.nn.LSTM(3, 4)], ids=["GRU", "LSTM"])
-def test_a_state_of_other_dimensions_is_refused_in_words(layer: rl.nn.GRU | rl.nn.LSTM) -> None:
-    """Also where the input has no batch, and a dimension of the state is put in between."""
-    sequence = torch.randn(5, 3)
-    for shape in ((), (4,), (1, 1, 4)):
-        part = torch.zeros(shape)
-        with pytest.raises(rl.errors.ShapeError, match=re.escape(f"hx (h) must be .*got shape {shape}")):
-            layer(sequence, part if isinstance(layer, rl.nn.GRU) else (part, part))
+# -- every layer on every schedule ------------------------------------------------------------------------------------
+
+
+def test_every_layer_is_tested() -> None:
+    made = [getattr(rl.nn, name) for name in rl.nn.__all__]
+    layers = {each.__name__ for each in made if isinstance(each, type) and issubclass(each, RecurrentLayer)}
+    assert {kind.layer for kind in KINDS} == layers - {"Recurrent"}
+    assert {kind.cell for kind in KINDS} == set(CELLS)
+    assert all(build(kind).cell.name == kind.cell for kind in KINDS)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_schedule_on_every_layer(name: str) -> None:
+    layer = build(name, 2, bidirectional=True)
+    batch = a_batch()
+    hx = a_state(layer, len(batch))
+    wanted = [batch.values, *parts(hx), *layer.parameters()]
+    seen = []
+    for schedule in SCHEDULES:
+        for return_states in (True, False):
+            with rl.use_backend(schedule=schedule):
+                assert rl.explain(layer, batch, return_states=return_states).schedule == schedule
+                results = results_of(layer(batch, hx, return_states=return_states))
+            kept = results[: 1 + len(parts(hx))]
+            seen.append([*kept, *gradients(kept, wanted)])
+            if return_states:
+                seen[-1] += gradients(results, wanted)
+    for other in seen[2:]:
+        reference = seen[0] if len(other) == len(seen[0]) else seen[1]
+        assert_same(other, reference, 1e-10)
+    assert_same(seen[1], seen[0][: len(seen[1])], 1e-10)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_output_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No backend computes outputs of the last layer, and the state is the same."""
+    layer = build(name, 2, bidirectional=True)
+    batch, seen = a_batch(), []
+    for backend in BACKENDS.values():
+        run = backend.run
+
+        def watched(request: Any, schedule: str, run: Any = run) -> Any:
+            result = run(request, schedule)
+            seen.append((request.need_output, result.output))
+            return result
+
+        monkeypatch.setattr(backend, "run", watched)
+    for schedule in SCHEDULES:
+        with rl.use_backend(schedule=schedule):
+            _, expected = layer(batch)
+            seen.clear()
+            nothing, state = layer(batch, return_output=False)
+        assert nothing is None
+        assert seen == [(False, seen[0][1])]
+        assert_same(parts(state), parts(expected))
+        if rl.explain(layer, batch).backend == "reference":
+            assert seen[0][1] is None

@@ -1,4 +1,4 @@
-"""The masks of regularisation themselves: what shares one, how much is dropped, and that the mean is kept."""
+"""Regularisation compared with a naive loop under the same masks, and the masks themselves."""
 
 from __future__ import annotations
 
@@ -6,28 +6,164 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import raglane as rl
-from every_layer import a_batch, parts
+from every_layer import (
+    LAYERS,
+    LENGTHS,
+    SINGLE,
+    H,
+    a_batch,
+    a_state,
+    assert_same,
+    build,
+    gradients,
+    parts,
+    regularisation_of,
+    results_of,
+)
+from strategies import sequences_of
+
+
+class Draws:
+    """Records the masks of dropout and bernoulli, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: list[Tensor] = []
+        self.masks: list[Tensor] = []
+        bernoulli = torch.bernoulli
+
+        def record_bernoulli(probabilities: Tensor) -> Tensor:
+            self.held.append(bernoulli(probabilities))
+            return self.held[-1]
+
+        def record_dropout(values: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+            assert training
+            self.masks.append(bernoulli(torch.full_like(values, 1 - p, requires_grad=False)) / (1 - p))
+            return values * self.masks[-1]
+
+        monkeypatch.setattr(torch, "bernoulli", record_bernoulli)
+        monkeypatch.setattr(F, "dropout", record_dropout)
+
+    def clear(self) -> None:
+        self.held.clear()
+        self.masks.clear()
+
+
+def naive(
+    layer: Any, pieces: list[Tensor], initial: tuple[Tensor, ...], draws: Draws
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Run a layer one piece, layer, direction and step at a time, under the recorded masks.
+
+    ``pieces`` are ``(L_i, D)`` each and ``initial`` ``(layers * directions, M, size)`` per state. Return the output of
+    each piece, and the final states as rows of rows.
+    """
+    cell, rule = layer.cell, layer.regularisation
+    masks, held = iter(draws.masks), iter(draws.held)
+    weights = list(layer._weights())
+    if rule.weight_dropout:
+        name = "recurrent" if hasattr(weights[0], "recurrent") else "hidden"
+        weights = [part._replace(**{name: getattr(part, name) * next(masks)}) for part in weights]
+    count = layer.num_layers * (2 if layer.bidirectional else 1)
+    holds = [torch.cat([next(held) for _ in initial], 1) for _ in range(count)] if rule.zoneout else None
+    on_state = next(masks) if rule.state_dropout else None
+    sizes, finals, index = [len(piece) for piece in pieces], [], 0
+    for depth in range(layer.num_layers):
+        if depth and layer.dropout:
+            pieces = [piece * mask for piece, mask in zip(pieces, torch.split(next(masks), sizes), strict=True)]
+        if rule.input_dropout:
+            pieces = [piece * mask for piece, mask in zip(pieces, next(masks), strict=True)]
+        sides = []
+        for reverse in (False, True)[: 2 if layer.bidirectional else 1]:
+            outputs = []
+            for row, piece in enumerate(pieces):
+                state = tuple(part[index, row : row + 1] for part in initial)
+                hold = None if holds is None else torch.split(holds[index], sizes)[row]
+                steps = [piece.new_zeros(1, state[0].shape[1])] * len(piece)
+                for t in range(len(piece))[:: -1 if reverse else 1]:
+                    ready = cell.prepare(weights[index], piece[t : t + 1], torch.tensor([0, 1]))
+                    mask = None if on_state is None else on_state[index, row : row + 1]
+                    _, new = cell.step(weights[index], ready, state, mask)
+                    if hold is not None:
+                        bits = torch.split(hold[t : t + 1], [part.shape[1] for part in state], 1)
+                        new = tuple(b * old + (1 - b) * n for b, old, n in zip(bits, state, new, strict=True))
+                    state = new
+                    steps[t] = state[0]
+                outputs.append(torch.cat([piece.new_zeros(0, state[0].shape[1]), *steps]))
+                finals.append(state)
+            sides.append(outputs)
+            index += 1
+        pieces = [torch.cat(pair, 1) for pair in zip(*sides, strict=True)]
+    assert next(masks, None) is None
+    assert next(held, None) is None
+    rows = [torch.cat(column).view(count, len(sizes), -1) for column in zip(*finals, strict=True)]
+    return pieces, [list(part) for part in rows]
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> Draws:
+    return Draws(monkeypatch)
+
+
+def assert_like_naive(layer: Any, lengths: list[int], draws: Draws) -> None:
+    """Compare outputs, final states and gradients of a call with the naive loop."""
+    sequences = sequences_of(lengths, requires_grad=True)
+    hx = a_state(layer, len(lengths))
+    draws.clear()
+    ours = results_of(layer(rl.Ragged(sequences), hx))
+    outputs, finals = naive(layer, sequences, parts(hx), draws)
+    theirs = [torch.cat(outputs), *(torch.stack(part) for part in finals)]
+    assert_same(ours, theirs, what="result")
+    wanted = [*sequences, *parts(hx), *layer.parameters()]
+    assert_same(gradients(ours, wanted), gradients(theirs, wanted), what="gradient")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_naive_loop_under_the_same_masks(name: str, draws: Draws) -> None:
+    assert_like_naive(build(name, 2, bidirectional=True, **regularisation_of(name, dropout=0.3)), LENGTHS, draws)
+
+
+@pytest.mark.parametrize("options", SINGLE, ids=str)
+def test_a_naive_loop_with_each_alone(options: dict[str, Any], draws: Draws) -> None:
+    assert_like_naive(build("lstm", 2, **options), LENGTHS, draws)
+
+
+@pytest.mark.parametrize("name", ["lstm", "indrnn_tanh"])
+def test_an_episode_has_masks_of_its_own(name: str, draws: Draws) -> None:
+    """With resets, masks of sequences are masks of episodes."""
+    layer = build(name, 2, bidirectional=True, **regularisation_of(name))
+    batch = a_batch([4, 0, 3])
+    marks = rl.Ragged([torch.tensor(part, dtype=torch.bool) for part in ([0, 0, 1, 1], [], [1, 0, 0])])
+    ours = results_of(layer(batch, resets=marks))
+    pieces = list(torch.split(batch.values, [2, 1, 1, 0, 3]))
+    sizes = layer.cell.state_sizes(H)
+    outputs, finals = naive(layer, pieces, tuple(torch.zeros(4, 5, size, dtype=torch.float64) for size in sizes), draws)
+    last, first = [2, 3, 4], [0, 3, 4]
+    rows = [torch.stack([row[first if index % 2 else last] for index, row in enumerate(part)]) for part in finals]
+    assert_same(ours, [torch.cat(outputs), *rows])
+
+
+# -- the masks ------------------------------------------------------------------------------------------------------
 
 WIDE = 400
 
 
 def relu_network(layers: int, recurrent: float, **options: Any) -> Any:
-    """Layers that hand on what they read plus ``recurrent`` times their state, where nothing is below 0."""
+    """Build layers that return their input plus ``recurrent`` times their state, if none is negative."""
     layer: Any = rl.nn.RNN(WIDE, WIDE, layers, nonlinearity="relu", bias=False, dtype=torch.float64, **options)
     with torch.no_grad():
         for name, weight in layer.named_parameters():
             identity = torch.eye(WIDE, dtype=torch.float64)
-            if weight.shape[1] > WIDE:  # what reads both directions reads the mean of them
+            if weight.shape[1] > WIDE:  # the mean of both directions
                 identity = torch.cat([identity, identity], 1) / 2
             weight.copy_(identity * (1.0 if "_ih" in name else recurrent))
     return layer
 
 
 def assert_drops(mask: Tensor, share: float) -> None:
-    """Zeros in this share, within five standard deviations, and elsewhere what keeps the mean."""
+    """Assert that this share is zero, within five standard deviations, and the rest keeps the mean."""
     kept = mask[mask != 0]
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - share)))
     deviation = (share * (1 - share) / mask.numel()) ** 0.5
@@ -44,17 +180,6 @@ def test_one_mask_a_sequence_on_inputs() -> None:
     assert_drops(masks, 0.3)
     assert not torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[1], masks[2])
-
-
-def test_every_layer_has_its_own_mask_on_inputs() -> None:
-    layer = relu_network(2, 0.0, input_dropout=0.3)
-    batch = rl.Ragged([torch.ones(3, WIDE, dtype=torch.float64)])
-    out, _, states = layer(batch, return_states=True)
-    first = states[0][0][0]
-    second = (out[0][0] / first)[first != 0]
-    assert_drops(first, 0.3)
-    assert_drops(second, 0.3)
-    assert second.numel() < WIDE
 
 
 def test_one_mask_a_sequence_on_states() -> None:
@@ -78,14 +203,14 @@ def test_one_mask_a_call_on_weights() -> None:
     with torch.no_grad():
         layer.weight_hh_l0.fill_(1.0)
     batch = rl.Ragged([torch.zeros(1, WIDE, dtype=torch.float64)] * WIDE)
-    # The state of each sequence is one unit: its first output is a column of the weights as they were used.
+    # The state of each sequence is one unit, so its first output is a column of the weights.
     hx = torch.eye(WIDE, dtype=torch.float64).unsqueeze(0)
     columns = layer(batch, hx)[0].values
     assert_drops(columns, 0.3)
     assert not torch.equal(layer(batch, hx)[0].values, columns), "another call, another mask"
     twice = layer(rl.Ragged([torch.zeros(1, WIDE, dtype=torch.float64)] * 2), hx[:, [5, 5]])[0].values
     assert torch.equal(twice[0], twice[1]), "all sequences read the same weights"
-    assert bool((layer.weight_hh_l0 == 1.0).all()), "the parameter itself is as it was"
+    assert bool((layer.weight_hh_l0 == 1.0).all()), "the parameter itself is unchanged"
 
 
 @pytest.mark.parametrize("zoneout", [0.3, (0.0, 0.6), (0.5, 0.0)])
@@ -103,7 +228,7 @@ def test_the_share_of_units_held(zoneout: Any) -> None:
         assert not torch.equal(held[0], held[1]), "each step draws its own"
 
 
-def test_dropout_between_layers_acts_beside_the_others() -> None:
+def test_dropout_between_layers_with_the_others() -> None:
     for options in ({"weight_dropout": 0.2}, {"input_dropout": 0.3}, {"zoneout": 0.0, "state_dropout": 0.2}):
         layer = relu_network(2, 0.0, dropout=0.4, **options)
         out, _, states = layer(rl.Ragged([torch.ones(20, WIDE, dtype=torch.float64)]), return_states=True)

@@ -1,4 +1,4 @@
-"""Resets: a batch with marks against its episodes run one at a time, whatever the layer, the input and the state."""
+"""Resets: a batch compared with its episodes, run one at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,15 @@ from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
-from looped import looped
+from own_cells import Whole
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.resets import split
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
-# One list per sequence: 1 where an episode starts.
-MARKS: dict[str, list[list[int]]] = {
-    "none": [[0, 0, 0], [], [0]],
-    "all": [[1, 1, 1], [], [1]],
-    "the first": [[1, 0, 0], [], [1], [1, 0]],
-    "mixed": [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]],
-    "the last": [[0, 0, 1], [0, 1]],
-    "empty ones only": [[], []],
-    "one": [[0, 1]],
-}
+# One list per sequence, 1 where an episode starts.
+MARKS = [[0, 0, 1, 0, 1], [], [1, 0, 1], [0], [], [0, 1], [1]]
 
 
 def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
@@ -38,7 +30,7 @@ def ragged_marks(marks: list[list[int]]) -> rl.Ragged:
 
 
 def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], hx: Any) -> list[Tensor]:
-    """Each episode as a batch of its own: outputs side by side, and the states in which each sequence was left."""
+    """Run each episode as its own batch; return the outputs and the final states of the sequences."""
     outputs, finals = [], []
     reverse_rows = torch.arange(layer.num_layers * (2 if layer.bidirectional else 1)) % (1 + layer.bidirectional) == 1
     for row, (sequence, own_marks) in enumerate(zip(sequences, marks, strict=True)):
@@ -50,7 +42,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
             fresh = [part[:, 0] for part in fresh_state(layer, batch)]
             state = fresh
             if hx is not None:
-                # The forward direction reads the first piece first, the reverse one the last.
+                # hx enters at the first piece, in reverse direction at the last.
                 reads_forward = number == 0 and not (len(own_marks) and own_marks[0])
                 reads_reverse = number == len(pieces) - 1
                 given = torch.where(reverse_rows, torch.tensor(reads_reverse), torch.tensor(reads_forward))
@@ -71,7 +63,7 @@ def episodes_alone(layer: Any, sequences: list[Tensor], marks: list[list[int]], 
 
 
 def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
-    """What the layer begins with on its own."""
+    """Return the layer's own initial state."""
     if layer._has_own_initial():
         return parts(layer._own_initial(batch))
     rows = layer.num_layers * (2 if layer.bidirectional else 1)
@@ -90,7 +82,7 @@ def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:
 
 
 class Affine(nn.Module):
-    """An initial state from the features of a batch: its first element and its length, through a linear map."""
+    """An initial state from the first element and the length of each sequence."""
 
     def __init__(self, rows: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -103,43 +95,35 @@ class Affine(nn.Module):
         return one_or_tuple(torch.split(made, list(self.sizes), 2))
 
 
-# -- against episodes run alone ---------------------------------------------------------------------------------------
+# -- compared with single episodes ------------------------------------------------------------------------------------
 
 
-@looped("both", [False, True])
-@looped("name", LAYERS)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name: str, both: bool) -> None:
     layer = build(name, 2, bidirectional=both)
-    compare(layer, MARKS["mixed"], with_hx=False)
-    compare(layer, MARKS["mixed"], with_hx=True)
+    compare(layer, MARKS, with_hx=False)
+    compare(layer, MARKS, with_hx=True)
 
 
-@looped("with_hx", [False, True])
-@looped("marks", MARKS.values())
-@looped("both", [False, True])
-@pytest.mark.parametrize("name", ["lstm projected", "gru"])
-def test_all_places_of_marks(name: str, both: bool, marks: list[list[int]], with_hx: bool) -> None:
-    compare(build(name, 2, bidirectional=both), marks, with_hx)
-
-
-@looped(("schedule", "backend"), PAIRS)
+@pytest.mark.parametrize(("schedule", "backend"), PAIRS)
 def test_every_schedule_and_backend(schedule: str, backend: str) -> None:
     layer = build("lstm", 2, bidirectional=True, schedule=schedule, backend=backend)
-    compare(layer, MARKS["mixed"], with_hx=True)
+    compare(layer, MARKS, with_hx=True)
 
 
-@looped("with_hx", [False, True])
-@looped("initial_state", ["learned", "lengths", "module"])
-@looped("name", ["lstm", "gru"])
-def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: bool) -> None:
-    """Each episode has an initial state of its own, learned or computed of that episode alone."""
+@pytest.mark.parametrize("with_hx", [False, True])
+@pytest.mark.parametrize("initial_state", ["learned", "lengths", "module"])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_initial_states_of_episodes(name: str, initial_state: Any, with_hx: bool) -> None:
+    """Each episode has its own initial state, learned or computed from that episode."""
     if initial_state == "module":
         initial_state = Affine(4, build(name).cell.state_sizes(H))
     layer = build(name, 2, bidirectional=True, initial_state=initial_state)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter))
-    compare(layer, MARKS["mixed"], with_hx)
+    compare(layer, MARKS, with_hx)
 
 
 @settings(max_examples=25)
@@ -149,40 +133,18 @@ def test_what_an_episode_begins_with(name: str, initial_state: Any, with_hx: boo
     both=st.booleans(),
     seed=st.integers(0, 2**30),
 )
+@example(marks=[[1, 1, 1], [], [1]], with_hx=True, both=True, seed=0)
 @example(marks=[[], [1, 0]], with_hx=True, both=False, seed=0)
 def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int) -> None:
     torch.manual_seed(seed)
     compare(build("gru", 2, bidirectional=both), marks, with_hx)
 
 
-class Counter(nn.Module):
-    """A user's own cell: its state counts the steps of an episode."""
-
-    def __init__(self, input_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.input_size, self.hidden_size, self.output_size = input_size, hidden_size, 2
-
-    def initial_state(self, count: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(count, 1, dtype=torch.float64), torch.full((count, 1), 10.0, dtype=torch.float64)
-
-    def step(self, _: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        up, down = state[0] + 1, state[1] - 1
-        return torch.cat([up, down], 1), (up, down)
+def test_a_user_defined_cell() -> None:
+    compare(rl.nn.Recurrent(Whole, 3, H, num_layers=2, bidirectional=True), MARKS, with_hx=True)
 
 
-def test_steps_counted_by_hand() -> None:
-    marks = [[0, 1, 0, 0, 1], [], [1, 0]]
-    layer = rl.nn.Recurrent(Counter, 3, 1, bidirectional=True)
-    batch = rl.Ragged(sequences_of([5, 0, 2]))
-    out, (up, down) = layer(batch, resets=ragged_marks(marks))
-    assert out.values[:, 0].tolist() == [1, 1, 2, 3, 1, 1, 2]
-    assert out.values[:, 1].tolist() == [9, 9, 8, 7, 9, 9, 8]
-    assert out.values[:, 2].tolist() == [1, 3, 2, 1, 1, 2, 1]
-    assert up.squeeze(2).tolist() == [[1, 0, 2], [1, 0, 2]]
-    assert down.squeeze(2).tolist() == [[9, 10, 8], [9, 10, 8]]
-
-
-def test_without_marks_nothing_changes() -> None:
+def test_without_resets_nothing_changes() -> None:
     layer = build("lstm", 2, bidirectional=True)
     batch = rl.Ragged(sequences_of([4, 0, 2]))
     hx = a_state(layer, 3)
@@ -198,10 +160,10 @@ def test_a_batch_of_no_sequences() -> None:
     assert state.shape == (2, 0, H)
 
 
-# -- what a reset cuts ------------------------------------------------------------------------------------------------
+# -- isolation --------------------------------------------------------------------------------------------------------
 
 
-@looped("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nothing_crosses_a_reset(schedule: str) -> None:
     """Neither a NaN nor a gradient, in either direction."""
     layer = build("gru", 1, bidirectional=True, schedule=schedule)
@@ -221,7 +183,7 @@ def test_nothing_crosses_a_reset(schedule: str) -> None:
         assert bool(grad[good].isfinite().all())
 
 
-def test_a_first_element_that_is_marked_leaves_hx_unread() -> None:
+def test_a_reset_at_the_first_element_ignores_hx() -> None:
     layer = build("lstm")
     batch = rl.Ragged(sequences_of([3, 2]))
     hx = tuple(torch.randn(1, 2, H, dtype=torch.float64) for _ in range(2))
@@ -237,21 +199,11 @@ def test_a_first_element_that_is_marked_leaves_hx_unread() -> None:
         assert bool(grad[:, 1].all())
 
 
-def test_the_reverse_direction_reads_hx_even_so() -> None:
-    """It enters at the end, before which no reset can stand."""
-    layer = build("gru", bidirectional=True)
-    batch = rl.Ragged(sequences_of([3]))
-    hx = a_state(layer, 1)
-    (grad,) = gradients(results_of(layer(batch, hx, resets=ragged_marks([[1, 0, 0]]))), [hx])
-    assert not grad[0].any()
-    assert bool(grad[1].all())
-
-
 # -- every kind of input ----------------------------------------------------------------------------------------------
 
 
-@looped("first", [False, True])
-@looped("name", ["lstm", "sru"])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", ["lstm", "sru"])
 def test_every_kind_of_input(name: str, first: bool) -> None:
     layer = build(name, 2, bidirectional=True, batch_first=first)
     counts = [4, 1, 5]
@@ -260,7 +212,7 @@ def test_every_kind_of_input(name: str, first: bool) -> None:
     expected = results_of(layer(batch, hx, resets=marks))
 
     padded, told = batch.to_padded(first, total_length=6)
-    # What lies past a length says nothing, so it may be anything.
+    # Marks in the padding have no effect.
     padded_marks, _ = marks.to_padded(first, padding_value=True, total_length=6)
     for own_marks in (padded_marks, marks):
         answer = results_of(layer(padded, hx, lengths=told, resets=own_marks))
@@ -287,27 +239,8 @@ def test_a_tensor_without_lengths(first: bool) -> None:
     assert_same([out, state], [expected.to_padded(first)[0], expected_state])
 
 
-def test_every_state_and_no_output() -> None:
-    layer = build("lstm", 2, bidirectional=True)
-    marks = MARKS["mixed"]
-    batch, hx = rl.Ragged(sequences_of([len(part) for part in marks])), a_state(layer, len(marks))
-    out, state, states = layer(batch, hx, resets=ragged_marks(marks), return_states=True)
-    assert_same([out.values, *state], episodes_alone(layer, list(batch), marks, hx))
-    assert_same([states[1][0].values], [out.values])
-    assert states[0][1].lengths.tolist() == batch.lengths.tolist()
-    # A state at the last element is the final one of the forward direction, and the first of the reverse.
-    full = [row for row, part in enumerate(marks) if part]
-    for depth in range(2):
-        for part, final in zip(states[depth], state, strict=True):
-            assert_same([part.last()[full, :H]], [final[2 * depth, full]])
-            assert_same([part.first()[full, H:]], [final[2 * depth + 1, full]])
-    nothing, same = layer(batch, hx, resets=ragged_marks(marks), return_output=False)
-    assert nothing is None
-    assert_same(same, state)
-
-
 def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
-    """A module's fresh states are bfloat16 there, what was given is not."""
+    """The states of a module are bfloat16, and hx is float32."""
     made = rl.nn.GRU(3, H, initial_state=Affine(1, (H,)).float())
     batch = rl.Ragged(sequences_of([3, 2], dtype=torch.float32))
     marks = ragged_marks([[0, 1, 0], [1, 0]])
@@ -317,10 +250,10 @@ def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
     torch.testing.assert_close(out.values.float(), expected[0].values, rtol=0, atol=0.03)
 
 
-# torch.compile looks at every tensor's .grad and hides the warning, except from those who make it an error.
+# torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled(device: torch.device) -> None:
-    """How many episodes there are is known when it runs: the graph breaks there, and the answer is the same."""
+    """The number of episodes is known only at run time, so the graph breaks there."""
     layer = build("gru", bidirectional=True)
     compiled: Any = torch.compile(layer, backend="eager", dynamic=True)
     for marks in ([[0, 1, 0], [1, 0]], [[0, 1, 0, 1], [1, 0, 1], [0]]):
@@ -334,7 +267,7 @@ def test_compiled(device: torch.device) -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@looped(
+@pytest.mark.parametrize(
     ("resets", "kind", "says"),
     [
         ([True, False], ArgumentTypeError, "resets must be .*a Ragged.*, got a list"),
@@ -358,7 +291,7 @@ def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -
         build("gru")(rl.Ragged(sequences_of([3, 2])), resets=resets)
 
 
-@looped("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
+@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
 def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([3, 2])):
@@ -372,5 +305,5 @@ def test_pieces() -> None:
     assert pieces.batch.lengths.tolist() == [2, 1, 0, 1, 1, 0]
     assert pieces.first.tolist() == [0, 2, 3, 5]
     assert pieces.last.tolist() == [1, 2, 4, 5]
-    assert pieces.begins_anew.flatten().tolist() == [True, False, False, False]
+    assert pieces.is_reset_at_start.flatten().tolist() == [True, False, False, False]
     assert pieces.batch.values is batch.values

@@ -1,4 +1,4 @@
-"""Layers under PyTorch's transformations: every cell of the table in docs/transformations.md."""
+"""Layers under PyTorch's transformations: every entry of the table in docs/transformations.md."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from raglane.native import missing_kernels
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
 LENGTHS = [3, 0, 1, 2]
-# Without an empty sequence: torch's own kernels, which torch.jit.trace knows, have none.
+# Without an empty sequence, which torch's kernels do not support; torch.jit.trace requires them.
 PACKED = rl.Ragged.from_flat(torch.zeros(6, 2), lengths=[3, 1, 2]).to_packed()
 KINDS = ("Ragged", "PackedSequence", "padded", "dense")
 BACKENDS = ("cpu", "torch", "reference")
 
 
 def leaf_of(kind: str) -> Tensor:
-    """The tensor of an input that holds its elements."""
+    """Draw the tensor with the elements of an input."""
     torch.manual_seed(1)
     shapes = {"Ragged": (6, 2), "PackedSequence": (6, 2), "padded": (4, 5, 2), "dense": (3, 4, 2)}
     return torch.randn(shapes[kind], dtype=torch.float64)
 
 
 class Around(nn.Module):
-    """A layer with one tensor in and one out, whatever kind of input it is given inside."""
+    """A module from one tensor to one tensor around a layer, which is called with a kind of input."""
 
     def __init__(self, layer: nn.Module, kind: str) -> None:
         super().__init__()
@@ -64,8 +64,7 @@ def build(backend: str, cell: str = "LSTM") -> Any:
 
 
 def cells_of(backend: str, name: str) -> tuple[str, ...]:
-    # What torch.compile leaves out of its graphs it leaves out whatever the cell is; what it takes in whole of another
-    # cell, fullgraph=True shows.
+    # A second cell only where the result may depend on the cell.
     is_left_out = name == "torch.compile" or (backend == "reference" and name.startswith("torch.compile"))
     return ("LSTM",) if backend == "torch" or is_left_out else ("LSTM", "SRU")
 
@@ -74,9 +73,9 @@ def loss_of(module: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda leaf: module(leaf).square().sum()
 
 
-# ---- what each transformation does, and what it must give ---------------------------------------------------------
+# ---- transformations ------------------------------------------------------------------------------------------------
 #
-# Each is given a module and its leaf, and returns what it computed and what plain autograd makes of the same.
+# Each function returns its result for a module and an input, and the same computed with plain autograd.
 
 Pair = tuple[Any, Any]
 
@@ -101,7 +100,7 @@ def scaled(module: nn.Module, factor: float) -> nn.Module:
 
 
 def stacked(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of two networks at once."""
+    """Stack the weights of two networks."""
     return {name: torch.stack([part.detach(), part.detach() * 0.5]) for name, part in module.named_parameters()}
 
 
@@ -134,7 +133,7 @@ def batched_gradients(module: nn.Module, leaf: Tensor) -> Pair:
 
 
 def forward_derivative(module: nn.Module, leaf: Tensor) -> Pair:
-    """In the values, and in a weight and an initial state besides."""
+    """In the values and in a weight."""
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(module(forward_ad.make_dual(leaf, torch.ones_like(leaf)))).tangent
         name, weight = next(iter(module.named_parameters()))
@@ -162,7 +161,7 @@ def with_gradient(module: Callable[[Tensor], Tensor], leaf: Tensor) -> list[Tens
 
 def compiled(module: nn.Module, leaf: Tensor, **options: Any) -> Pair:
     torch._dynamo.reset()
-    # Around a break in the graph are many small ones, and to take each apart adds nothing.
+    # A broken graph consists of many small ones, for which aot_eager is slow.
     backend = "aot_eager" if module.layer.backend == "cpu" else "eager"  # type: ignore[union-attr]
     return with_gradient(torch.compile(module, backend=backend, **options), leaf), with_gradient(module, leaf)
 
@@ -243,18 +242,18 @@ REFUSALS: dict[str, str] = {
 
 
 def table() -> dict[str, list[str]]:
-    """The rows of the table in the documents: a cell for each kind of input."""
+    """Read the table of the page: for each transformation, an entry per kind of input."""
     text = (Path(__file__).parents[2] / "docs" / "transformations.md").read_text()
     rows = re.findall(r"^\| `([^|`\n]*)` " + 4 * r"\|([^|\n]*)" + r"\|$", text, re.MULTILINE)
     return {name: [cell.strip() for cell in cells] for name, *cells in rows}
 
 
 def works(cell: str, backend: str) -> bool:
-    """Whether a cell of the table promises that a backend works."""
+    """Return True if an entry of the table includes a backend."""
     return cell == "works" or (cell.startswith("works on ") and backend in re.split(r"\W+", cell))
 
 
-def test_the_table_is_whole() -> None:
+def test_the_table_is_complete() -> None:
     assert list(table()) == list(TRANSFORMATIONS)
     for name, cells in table().items():
         assert all(re.fullmatch(r"works|refused|works on (cpu|torch)( and torch)?", cell) for cell in cells), name
@@ -277,6 +276,3 @@ def test_every_cell_of_the_table(name: str) -> None:
                 elif layer == "LSTM":
                     with pytest.raises(Exception, match=REFUSALS[name]):
                         transform(module, leaf)
-
-
-# ---- after rl.accelerate --------------------------------------------------------------------------------------------

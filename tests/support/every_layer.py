@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +12,12 @@ import raglane as rl
 from cell_requests import possible
 from naive_cells import naive_network
 from raglane.cells import CELLS
+from raglane.errors import DispatchError
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.stack import one_or_tuple
+from raglane.schedules import SCHEDULES
 
 D, H = 3, 4
 LENGTHS = [3, 0, 1, 5, 2]
@@ -143,6 +145,49 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
             scale = max(1.0, float(other.detach().abs().max()))
             error = float((own.detach() - other.detach()).abs().max()) / scale
             assert error <= tolerance, f"{where}: relative error {error:.2e}"
+
+
+def assert_alike_everywhere(layer: Any, run: Callable[[Any, rl.Ragged], list[Tensor]]) -> None:
+    """Assert that all schedules and backends that support a layer give the same results and gradients."""
+    batch, seen = a_batch(), []
+    for schedule, backend in PAIRS:
+        try:
+            with rl.use_backend(schedule=schedule, backend=backend):
+                results = run(layer, batch)
+        except DispatchError:
+            continue
+        seen.append([*results, *gradients(results, [batch.values, *layer.parameters()])])
+    assert len(seen) >= len(SCHEDULES)
+    for other in seen[1:]:
+        assert_same(other, seen[0])
+
+
+def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
+    """Assert that every kind of input gives the numbers of a Ragged, in its own kind; ``hx`` is of three sequences."""
+    first, batch = layer.batch_first, a_batch([4, 1, 5])
+    out, state = layer(batch, hx)
+    assert isinstance(out, rl.Ragged)
+    assert out.lengths.tolist() == [4, 1, 5]
+    expected = [out.values, *parts(state)]
+
+    padded, lengths = batch.to_padded(first, total_length=7)
+    padded_out = out.to_padded(first, total_length=7)[0]
+    assert_same(results_of(layer(padded, hx, lengths=lengths)), [padded_out, *parts(state)], what="padded")
+
+    theirs = torch.nn.utils.rnn.pack_padded_sequence(padded, lengths, first, enforce_sorted=False)
+    for packed in (batch.to_packed(), theirs):
+        packed_out, packed_state = layer(packed, hx)
+        assert isinstance(packed_out, rl.packing.PackedSequence)
+        assert packed_out.sorted_indices is packed.sorted_indices
+        assert_same([rl.Ragged.from_packed(packed_out).values, *parts(packed_state)], expected, what="packed")
+
+    own = None if hx is None else one_or_tuple(tuple(part[:, 2] for part in parts(hx)))
+    assert_same(results_of(layer(batch[2], own)), [out[2], *(part[:, 2] for part in parts(state))], what="single")
+
+    equal = a_batch([3, 3, 3])
+    out, state = layer(equal, hx)
+    dense = results_of(layer(equal.to_padded(first)[0], hx))
+    assert_same(dense, [out.to_padded(first)[0], *parts(state)], what="dense")
 
 
 def truth_of(kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None) -> Result:

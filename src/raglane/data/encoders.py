@@ -221,34 +221,34 @@ def places_of(words: tuple[str, ...]) -> dict[str, int]:
     return {word: place for place, word in enumerate(words)}
 
 
-def fit_targets(known: Statistics, task: str, source: str) -> dict[str, Any]:
+def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any]:
     """Fit the attributes of a preprocessor that describe targets; return them by name."""
     kind = TASKS[task].label
     if kind is None:
         return {}
     if kind != "numbers":
-        if not known.labels and kind == "class":
+        if not statistics.labels and kind == "class":
             raise nothing_to_learn(source, task)
-        labels = tuple(sort_labels(known.labels))
+        labels = tuple(sort_labels(statistics.labels))
         if kind == "class":
             return {"labels": labels}
         if not labels:
             rule = "data with at least one label"
             raise DataError(message(source, "no label", rule, "check the column of labels"))
-        return {"labels": labels, "per_element": known.per_element}
-    if not known.targets:
+        return {"labels": labels, "per_element": statistics.per_element}
+    if not statistics.targets:
         raise nothing_to_learn(source, task)
-    if not sum(channel.count for channel in known.targets.values()):
-        raise DataError(message(source, "no target", "data with at least one number", "check the data"))
-    mean = tuple(channel.mean for channel in known.targets.values())
-    std = tuple(channel.deviation for channel in known.targets.values())
+    if not sum(channel.count for channel in statistics.targets.values()):
+        raise DataError(message(source, "no target", "at least one number", "check the data"))
+    mean = tuple(channel.mean for channel in statistics.targets.values())
+    std = tuple(channel.deviation for channel in statistics.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
         if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
             got, rule = f"targets of {name} {list(numbers)}", "data with targets whose mean and deviation fit float32"
             raise DataError(message(source, got, rule, "convert them to another unit"))
     return {
-        "per_element": known.per_element,
-        "target_names": tuple(known.targets),
+        "per_element": statistics.per_element,
+        "target_names": tuple(statistics.targets),
         "target_mean": mean,
         "target_std": std,
     }

@@ -1,4 +1,4 @@
-"""The whole recipe in one class: sequences in, one vector per sequence or element out."""
+"""An encoder from sequences to one vector per sequence or element."""
 
 from __future__ import annotations
 
@@ -12,67 +12,59 @@ from raglane._utils.checks import check_count, check_dropout, check_dtype, check
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
-from raglane.nn.recurrent.cell_layers import (
-    GRUD,
-    SLSTM,
-    CfC,
-    CoupledLSTM,
-    LayerNormGRU,
-    LayerNormLSTM,
-    PeepholeLSTM,
-)
-from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
+from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.ragged import Ragged
 
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
-    "lstm": LSTM,
-    "gru": GRU,
-    "rnn": RNN,
-    "indrnn": IndRNN,
-    "sru": SRU,
-    "qrnn": QRNN,
-    "mingru": MinGRU,
-    "minlstm": MinLSTM,
-    "peephole_lstm": PeepholeLSTM,
-    "coupled_lstm": CoupledLSTM,
-    "slstm": SLSTM,
-    "grud": GRUD,
-    "cfc": CfC,
+    "lstm": torch_layers.LSTM,
+    "gru": torch_layers.GRU,
+    "rnn": torch_layers.RNN,
+    "indrnn": elementwise_layers.IndRNN,
+    "sru": elementwise_layers.SRU,
+    "qrnn": elementwise_layers.QRNN,
+    "mingru": elementwise_layers.MinGRU,
+    "minlstm": elementwise_layers.MinLSTM,
+    "peephole_lstm": cell_layers.PeepholeLSTM,
+    "coupled_lstm": cell_layers.CoupledLSTM,
+    "slstm": cell_layers.SLSTM,
+    "grud": cell_layers.GRUD,
+    "cfc": cell_layers.CfC,
 }
 """The recurrent layers by name."""
 
-_NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {"lstm": LayerNormLSTM, "gru": LayerNormGRU}
+_NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {
+    "lstm": cell_layers.LayerNormLSTM,
+    "gru": cell_layers.LayerNormGRU,
+}
 
 
 class SequenceEncoder(nn.Module):
-    """Embed, run a recurrent network, pool: in place of padding, sorting, packing, unpacking, gathering and masking.
+    """Embedding, recurrent layers and pooling in one module, without padding.
 
     Args:
-        input_size: features of an element or, with ``embedding``, the number of tokens.
-        hidden_size: units of a layer and direction.
-        layer: a key of ``LAYERS``; or what makes a recurrent layer from ``(input_size, hidden_size, **options)``, such
-            as a class of ``rl.nn``.
-        embedding: the size of a token's embedding; None where elements are vectors of floats. No index is kept for
-            padding: there is none.
-        pooling: how the elements of a sequence become one vector: ``"summary"``, the layer's ``summary``, which is what
-            the network knew after it had read the whole sequence, in each direction; or a key of
-            ``raglane.nn.pooling.POOLINGS``, of which ``"last"`` takes the last element, whose backward half has read
-            that element only. None gives one vector per element.
-        num_layers: layers on top of each other.
-        bidirectional: also run from the end to the start.
-        dropout: the share of units zeroed between layers, and in what comes out.
-        layer_norm: normalise inside the recurrence; of the named layers ``lstm`` and ``gru`` can.
+        input_size: the number of features of an element or, with ``embedding``, the number of tokens.
+        hidden_size: units per layer and direction.
+        layer: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that returns a recurrent
+            layer, such as a class of ``rl.nn``.
+        embedding: the size of a token's embedding; None if elements are vectors of floats. No index is reserved for
+            padding.
+        pooling: how the elements of a sequence become one vector. ``"summary"`` is the layer's ``summary``: its final
+            state, both directions concatenated. Or a key of ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last
+            element, of which the backward half has read only that element. None returns one vector per element.
+        num_layers: the number of recurrent layers.
+        bidirectional: True to also run from the end to the start.
+        dropout: the probability that a unit is zeroed between layers, and in the result.
+        layer_norm: True for normalisation inside the recurrence, for the layers ``"lstm"`` and ``"gru"``.
         device, dtype: of the parameters.
-        **options: further ones of the layer, such as ``initial_state`` or ``zoneout``.
+        **options: further options of the layer, such as ``initial_state`` or ``zoneout``.
 
     Attributes:
-        output_size: features of what comes out.
+        output_size: the number of features of the result.
 
     Raises:
-        ArgumentError: an argument out of its range.
-        ArgumentTypeError: a ``layer`` that makes no recurrent layer of Raglane's, or an option that it does not take.
+        ArgumentError: an argument is out of its range.
+        ArgumentTypeError: ``layer`` does not return a recurrent layer of Raglane, or does not accept an option.
 
     Example:
         >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
@@ -100,11 +92,11 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         width = check_count("input_size", input_size)
         check_dtype(dtype)
-        # Only what was given: a maker of layers without parameters need not take the two.
+        # Only those that were passed: a function for layers without parameters need not accept them.
         placed: dict[str, Any] = {
             name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None
         }
-        # Another module may be put in place of the torch.nn.Embedding.
+        # Any, because users may replace the torch.nn.Embedding.
         self.embedding: Any = None
         if embedding is not None:
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
@@ -115,16 +107,16 @@ class SequenceEncoder(nn.Module):
             check_count("hidden_size", hidden_size),
             num_layers=check_count("num_layers", num_layers),
             bidirectional=check_flag("bidirectional", bidirectional),
-            # Between layers: there is no such place in a single one.
+            # Dropout acts between layers, and torch warns if there is only one.
             dropout=check_dropout(dropout) if num_layers != 1 else 0.0,
             **placed,
             **options,
         )
         self.dropout = nn.Dropout(check_dropout(dropout))
         self.output_size = self.recurrent.output_size
-        known = ("summary", *POOLINGS)
-        if pooling is not None and not (isinstance(pooling, str) and pooling in known):
-            rule = f"one of {', '.join(known)}, or None for one vector per element"
+        names = ("summary", *POOLINGS)
+        if pooling is not None and not (isinstance(pooling, str) and pooling in names):
+            rule = f"one of {', '.join(names)}, or None for one vector per element"
             raise ArgumentError(message("pooling", repr(pooling), rule, "choose one of them"))
         self.pooling = pooling
         self.pool = None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
@@ -136,13 +128,13 @@ class SequenceEncoder(nn.Module):
             batch: sequences of ``(L, input_size)`` floats, or of ``(L,)`` tokens.
 
         Returns:
-            ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. An empty sequence's vector is
-            zeros; with ``pooling="summary"`` it is its initial state.
+            ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. The vector of an empty sequence is
+            zeros, or with ``pooling="summary"`` its initial state.
 
         Raises:
-            ArgumentTypeError: not a Ragged, or elements that are not tokens where tokens belong.
-            ShapeError: elements of the wrong size.
-            ArgumentError: a token out of range; on a GPU, torch's own kernel says so.
+            ArgumentTypeError: ``batch`` is not a Ragged, or does not contain tokens although ``embedding`` is set.
+            ShapeError: elements have the wrong size.
+            ArgumentError: a token is out of range; on a GPU, torch's own kernel checks that.
         """
         embedded = self.embed(batch)
         if self.pooling == "summary":
@@ -153,23 +145,23 @@ class SequenceEncoder(nn.Module):
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 
     def extra_repr(self) -> str:
-        """The settings that the inner modules do not show."""
+        """Return the settings that the inner modules do not show."""
         return f"pooling={self.pooling!r}, output_size={self.output_size}"
 
     def embed(self, batch: Ragged) -> Ragged:
-        """The input of the recurrent layer: the embeddings of tokens, or the floats themselves.
+        """Return the input of the recurrent layer: the embeddings of tokens, or ``batch`` itself.
 
         Args:
-            batch: as for the call.
+            batch: as in the call.
 
         Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as the call does.
+            ArgumentTypeError, ShapeError, ArgumentError: as in the call.
         """
         check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if self.embedding is None:
             return batch
         if not isinstance(self.embedding, nn.Embedding):
-            # Somebody's own, which knows what it reads.
+            # A user-defined module checks its own input.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule, fix = "a batch of tokens of int64 or int32", "leave embedding out for elements of floats"
@@ -177,33 +169,33 @@ class SequenceEncoder(nn.Module):
         if batch.features:
             rule = "a batch of one token per element"
             raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"))
-        # Only where looking does not wait for a device.
+        # Only on the CPU: reading values would wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
                 rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
-                fix = "map unknown tokens to a token of the vocabulary, or build the encoder with a larger input_size"
+                fix = "replace unknown tokens, or build the encoder with a larger input_size"
                 raise ArgumentError(message("batch", f"tokens from {lowest} to {highest}", rule, fix))
         return batch.map(self.embedding)
 
 
 def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
-    """The class or function that makes the recurrent layer."""
-    known = _NORMALISED if layer_norm else LAYERS
-    if isinstance(layer, str) and layer in known:
-        return known[layer]
+    """Return the class or function that creates the recurrent layer."""
+    classes = _NORMALISED if layer_norm else LAYERS
+    if isinstance(layer, str) and layer in classes:
+        return classes[layer]
     if callable(layer) and not layer_norm and not isinstance(layer, nn.Module):
         return layer  # type: ignore[no-any-return]
     if layer_norm:
-        rule = f"one of {', '.join(known)} with layer_norm"
+        rule = f"one of {', '.join(classes)} with layer_norm=True"
         raise ArgumentError(message("layer", repr(layer), rule, "choose one of them, or leave layer_norm out"))
-    rule = f"one of {', '.join(known)}, or a function that builds a layer, such as a class of rl.nn"
+    rule = f"one of {', '.join(classes)}, or a function that returns a layer, such as a class of rl.nn"
     raise ArgumentError(message("layer", repr(layer), rule, "choose one of them"))
 
 
 def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
-    """The recurrent layer."""
-    rule = "a function that builds a layer of rl.nn from (input_size, hidden_size, **options)"
+    """Create the recurrent layer."""
+    rule = "a function (input_size, hidden_size, **options) that returns a layer of rl.nn"
     check_signature("layer", make, rule, width, hidden_size, **options)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):

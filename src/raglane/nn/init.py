@@ -1,6 +1,6 @@
-"""Ways to initialise recurrent layers, gate by gate; for Raglane's layers and for ``torch.nn``'s alike.
+"""Initialisations of recurrent layers, gate by gate, for the layers of ``rl.nn`` and of ``torch.nn``.
 
-Each function fills parameters in place and returns the layer, so that they can be chained::
+Each function sets parameters in place and returns the layer, so that calls can be nested::
 
     layer = init.forget_bias_(init.orthogonal_(rl.nn.LSTM(12, 64)))
 """
@@ -29,18 +29,20 @@ _TORCH_CELLS: dict[type[nn.Module], str] = {nn.RNN: "rnn_tanh", nn.LSTM: "lstm",
 
 
 def orthogonal_(layer: L, gain: float = 1.0) -> L:
-    """Make each gate's recurrent matrix orthogonal: Saxe et al. (2014, arXiv:1312.6120).
+    """Make each gate's recurrent matrix orthogonal (Saxe et al. 2014, arXiv:1312.6120).
 
     Args:
-        layer: a recurrent layer whose cell multiplies its state by matrices.
-        gain: the length to which a vector of length one is brought.
+        layer: a recurrent layer whose cell multiplies its state by a matrix.
+        gain: a factor for the matrices.
+
+    Returns:
+        ``layer``.
 
     Raises:
-        ArgumentTypeError: not a recurrent layer.
+        ArgumentTypeError: ``layer`` is not a recurrent layer.
         ArgumentError: its cell has no recurrent matrix, or ``gain`` is not a finite number of at least 0.
 
     Example:
-        >>> import raglane as rl
         >>> weight = orthogonal_(rl.nn.LSTM(3, 4)).weight_hh_l0[:4]
         >>> bool(torch.allclose(weight @ weight.t(), torch.eye(4), atol=1e-6))
         True
@@ -52,18 +54,20 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
 
 
 def xavier_(layer: L, gain: float = 1.0) -> L:
-    """Draw each gate's input matrix by the rule of Glorot and Bengio (AISTATS 2010), uniformly.
+    """Draw each gate's input matrix from the uniform distribution of Glorot and Bengio (AISTATS 2010).
 
     Args:
         layer: a recurrent layer.
-        gain: a factor to the bound, ``sqrt(6 / (D + H))``.
+        gain: a factor for the bound ``sqrt(6 / (D + H))``.
+
+    Returns:
+        ``layer``.
 
     Raises:
-        ArgumentTypeError: not a recurrent layer.
+        ArgumentTypeError: ``layer`` is not a recurrent layer.
         ArgumentError: ``gain`` is not a finite number of at least 0.
 
     Example:
-        >>> import raglane as rl
         >>> bool(xavier_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
         True
     """
@@ -74,18 +78,20 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
 
 
 def forget_bias_(layer: L, value: float = 1.0) -> L:
-    """Open the forget gates: Jozefowicz et al. (ICML 2015). Where a cell has two biases, it is their sum.
+    """Set the bias of the forget gates, 1 to keep them open at first (Jozefowicz et al., ICML 2015).
 
     Args:
         layer: a recurrent layer with biases, whose cell has a gate ``f``.
-        value: the bias.
+        value: the bias; for cells with two biases, their sum.
+
+    Returns:
+        ``layer``.
 
     Raises:
-        ArgumentTypeError: not a recurrent layer.
-        ArgumentError: no such gate, no bias, or ``value`` is not a finite number.
+        ArgumentTypeError: ``layer`` is not a recurrent layer.
+        ArgumentError: it has no such gate or no bias, or ``value`` is not a finite number.
 
     Example:
-        >>> import raglane as rl
         >>> forget_bias_(rl.nn.LSTM(3, 2)).bias_ih_l0[2:4].tolist()
         [1.0, 1.0]
     """
@@ -96,21 +102,23 @@ def forget_bias_(layer: L, value: float = 1.0) -> L:
 
 
 def chrono_(layer: L, max_length: int) -> L:
-    """Spread what units remember over times up to a length: Tallec and Ollivier (2018, arXiv:1804.11188).
+    """Distribute the time constants of units over up to ``max_length`` steps (Tallec and Ollivier, arXiv:1804.11188).
 
-    The forget gates' biases are ``log(u)`` with ``u`` uniform from 1 to ``max_length - 1``, those of an input gate
-    ``i``, where the cell has one, the negative of that.
+    The bias of a forget gate is ``log(u)`` with ``u`` uniform from 1 to ``max_length - 1``. The bias of the input gate
+    ``i``, if the cell has one, is the negative of it.
 
     Args:
         layer: a recurrent layer with biases, whose cell has a gate ``f``.
-        max_length: the longest dependency to expect, in steps; at least 2.
+        max_length: the longest expected dependency, in steps; at least 2.
+
+    Returns:
+        ``layer``.
 
     Raises:
-        ArgumentTypeError: not a recurrent layer.
-        ArgumentError: no such gate, no bias, or a length below 2.
+        ArgumentTypeError: ``layer`` is not a recurrent layer.
+        ArgumentError: it has no such gate or no bias, or ``max_length`` is not a whole number of at least 2.
 
     Example:
-        >>> import raglane as rl
         >>> layer = chrono_(rl.nn.LSTM(3, 2), max_length=100)
         >>> bool((layer.bias_ih_l0[:2] == -layer.bias_ih_l0[2:4]).all())
         True
@@ -134,8 +142,8 @@ def _check_gain(gain: Any) -> None:
 
 def _cell_of(layer: nn.Module) -> CellSpec:
     if isinstance(layer, Recurrent):
-        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer that creates its own parameters"
-        raise ArgumentTypeError(message("layer", got, rule, "initialise the cell's module where it is created"))
+        got, rule = f"a Recurrent of {type(layer.cells[0]).__name__}", "a layer with its own parameters"
+        raise ArgumentTypeError(message("layer", got, rule, "initialise the parameters of the cell's module"))
     if isinstance(layer, RecurrentLayer):
         return layer.cell
     for kind, name in _TORCH_CELLS.items():
@@ -146,7 +154,7 @@ def _cell_of(layer: nn.Module) -> CellSpec:
 
 
 def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
-    """A parameter of every layer and direction."""
+    """Yield the parameters of this name in every layer and direction."""
     for index in range(layer.num_layers):
         for suffix in ("", "_reverse")[: 1 + layer.bidirectional]:
             parameter = getattr(layer, f"{name}_l{index}{suffix}", None)
@@ -155,21 +163,19 @@ def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
 
 
 def _blocks(layer: Any, name: str, dimensions: int) -> Iterator[Tensor]:
-    """The rows of each gate in a parameter of every layer and direction."""
-    cell, found = _cell_of(layer), False
-    for parameter in _parameters(layer, name):
-        if parameter.dim() != dimensions:
-            continue
+    """Yield the rows of each gate in the parameters of this name."""
+    cell = _cell_of(layer)
+    parameters = [parameter for parameter in _parameters(layer, name) if parameter.dim() == dimensions]
+    for parameter in parameters:
         for gate in cell.gates:
-            found = True
             yield parameter.detach()[cell.block(name, gate, layer.hidden_size)]
-    if not found:
+    if not parameters:
         fix = "leave this initialisation out"
-        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"a layer whose cell has a matrix {name}", fix))
+        raise ArgumentError(message("layer", f"cell {cell.name!r}", f"a cell with a matrix {name}", fix))
 
 
 def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
-    """A gate's bias in every layer and direction; where there are two biases, the second is set to zero."""
+    """Yield a gate's bias in every layer and direction, and set the second bias, if there are two, to zero."""
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"

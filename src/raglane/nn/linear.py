@@ -1,8 +1,8 @@
-"""Products whose answer to a row never depends on the rows beside it, or on the number of threads.
+"""Matrix products in which the bits of a row do not depend on other rows or the number of threads.
 
-A library divides a matrix product among threads and into tiles as its shape suggests, and a vectorised function may
-treat the end of its memory in another way. So the last bits of a row differ with the rows around it. The cpu kernels
-add up a row's products in one order: what a stored model predicts is made of those.
+Libraries divide a product among threads and tiles by its shape, and vectorised functions compute the end of an array
+differently, so the last bits of a row depend on the other rows. Predictions of a stored model are computed with the cpu
+kernels instead, which add the products of a row in one order.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from raglane.kernels.cpu.backend import BACKEND
 from raglane.native.library import has_cell
 
 _CELL = MinGRU()
-# The sigmoid of this is 1, without rounding, in both dtypes.
+# Its sigmoid is exactly 1 in both dtypes.
 _OPEN = 100.0
 
 
 def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``input @ weight.T + bias``, each row rounded as if it were alone.
+    """Return ``input @ weight.T + bias``, in which the bits of a row do not depend on other rows.
 
-    The cpu kernels compute it on a CPU, in float32 and float64: as a minGRU whose gate is open, on sequences of one
-    element each. That is twice the work of the product. Elsewhere, where the kernels are not built, under autocast and
-    where torch follows what operators are called it is ``torch.nn.functional.linear``.
+    On a CPU, in float32 and float64, the cpu kernels compute it as a minGRU with an open gate, on sequences of one
+    element. This is twice the work of the product. On other devices, without the kernels, under autocast, and while
+    torch records operators, it is ``torch.nn.functional.linear``.
     """
     if not _has_kernel(input, weight, bias):
         return F.linear(input, weight, bias)
@@ -49,9 +49,9 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True if the cpu kernels compute a product; torch raises for a wrong one."""
+    """Return True if the cpu kernels support a product; torch raises an error for an invalid one."""
     return (
-        not records_operators()  # first: the number of rows may be a symbol
+        not records_operators()  # first, because the number of rows may be symbolic
         and input.is_cpu
         and input.dtype in (torch.float32, torch.float64)
         and all(part.is_cpu and part.dtype is input.dtype for part in (weight, bias) if part is not None)
@@ -65,20 +65,20 @@ def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class RowLinear(nn.Linear):
-    """``torch.nn.Linear`` which is :func:`row_linear` outside of training, with its arguments and parameters."""
+    """``torch.nn.Linear`` that uses :func:`row_linear` in evaluation mode."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """``(*, in_features)`` to ``(*, out_features)``."""
+        """Map ``(*, in_features)`` to ``(*, out_features)``."""
         return super().forward(input) if self.training else row_linear(input, self.weight, self.bias)
 
 
 class RowByRow(TorchFunctionMode):
-    """Within it torch's products and sigmoids round each row as if it were alone: for cells that no kernel runs."""
+    """A context in which torch's products and sigmoids compute row by row, for cells without a kernel."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call what stands for a function of torch."""
+        """Call a function of torch, or its replacement."""
         return _ROW_BY_ROW.get(func, func)(*args, **kwargs or {})
 
 
@@ -87,7 +87,7 @@ def _addmm(start: Tensor, rows: Tensor, transposed: Tensor) -> Tensor:
 
 
 def _sigmoid(values: Tensor) -> Tensor:
-    # torch.sigmoid rounds the last numbers of a piece of memory, which no vector fills, in another way.
+    # torch.sigmoid rounds the last numbers of an array, which do not fill a vector, differently.
     return 1 / (1 + torch.exp(-values))
 
 

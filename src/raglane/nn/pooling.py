@@ -1,7 +1,4 @@
-"""One vector per sequence from one per element: the poolings, on ragged batches.
-
-None of them sees padding: there is none. An empty sequence gives zeros, and nothing flows back through it.
-"""
+"""Poolings from one vector per element to one per sequence. The vector of an empty sequence is zeros."""
 
 from __future__ import annotations
 
@@ -34,18 +31,17 @@ def _check_batch(batch: Any) -> None:
 
 
 class Pooling(nn.Module):
-    """A pooling that learns nothing: the method of :class:`~raglane.Ragged` of that name, as a module.
+    """A pooling without parameters: the method of :class:`~raglane.Ragged` of that name, as a module.
 
-    ``last`` and ``first`` take one element; ``mean``, ``max`` and ``logsumexp`` work feature by feature. The last, a
-    smooth maximum, grows with the logarithm of the length: a sequence of L equal elements gives the element plus
-    ``log(L)``. For the output of a bidirectional layer, ``last`` is not a summary: its backward half has seen one
-    element only. Use ``layer.summary(out, state)`` there.
+    ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a smooth maximum, grows
+    with the length: for L equal elements it is the element plus ``log(L)``. For a bidirectional layer use
+    ``layer.summary(out, state)`` instead of ``last``, whose backward half has read only one element.
 
     Args:
         name: ``"last"``, ``"first"``, ``"mean"``, ``"max"`` or ``"logsumexp"``.
 
     Raises:
-        ArgumentError: an unknown name.
+        ArgumentError: the name is unknown.
 
     Example:
         >>> Pooling("max")(Ragged([torch.tensor([[4., 1.], [3., 2.]]), torch.empty(0, 2)])).tolist()
@@ -66,38 +62,37 @@ class Pooling(nn.Module):
             ``(B, *features)``; zeros for an empty sequence.
 
         Raises:
-            ArgumentTypeError: not a Ragged, or for ``mean`` and ``logsumexp`` integers.
+            ArgumentTypeError: ``batch`` is not a Ragged, or contains integers for ``mean`` and ``logsumexp``.
         """
         _check_batch(batch)
         return _PLAIN[self.name](batch)
 
     def extra_repr(self) -> str:
-        """The settings that ``print(module)`` shows."""
+        """Return the name of the pooling."""
         return repr(self.name)
 
 
 class AttentionPooling(nn.Module):
-    """Weighted sums over the elements of each sequence, the weights learned from the elements themselves.
+    """Weighted sums over the elements of each sequence, with weights computed from the elements.
 
     The self-attention of Lin et al. 2017, "A structured self-attentive sentence embedding" (arXiv:1703.03130, equation
-    6): an element ``x`` gets the scores ``query @ tanh(hidden @ x)``, one per head, and the softmax of a head's scores
-    over the steps of a sequence gives the weights of its elements. In the paper a head weighs all F features, so the
-    result has ``heads * F``; here it weighs its own block of ``F / heads`` of them, as in multi-head attention, and the
-    result has F whatever the number of heads. With one head the two are the same.
+    6). An element ``x`` has the scores ``query @ tanh(hidden @ x)``, one per head; the softmax of a head's scores over
+    the steps of a sequence gives the weights. In the paper each head weighs all F features, so the result has
+    ``heads * F``. Here a head weighs its own block of ``F / heads`` features, as in multi-head attention, so the result
+    has F. With one head both are the same.
 
     Args:
-        features: F, the size of an element.
-        heads: how many weights an element gets; divides F.
-        device: where the parameters live.
-        dtype: their dtype.
+        features: F, the number of features of an element.
+        heads: the number of weights per element; it must divide F.
+        device, dtype: of the parameters.
 
     Attributes:
         hidden: a linear layer without bias, weight ``(F, F)``.
         query: a linear layer without bias, weight ``(heads, F)``.
 
     Raises:
-        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, heads do not divide the features,
-            or ``dtype`` is not floating-point.
+        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, ``heads`` does not divide
+            ``features``, or ``dtype`` is not floating-point.
 
     Example:
         >>> pooling = AttentionPooling(6, heads=2)
@@ -121,25 +116,25 @@ class AttentionPooling(nn.Module):
         self.heads = check_count("heads", heads)
         check_dtype(dtype)
         if features % heads != 0:
-            rule = f"a divisor of features, {features}, since each head weights a block of them"
+            rule = f"a divisor of features, {features}"
             raise ArgumentError(message("heads", quote(heads), rule, f"pass a divisor of {features}"))
         self.hidden = RowLinear(features, features, bias=False, device=device, dtype=dtype)
         self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
 
     def weights(self, batch: Ragged) -> Ragged:
-        """The weight of each element in each head, ``(N, heads)``; those of a head add up to 1 in each sequence.
+        """Return the weight of each element in each head, ``(N, heads)``; they add up to 1 in each sequence.
 
         Args:
             batch: ``(N, F)``.
 
         Raises:
-            ArgumentTypeError: not a Ragged.
-            ShapeError: elements of the wrong size, dtype or device.
+            ArgumentTypeError: ``batch`` is not a Ragged.
+            ShapeError: elements have the wrong size, dtype or device.
         """
         _check_batch(batch)
         if tuple(batch.features) != (self.features,):
-            rule = f"a batch with one dimension of {self.features} features"
-            fix = "build the pooling with the features of its input"
+            rule = f"elements of {self.features} features"
+            fix = "build the pooling with the number of features of its input"
             raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, fix))
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax()
@@ -154,15 +149,15 @@ class AttentionPooling(nn.Module):
             ``(B, F)``; zeros for an empty sequence.
 
         Raises:
-            ArgumentTypeError: not a Ragged.
-            ShapeError: elements of the wrong size, dtype or device.
+            ArgumentTypeError: ``batch`` is not a Ragged.
+            ShapeError: elements have the wrong size, dtype or device.
         """
         weights = self.weights(batch).values.unsqueeze(-1)
         blocks = batch.values.unflatten(-1, (self.heads, self.features // self.heads))
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     def extra_repr(self) -> str:
-        """The settings that ``print(module)`` shows."""
+        """Return the sizes."""
         return f"{self.features}, heads={self.heads}"
 
 
@@ -174,5 +169,4 @@ POOLINGS: dict[str, Callable[..., nn.Module]] = {
     **{name: partial(_plain, name) for name in _PLAIN},
     "attention": AttentionPooling,
 }
-"""From the name of each pooling to what builds it for elements of F features, and for a ``device`` and ``dtype``:
-``(N, F)`` in, ``(B, F)`` out."""
+"""By name, functions ``(features, *, device, dtype)`` that build a pooling from ``(N, F)`` to ``(B, F)``."""

@@ -134,10 +134,10 @@ def check_logger(name: str | None) -> None:
     if name is None:
         return
     if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
-        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Fix: pip install {name}.")
+        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Run pip install {name}.")
     if importlib.util.find_spec("lightning") is None:
         raise MissingExtraError(
-            f"lightning is not installed, which --logger {name} requires. Fix: pip install 'raglane[logs]'."
+            f"lightning is not installed, which --logger {name} requires. Run pip install 'raglane[logs]'."
         )
 
 

@@ -1,4 +1,4 @@
-"""A linear-chain conditional random field on ragged batches: likelihood, marginals and the best tags."""
+"""A linear-chain conditional random field on ragged batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRAP_IT = "wrap a list of sequences with rl.Ragged"
 
 
 class CRF(torch.nn.Module):
-    """A linear-chain conditional random field: what a tagger puts on its emissions, so that tags fit their neighbours.
+    """A linear-chain conditional random field, a layer that scores tags together with their neighbours.
 
     The score of the tags ``y`` of a sequence of ``L`` elements with emissions ``e`` is ::
 
@@ -27,37 +27,35 @@ class CRF(torch.nn.Module):
         p(y) = exp(score(y)) / Z,    Z = sum over all C ** L tags of exp(score)
 
     (Lafferty, McCallum and Pereira, "Conditional random fields: probabilistic models for segmenting and labeling
-    sequence data", ICML 2001). Z and the marginals are found by the forward-backward recursions, the best tags by
-    Viterbi's, in time ``N * C ** 2``; memory in training is a few times ``N * C``.
+    sequence data", ICML 2001). Z and the marginals are computed with the forward-backward recursions, the best tags
+    with Viterbi's algorithm, in time ``N * C ** 2``. Memory in training is a few times ``N * C``.
 
-    Its methods take ``emissions``, a Ragged of values ``(N, C)`` of a floating-point dtype, and ``tags``, a Ragged of
-    values ``(N,)`` of an integer dtype, each from 0 to C - 1, with the lengths of ``emissions``.
+    The methods take ``emissions``, a Ragged of values ``(N, C)`` of a floating-point dtype, and ``tags``, a Ragged of
+    values ``(N,)`` of an integer dtype from 0 to C - 1, with the lengths of ``emissions``.
 
-    Scores may be ``-inf``, in emissions and in the parameters, to forbid a tag or a transition; gradients stay
-    finite as long as a sequence has an allowed path. Where it has none, log Z is ``-inf`` and its likelihood NaN.
-    An empty sequence has one path, of score 0 and probability 1. Results have the emissions' dtype, but float32 at
-    least; computing is in that dtype too, and sums over a whole sequence in float64.
+    Scores may be ``-inf``, in emissions and parameters, to forbid a tag or a transition. Gradients stay finite as long
+    as a sequence has an allowed path; otherwise log Z is ``-inf`` and the likelihood NaN. An empty sequence has one
+    path, of score 0 and probability 1. Computations and results have the emissions' dtype, but at least float32; sums
+    over a whole sequence are computed in float64.
 
     Args:
         num_tags: ``C``, the number of tags, at least 1.
-        device: of the parameters.
-        dtype: of the parameters.
+        device, dtype: of the parameters.
 
     Attributes:
-        transitions: ``(C, C)``, the score of going from a tag (row) to the next (column).
+        transitions: ``(C, C)``, the score of a tag (row) followed by another (column).
         start: ``(C,)``, the score of each tag as the first of a sequence.
         end: ``(C,)``, the score of each tag as the last.
 
-    The parameters begin at 0: then every element's tag follows the softmax of its emissions.
+    The parameters are initialised with 0, so at first each element's tag follows the softmax of its emissions.
 
     Raises:
-        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` not floating-point; by a method,
-            tags out of range (a GPU's own kernel checks those).
-        ArgumentTypeError: by a method: something that is not a Ragged, or of the wrong dtype.
-        ShapeError: by a method: shapes, lengths or devices that do not fit.
+        ArgumentError: ``num_tags`` is not a whole number of at least 1, or ``dtype`` is not floating-point; by a
+            method, a tag is out of range (on a GPU torch's own kernel checks that).
+        ArgumentTypeError: by a method, an argument is not a Ragged, or has the wrong dtype.
+        ShapeError: by a method, shapes, lengths or devices do not match.
 
     Example:
-        >>> from raglane import Ragged
         >>> crf = CRF(num_tags=3)
         >>> emissions = Ragged([torch.tensor([[5., 0., 0.], [0., 5., 0.]]), torch.tensor([[0., 0., 5.]])])
         >>> tags, score = crf.decode(emissions)
@@ -86,19 +84,19 @@ class CRF(torch.nn.Module):
             torch.nn.init.zeros_(parameter)
 
     def forward(self, emissions: Ragged, tags: Ragged, reduction: Reduction = "element") -> Tensor:
-        """The loss: the negative log-likelihood of the tags.
+        """Return the loss, the negative log-likelihood of the tags.
 
         Args:
             emissions: as for all methods.
             tags: as for all methods.
-            reduction: ``"element"``, the total over the number of elements; ``"sequence"``, the total over the number
-                of sequences that have an element; ``"none"``, each sequence's own. The mean of nothing is 0.
+            reduction: ``"element"``, the sum divided by the number of elements; ``"sequence"``, the sum divided by the
+                number of sequences with an element; ``"none"``, the loss of each sequence. Without elements it is 0.
 
         Returns:
             A scalar, or ``(B,)`` for ``"none"``.
 
         Raises:
-            ArgumentError: an unknown reduction.
+            ArgumentError: the reduction is unknown.
         """
         check_reduction(reduction)
         loss = -self.log_likelihood(emissions, tags)
@@ -109,13 +107,12 @@ class CRF(torch.nn.Module):
         return loss.sum() / emissions.lengths.count_nonzero().clamp(min=1)
 
     def log_likelihood(self, emissions: Ragged, tags: Ragged) -> Tensor:
-        """The logarithm of the probability of the tags of each sequence.
+        """Return the log-probability of the tags of each sequence.
 
         Returns:
             ``(B,)``, each at most 0; 0 for an empty sequence.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(4).log_likelihood(Ragged([torch.zeros(2, 4)]), Ragged([[3, 1]])).exp()
             tensor([0.0625], grad_fn=<ExpBackward0>)
         """
@@ -125,10 +122,9 @@ class CRF(torch.nn.Module):
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
-        """The logarithm of Z, the sum over all paths of each sequence, ``(B,)``; 0 for an empty one.
+        """Return log Z of each sequence, ``(B,)``, the log-sum over all its paths; 0 for an empty sequence.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(4).log_partition(Ragged([torch.zeros(2, 4), torch.zeros(0, 4)])).exp().tolist()
             [16.0, 1.0]
         """
@@ -137,16 +133,14 @@ class CRF(torch.nn.Module):
         return log_z.to(scores.end.dtype)
 
     def marginals(self, emissions: Ragged) -> Ragged:
-        """The probability of each tag at each element, over all paths.
+        """Return the probability of each tag at each element, over all paths.
 
-        Gradients flow through it, at the price of ``N * C * C`` numbers in the backward pass (and not within
-        :func:`torch.compile`).
+        It is differentiable, except within :func:`torch.compile`; the backward pass needs ``N * C * C`` numbers.
 
         Returns:
-            Values ``(N, C)``; each row adds up to 1, or is 0 where no path is allowed.
+            Values ``(N, C)``; each row adds up to 1, or is 0 if no path is allowed.
 
         Example:
-            >>> from raglane import Ragged
             >>> CRF(2).marginals(Ragged([torch.zeros(3, 2)]))[0].tolist()
             [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]
         """
@@ -154,17 +148,15 @@ class CRF(torch.nn.Module):
         return emissions._like(_chains().marginals(scores, emissions.host_lengths, emissions.offsets))
 
     def decode(self, emissions: Ragged) -> tuple[Ragged, Tensor]:
-        """The best tags of each sequence, by Viterbi's algorithm.
+        """Return the best tags of each sequence, computed with Viterbi's algorithm.
 
-        Of equally good paths it is the one whose last tag is lowest, among those the one whose last but one is
-        lowest, and so on.
+        Ties go to the path with the lowest last tag, then the lowest last but one, and so on.
 
         Returns:
-            The tags, ``(N,)`` int64; and their scores ``(B,)``, through which gradients flow: less
-            :meth:`log_partition` they are log-likelihoods. An empty sequence has no tags and score 0.
+            The tags, ``(N,)`` int64, and their scores ``(B,)``, which are differentiable: minus :meth:`log_partition`
+            they are log-likelihoods. An empty sequence has no tags and score 0.
 
         Example:
-            >>> from raglane import Ragged
             >>> tags, score = CRF(2).decode(Ragged([torch.tensor([[0., 1.], [3., 2.]])]))
             >>> tags.values.tolist(), score.tolist()
             ([1, 0], [4.0])
@@ -175,26 +167,26 @@ class CRF(torch.nn.Module):
         return emissions._like(tags), score.to(scores.end.dtype)
 
     def extra_repr(self) -> str:
-        """The number of tags."""
+        """Return the number of tags."""
         return f"num_tags={self.num_tags}"
 
     def _scores(self, emissions: Ragged) -> recursions.Scores:
-        """The scores, checked and in the dtype of the computation."""
+        """Return the validated scores in the dtype of the computation."""
         check_kind("emissions", emissions, Ragged, "a Ragged batch", _WRAP_IT)
         values = emissions.values
         if not values.is_floating_point():
             fix = "call .to(torch.float32)"
             raise ArgumentTypeError(message("emissions", str(values.dtype), "of a floating-point dtype", fix))
         if values.dim() != 2 or values.shape[1] != self.num_tags:
-            rule = f"one score for each of the {self.num_tags} tags, per element"
-            fix = "pass the output of a torch.nn.Linear(..., num_tags)"
+            rule = f"one score for each of the {self.num_tags} tags"
+            fix = "pass the output of a torch.nn.Linear(..., num_tags) for each element"
             raise ShapeError(message("emissions", f"elements of shape {tuple(values.shape[1:])}", rule, fix))
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(*(part.to(dtype) for part in (values, self.start, self.transitions, self.end)))
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:
-        """The tags, ``(N,)`` int64, checked."""
+        """Return the validated tags, ``(N,)`` int64."""
         check_kind("tags", tags, Ragged, "a Ragged batch", _WRAP_IT)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
@@ -215,5 +207,5 @@ class CRF(torch.nn.Module):
 
 
 def _chains() -> Any:
-    """The module of the recursions: operators, or for a graph with loops of its own, those."""
+    """Return the module of the recursions: operators, or loops within an exported graph."""
     return loops if has_loops() else recursions

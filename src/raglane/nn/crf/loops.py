@@ -1,7 +1,4 @@
-"""The recursions of a linear chain as loops of a graph, for what is exported.
-
-They are those of :mod:`raglane.nn.crf.recursions`, of the same arguments, by the same sums in the same order.
-"""
+"""The functions of :mod:`raglane.nn.crf.recursions` as loops within an exported graph, with the same order of sums."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
 
 class _Chain(NamedTuple):
-    """The parameters that each step reads."""
+    """The parameters of a step."""
 
-    arriving: Tensor  # ``(C, C)``, for coming to a tag (row) from another (column)
-    edge: Tensor  # ``(C,)``, for each tag where the walk begins
+    arriving: Tensor  # ``(C, C)``, the score of a tag (row) after another (column)
+    edge: Tensor  # ``(C,)``, the score of each tag at the element where the loop begins
 
 
 @dataclass(frozen=True)
 class _Reach:
-    """The weight of all ways to come to each tag of an element, or of the best one; and the level: see ``_reach``."""
+    """One step of :func:`raglane.nn.crf.recursions._reach`: the reach of each tag, and the level of the element."""
 
     best: bool
     states: ClassVar[tuple[str, ...]] = ("weight",)
@@ -41,7 +38,7 @@ class _Reach:
 
 @dataclass(frozen=True)
 class _Back:
-    """The best tag of an element, given the one that follows, which is the state."""
+    """One step of Viterbi's backtracking; the state is the tag of the next element."""
 
     states: ClassVar[tuple[str, ...]] = ("tag",)
 
@@ -53,7 +50,7 @@ class _Back:
 
 
 def _log_sum_exp(ways: Tensor) -> Tensor:
-    """Not torch's own: no runtime need have -inf for it where all are."""
+    """Return ``logsumexp`` over the last dimension, -inf if all are: runtimes differ in torch's own."""
     largest = finite(ways.amax(-1))
     return (ways - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
 
@@ -68,23 +65,23 @@ def _walk(
     *,
     reverse: bool = False,
 ) -> Tensor:
-    """Run a step from one end of each sequence to the other; to what it gives for each element."""
+    """Run a step over the elements of each sequence, and return its outputs ``(N, sizes[1])``."""
     before = segments.shift(torch.ones_like(rows[:, :1]), offsets, -1 if reverse else 1, fill=0)
     state = rows.new_zeros(offsets.shape[0] - 1, sizes[0])
     marked = torch.cat([rows, 1 - before], 1)
-    _, (found,) = run_steps(table, Step(step, chain), marked, (state,), [sizes[1]], reverse=reverse)
-    return found
+    _, (outputs,) = run_steps(table, Step(step, chain), marked, (state,), [sizes[1]], reverse=reverse)
+    return outputs
 
 
 def _reach(
     table: Table, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``(N, C)`` and ``(N,)``, the levels; from the end of the sequences in place of the beginning with ``reverse``."""
+    """Return the reaches ``(N, C)`` and levels ``(N,)``; ``reverse`` begins at the end of the sequences."""
     count = scores.end.shape[0]
     arriving, edge = (scores.transitions, scores.end) if reverse else (scores.transitions.t(), scores.start)
     sizes = (count, count + 1)
-    found = _walk(table, _Reach(best), _Chain(arriving, edge), scores.emissions, offsets, sizes, reverse=reverse)
-    return found[:, :-1], found[:, -1]
+    outputs = _walk(table, _Reach(best), _Chain(arriving, edge), scores.emissions, offsets, sizes, reverse=reverse)
+    return outputs[:, :-1], outputs[:, -1]
 
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG001
@@ -107,5 +104,5 @@ def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # no
     """See :func:`raglane.nn.crf.recursions.marginals`."""
     table = table_of(offsets, scores.emissions.shape[0])
     weight = weights_of(scores, *_reach(table, scores, offsets)) + _reach(table, scores, offsets, reverse=True)[0]
-    # ONNX Runtime has a softmax of no elements, and no largest.
+    # ONNX Runtime supports softmax without elements, but not max.
     return torch.where(weight == -torch.inf, 0.0, finite(weight).softmax(1))

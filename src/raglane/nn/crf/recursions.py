@@ -1,8 +1,8 @@
-"""The recursions of a linear chain: over all paths of tags through a batch of sequences, and along one.
+"""The recursions of a linear chain: over all paths of tags through a sequence, and along one path.
 
-The time loop walks the elements in packed order, step after step, over the sequences that still run; scores lie
-``(N, C)`` flat, never padded. Weights are logarithms of sums of ``exp(score)``, and what has grown along a sequence is
-taken out at every step, so that long sequences are as exact as short ones.
+Loops run over the steps of all sequences, in packed order. Scores are ``(N, C)`` flat. A "weight" is the logarithm of a
+sum of ``exp(score)`` over paths; each step subtracts its largest weight, the "level", so that long sequences are as
+exact as short ones.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from raglane import segments
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments.indexing import take_rows
 
-# Sums over a whole sequence are kept in it: the likelihood is a small difference of two large ones.
+# The dtype of sums over a whole sequence, because the likelihood is a small difference of two large sums.
 SUMS = torch.float64
 
 
 class Scores(NamedTuple):
-    """The scores of a chain, of one dtype; or one tensor for each of them, such as derivatives."""
+    """The scores of a chain, of one dtype, or their gradients."""
 
-    emissions: Tensor  # ``(N, C)``, for each element and tag; in the caller's order unless packed
-    start: Tensor  # ``(C,)``, for each tag as the first of a sequence
-    transitions: Tensor  # ``(C, C)``, for going from a tag (row) to the next (column)
-    end: Tensor  # ``(C,)``, for each tag as the last
+    emissions: Tensor  # ``(N, C)``, in the caller's order or packed
+    start: Tensor  # ``(C,)``, of each tag as the first of a sequence
+    transitions: Tensor  # ``(C, C)``, of a tag (row) followed by another (column)
+    end: Tensor  # ``(C,)``, of each tag as the last
 
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """In which order the elements are computed: step after step, and in a step the longest sequence first."""
+    """The packed order: step after step, and within a step the longest sequence first."""
 
     place: Tensor  # ``(N,)``: the packed row of each element
-    rows: list[int]  # how many sequences have each step; one step of no rows where the batch has no element
-    sequence: Tensor  # ``(M,)``: the sequences that have an element, longest first
+    rows: list[int]  # the number of sequences with each step; [0] for a batch without elements
+    sequence: Tensor  # ``(M,)``: the sequences with an element, longest first
     last: Tensor  # ``(M,)``: the packed row of their last element
 
 
 def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
-    """Scores in the order in which they are computed, and the order, of an operator's inputs."""
+    """Return the packed scores and the packed order of an operator's inputs."""
     *parts, lengths, offsets = inputs
     element, batch_sizes, order = packed_layout(lengths, offsets)
     place, rows = inverse(element), batch_sizes.tolist() or [0]
@@ -55,22 +55,25 @@ def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
 
 
 def _log_sum_exp(weights: Tensor) -> Tensor:
-    """``logsumexp`` over the last dimension."""
+    """Return ``logsumexp`` over the last dimension."""
     if not torch.is_grad_enabled():
         return torch.logsumexp(weights, -1)
-    # Where all are -inf torch's derivative is NaN; the right one is 0.
+    # If all are -inf, torch's derivative is NaN instead of 0.
     nothing = (weights == -torch.inf).all(-1)
     summed = torch.logsumexp(weights.masked_fill(nothing.unsqueeze(-1), 0.0), -1)
     return summed.masked_fill(nothing, -torch.inf)
 
 
 def finite(weights: Tensor) -> Tensor:
-    """Weights that can be subtracted from ``-inf`` and leave it, where ``-inf`` itself would give NaN."""
+    """Return weights with ``-inf`` replaced by the smallest finite number, since -inf - -inf would be NaN."""
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
 def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, Tensor]:
-    """The forward pass: the weight of all ways to come to each tag of each element, or of the best."""
+    """Run the forward pass: return the weight of all paths to each tag without its emission, and the levels.
+
+    ``best`` keeps only the best path instead of the sum.
+    """
     arriving = scores.transitions.t()
     reach = weight = scores.start.expand(steps.rows[0], -1)
     reaches: list[Tensor] = []
@@ -88,14 +91,14 @@ def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, T
 
 
 def weights_of(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
-    """``(N, C)``: the weights of all ways up to each tag, its emission included and the element's level taken out."""
+    """Return ``(N, C)``: the weights of all paths to each tag, with its emission and without the element's level."""
     return reaches + scores.emissions - levels.unsqueeze(1)
 
 
 def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, upstream: Tensor) -> Scores:
-    """The backward pass: how probable each tag and each pair of tags is, which are the derivatives of log Z.
+    """Run the backward pass: return the probabilities of tags and pairs of tags, the gradients of log Z.
 
-    It walks back by the probability of the tag before, given a tag: ``exp(weight + transition - reach)``.
+    The probability of the previous tag, given a tag, is ``exp(weight + transition - reach)``.
     """
     arriving = scores.transitions.t()
     levelled = weights_of(scores, reaches, levels)
@@ -104,29 +107,29 @@ def _posterior(scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, u
     ending = (final - finite(_log_sum_exp(final)).unsqueeze(1)).exp() * share
     weights, floors = torch.split(levelled, steps.rows), torch.split(finite(reaches), steps.rows)
     tags, pairs = ending[:0], torch.zeros_like(arriving)
-    found = []
+    marginals_of_steps = []
     for step in reversed(range(len(steps.rows))):
         rows = steps.rows[step]
         tags = torch.cat((tags, ending[tags.shape[0] : rows]))
-        found.append(tags)
+        marginals_of_steps.append(tags)
         if step:
-            given = (weights[step - 1][:rows].unsqueeze(1) + arriving - floors[step].unsqueeze(2)).exp()
-            both = given * tags.unsqueeze(2)
+            previous = (weights[step - 1][:rows].unsqueeze(1) + arriving - floors[step].unsqueeze(2)).exp()
+            both = previous * tags.unsqueeze(2)
             pairs = pairs + both.sum(0)
             tags = both.sum(1)
-    emissions = take_rows(torch.cat(found[::-1]), steps.place)
+    emissions = take_rows(torch.cat(marginals_of_steps[::-1]), steps.place)
     return Scores(emissions, tags.sum(0), pairs.t().contiguous(), ending.sum(0))
 
 
-# NOTE [operators]: torch.compile puts an operator into its graph as it is. The loops themselves it would unroll, and
-# compile anew for every batch. Their bodies run without autograd, which has the formulas registered below.
+# torch.compile does not look into an operator; it would unroll the loops and compile them again for every batch.
+# Gradients are registered below, so the operators' bodies run without autograd.
 _INPUTS = "Tensor emissions, Tensor start, Tensor transitions, Tensor end, Tensor lengths, Tensor offsets"
 
 
 @torch.library.custom_op("raglane::chain_partition", mutates_args=(), schema=f"({_INPUTS}) -> (Tensor, Tensor, Tensor)")
 @torch.no_grad()
 def _partition_op(*inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The logarithm of Z, ``(B,)`` float64, and what :func:`_reach` gives."""
+    """Return log Z, ``(B,)`` float64, and the results of :func:`_reach`."""
     scores, steps = _packed(*inputs)
     reaches, levels = _reach(scores, steps)
     final = take_rows(weights_of(scores, reaches, levels), steps.last) + scores.end
@@ -151,7 +154,7 @@ def _(emissions: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 )
 @torch.no_grad()
 def _posterior_op(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """:func:`_posterior` as an operator."""
+    """Call :func:`_posterior`."""
     return tuple(_posterior(*_packed(*inputs[:6]), *inputs[6:]))
 
 
@@ -161,7 +164,7 @@ def _(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def _save_partition(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    # Two ways back keep N * C numbers; autograd's own through the loop would keep N * C * C.
+    # The backward pass needs N * C numbers; autograd through the loop would save N * C * C.
     ctx.save_for_backward(*inputs, *output[1:])
 
 
@@ -175,20 +178,20 @@ def _save_posterior(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, 
 
 
 def _posterior_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    """Second derivatives, by autograd through the loops."""
+    """Compute second derivatives by autograd through the loops."""
     *parts, lengths, offsets, upstream = ctx.saved_tensors
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, so that a gradient stops here where one of them was computed from another.
+        # Views, so that a gradient ends here even if one input was computed from another.
         inputs = [part.view_as(part) for part in (*parts, upstream)]
         scores, steps = _packed(*inputs[:4], lengths, offsets)
         result = _posterior(scores, steps, *_reach(scores, steps), inputs[4])
-    given = [part for part in inputs if part.requires_grad]
+    differentiated = [part for part in inputs if part.requires_grad]
     pairs = [(part, grad) for part, grad in zip(result, grads, strict=True) if part.requires_grad]
     results, weights = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(results, given, weights, create_graph=again, allow_unused=True))
-    wanted = [next(found) if part.requires_grad else None for part in inputs]
-    return *wanted[:4], None, None, None, None, wanted[4]
+    found = iter(torch.autograd.grad(results, differentiated, weights, create_graph=again, allow_unused=True))
+    gradients = [next(found) if part.requires_grad else None for part in inputs]
+    return *gradients[:4], None, None, None, None, gradients[4]
 
 
 _partition_op.register_autograd(_partition_backward, setup_context=_save_partition)
@@ -196,30 +199,27 @@ _posterior_op.register_autograd(_posterior_backward, setup_context=_save_posteri
 
 
 def log_partition(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """The logarithm of the sum of ``exp(score)`` over all paths of each sequence; 0 for an empty one.
-
-    Differentiable any number of times.
-    """
+    """Return the log-sum of ``exp(score)`` over all paths of each sequence, ``(B,)``; 0 for an empty one."""
     summed: Tensor = _partition_op(*scores, lengths, offsets)[0]
     return summed
 
 
 def marginals(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """The probability of each tag at each element; differentiable any number of times, though not when compiled."""
+    """Return the probability of each tag at each element, ``(N, C)``; not differentiable when compiled."""
     inputs = (*scores, lengths, offsets)
     _, reaches, levels = _partition_op(*inputs)
     ones = scores.end.new_ones(offsets.shape[0] - 1)
-    found: Tensor = _posterior_op(*inputs, reaches, levels, ones)[0]
-    return found
+    probabilities: Tensor = _posterior_op(*inputs, reaches, levels, ones)[0]
+    return probabilities
 
 
 # -- one path ----------------------------------------------------------------------------------------------------------
 
 
 def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
-    """The score of one path of each sequence; 0 for an empty one."""
+    """Return the score of one path of each sequence, ``(B,)``; 0 for an empty one."""
     count = scores.end.shape[0]
-    # The first tag of a sequence comes from nowhere: one more row of the table.
+    # The start scores are one more row of the transitions, for the first tag of a sequence.
     table = torch.cat((scores.transitions, scores.start.unsqueeze(0))).view(-1)
     arriving = table.index_select(0, segments.shift(tags, offsets, 1, fill=count) * count + tags)
     emitted = scores.emissions.gather(1, tags.unsqueeze(1)).squeeze(1)
@@ -231,20 +231,20 @@ def path_score(scores: Scores, tags: Tensor, offsets: Tensor) -> Tensor:
 @torch.library.custom_op("raglane::chain_best_tags", mutates_args=(), schema=f"({_INPUTS}) -> Tensor")
 @torch.no_grad()
 def _best_tags_op(*inputs: Tensor) -> Tensor:
-    """Viterbi's algorithm."""
+    """See :func:`best_tags`."""
     scores, steps = _packed(*inputs)
     levelled = weights_of(scores, *_reach(scores, steps, best=True))
     arriving = scores.transitions.t()
-    # No table of where each tag came from: on the way back one row per sequence says it again, at less memory.
+    # Backtracking recomputes each best predecessor instead of storing a table of them, which needs less memory.
     ending = (take_rows(levelled, steps.last) + scores.end).argmax(1)
     tags = ending[:0]
-    found = []
+    tags_of_steps = []
     for rows, weight in zip(steps.rows[::-1], torch.split(levelled, steps.rows)[::-1], strict=True):
-        going_on = tags.shape[0]
-        came = (weight[:going_on] + arriving.index_select(0, tags)).argmax(1)
-        tags = torch.cat((came, ending[going_on:rows]))
-        found.append(tags)
-    return take_rows(torch.cat(found[::-1]), steps.place)
+        longer = tags.shape[0]
+        previous = (weight[:longer] + arriving.index_select(0, tags)).argmax(1)
+        tags = torch.cat((previous, ending[longer:rows]))
+        tags_of_steps.append(tags)
+    return take_rows(torch.cat(tags_of_steps[::-1]), steps.place)
 
 
 @_best_tags_op.register_fake
@@ -253,10 +253,6 @@ def _(emissions: Tensor, *_: Tensor) -> Tensor:
 
 
 def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:
-    """The tags of the best path of each sequence, by Viterbi's algorithm.
-
-    Of equally good paths it is the one whose last tag is lowest, among those the one whose last but one is lowest,
-    and so on.
-    """
-    found: Tensor = _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
-    return found
+    """Return the tags of the best path of each sequence, ``(N,)``, by Viterbi's algorithm."""
+    tags: Tensor = _best_tags_op(*(part.detach() for part in scores), lengths, offsets)
+    return tags

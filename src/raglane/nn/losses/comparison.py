@@ -1,4 +1,4 @@
-"""Predictions and targets of a loss brought together row by row, and the losses weighed and reduced."""
+"""Aligns predictions and targets row by row, and weighs and reduces their losses."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _REDUCTIONS = ("element", "sequence", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Predictions and targets, one row per element, and how the losses of the rows are weighed."""
+    """Predictions and targets, one row per element, and the weights of the rows."""
 
-    batch: Ragged  # the predictions as they were given
+    batch: Ragged  # the argument with the predictions
     predictions: Tensor  # ``(N, *features)``; zeros in rows of weight 0
     targets: Tensor  # ``(N, ...)``; floating-point ones are zeros in rows of weight 0
-    row_weights: Tensor | None  # ``(N,)`` of the dtype that losses are added up in, or None for ones
-    sequence_weights: Tensor | None  # ``(B,)``, where the means of sequences are weighed; else None
-    reduction: Reduction  # how the losses become one number
+    row_weights: Tensor | None  # ``(N,)`` in the dtype of the sums, or None for ones
+    sequence_weights: Tensor | None  # ``(B,)``, to weigh the means of sequences, or None
+    reduction: Reduction
 
     def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
-        """Reduce the losses of the rows."""
+        """Reduce the losses of the rows; ``counts`` are the numbers by which a mean is divided, or None for ones."""
         if self.reduction == "none":
             return self.batch._like(
                 losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
@@ -52,7 +52,7 @@ class Comparison:
 
 
 def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comparison:
-    """Check the arguments of a loss against each other, and bring them together row by row."""
+    """Validate the arguments of a loss and align them row by row."""
     check_reduction(reduction)
     check_predictions("input", predictions)
     rows = _rows("target", target, predictions)
@@ -60,85 +60,85 @@ def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comp
     values = predictions.values
     if counted is not None:
         values = _zero_unless(counted, values)
-        # Classes are not numbers that could be NaN, and 0 need not be one of them.
+        # Classes cannot be NaN, and 0 may be no valid class.
         rows = _zero_unless(counted, rows) if rows.is_floating_point() else rows
     return Comparison(predictions, values, rows, row_weights, of_sequences, reduction)
 
 
 def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The weights of rows and of sequences, and which rows have any; None where there is nothing to say."""
+    """Return the weights of rows and of sequences, and a mask of the rows with a weight; None for ones."""
     if weights is None:
         return None, None, None
     if isinstance(weights, Ragged):
         weights._needs_lengths_of("weights", batch, "the predictions have")
-        given = weights.values
-        if given.dim() != 1:
+        values = weights.values
+        if values.dim() != 1:
             rule = "a Ragged of one number per element"
             fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
             raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
-        check_tensor("weights", given, batch, "pass real numbers")
-        check_numbers("weights", given)
-        return given.to(wide(batch.dtype)), None, given != 0
-    given = sequence_weights(weights, batch)
-    spread = segments.spread(given, batch.offsets, batch.values.shape[0])
+        check_tensor("weights", values, batch, "pass real numbers")
+        check_numbers("weights", values)
+        return values.to(wide(batch.dtype)), None, values != 0
+    per_sequence = sequence_weights(weights, batch)
+    spread = segments.spread(per_sequence, batch.offsets, batch.values.shape[0])
     if reduction == "sequence":
-        return None, given, spread != 0
+        return None, per_sequence, spread != 0
     return spread, None, spread != 0
 
 
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
-    """Check weights of sequences."""
-    given = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
-    if given.shape != (len(batch),):
+    """Return validated weights of sequences, ``(B,)``, in the dtype of the sums."""
+    values = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
+    if values.shape != (len(batch),):
         rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
-        raise ShapeError(message("weights", f"shape {tuple(given.shape)}", rule, fix))
-    check_numbers("weights", given)
-    return given.to(wide(batch.dtype))
+        raise ShapeError(message("weights", f"shape {tuple(values.shape)}", rule, fix))
+    check_numbers("weights", values)
+    return values.to(wide(batch.dtype))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add up losses in: float32 for anything narrower."""
+    """Return the dtype in which losses are summed: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 without a gradient where the denominator is 0: nothing was counted there."""
-    # A numerator may be left over: smoothed labels of a class of weight 0 share in the loss of the others.
+    """Return the quotient, or 0 without a gradient if the denominator is 0."""
+    # The numerator may differ from 0 then: label smoothing adds losses of other classes to a class of weight 0.
     nothing = denominator == 0
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
 def check_reduction(reduction: Any) -> None:
-    """Refuse what is not a reduction."""
+    """Raise if this is not the name of a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         fix = "for torch's 'mean' pass 'element'; for its 'sum' pass 'none' and add up the values"
         raise ArgumentError(message("reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix))
 
 
 def check_predictions(name: str, batch: Any) -> None:
-    """Refuse predictions that are not a Ragged, or not of a floating-point dtype."""
-    fix = "for one prediction per sequence call torch.nn.functional's own loss; else wrap it with rl.Ragged"
+    """Raise if predictions are not a Ragged of a floating-point dtype."""
+    fix = "wrap it with rl.Ragged, or for one prediction per sequence call the loss of torch.nn.functional"
     check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
         raise ArgumentTypeError(message(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"))
 
 
-def _rows(name: str, given: Any, batch: Ragged) -> Tensor:
-    """One row per element: the values of a Ragged, or those of a tensor spread over the elements of its sequences."""
-    if isinstance(given, Ragged):
-        given._needs_lengths_of(name, batch, "the predictions have")
-        return check_tensor(name, given.values, batch, "pass real numbers")
-    check_tensor(name, given, batch, "wrap it with rl.Ragged, for one per element, or pass a tensor, one per sequence")
-    if given.dim() == 0 or given.shape[0] != len(batch):
-        rule = f"a tensor with one row for each of the {len(batch)} sequences"
+def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
+    """Return one row per element: a Ragged's values, or a tensor's rows repeated for all elements of a sequence."""
+    if isinstance(target, Ragged):
+        target._needs_lengths_of(name, batch, "the predictions have")
+        return check_tensor(name, target.values, batch, "pass real numbers")
+    check_tensor(name, target, batch, "pass a Ragged with one per element, or a tensor with one per sequence")
+    if target.dim() == 0 or target.shape[0] != len(batch):
+        rule = f"a tensor with one row per sequence, and the batch has {len(batch)}"
         fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
-        raise ShapeError(message(name, f"a tensor of shape {tuple(given.shape)}", rule, fix))
-    return segments.spread(given, batch.offsets, batch.values.shape[0])
+        raise ShapeError(message(name, f"a tensor of shape {tuple(target.shape)}", rule, fix))
+    return segments.spread(target, batch.offsets, batch.values.shape[0])
 
 
 def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
-    """A dense tensor of real numbers on the device of the batch."""
+    """Return a dense tensor of real numbers on the device of the batch, or raise."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_complex() or given.is_quantized:
@@ -149,14 +149,14 @@ def check_tensor(name: str, given: Any, batch: Ragged, fix: str) -> Tensor:
 
 
 def check_numbers(name: str, numbers: Tensor) -> None:
-    """Refuse weights that are not finite numbers of at least 0; they are looked at on a CPU alone."""
+    """Raise if weights on a CPU are not finite numbers of at least 0."""
     if numbers.is_cpu and not torch.compiler.is_compiling():
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):
             got = f"{numbers[wrong][0].item()}"
-            raise ArgumentError(message(name, got, "finite numbers of at least 0", "check how they are computed"))
+            raise ArgumentError(message(name, got, "finite numbers of at least 0", "correct or remove it"))
 
 
 def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:
-    """Zeros in rows that do not count: multiplying by 0 would leave a NaN, and a NaN in its gradient."""
+    """Set rows that do not count to zero; multiplying by 0 would keep a NaN, also in the gradient."""
     return rows.masked_fill(~counted.view((-1,) + (1,) * (rows.dim() - 1)), 0)

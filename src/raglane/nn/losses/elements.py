@@ -1,4 +1,4 @@
-"""Losses of elements: those of classes, and those that compare number with number."""
+"""Losses per element: of classes, and of numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import Comparison, Reduction, check_numbers, check_tensor, compare
 from raglane.ragged import Ragged
 
-_ONE_PER_CLASS = "pass a tensor (C,); weights= (plural) is for elements and sequences"
+_ONE_PER_CLASS = "pass a tensor (C,); weights of elements and sequences are the argument weights"
 
 
 def cross_entropy(
@@ -29,9 +29,10 @@ def cross_entropy(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Cross-entropy of logits with classes, or with probabilities of classes.
+    """Return the cross-entropy of logits with classes, or with probabilities of classes.
 
-    ``-weight[target] * log_softmax(input)[target]``; for probabilities ``-sum(weight * target * log_softmax(input))``.
+    It is ``-weight[target] * log_softmax(input)[target]``, or ``-sum(weight * target * log_softmax(input))`` for
+    probabilities.
 
     Args:
         input: ``(N, C)``, floating-point: logits, before any softmax.
@@ -39,20 +40,20 @@ def cross_entropy(
             probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
         weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the weights of their
             classes; with probabilities, by their number, as in torch.
-        ignore_index: elements of this class do not count. Without effect where ``target`` holds probabilities.
-        label_smoothing: from 0 to 1, the share of a target that goes evenly to all classes (Szegedy et al. 2016,
-            "Rethinking the Inception architecture for computer vision").
+        ignore_index: elements of this class do not count. Ignored for probabilities.
+        label_smoothing: from 0 to 1, the share of a target that is distributed evenly over all classes (Szegedy et al.
+            2016, "Rethinking the Inception architecture for computer vision").
         weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
         reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
 
     Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+        A 0-d tensor, or a Ragged ``(N,)`` for the reduction ``"none"``.
 
     Raises:
-        ArgumentTypeError: an argument of the wrong kind.
-        ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: a class that does not exist or a weight that is not finite or below 0 (looked for on a
-            CPU), an unknown reduction, or ``label_smoothing`` out of range.
+        ArgumentTypeError: an argument is of the wrong kind.
+        ShapeError: lengths, shapes or devices do not match.
+        ArgumentError: a class does not exist, or a weight is negative or not finite (checked only on a CPU); the
+            reduction is unknown, or ``label_smoothing`` is out of range.
 
     Example:
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
@@ -85,12 +86,12 @@ def nll_loss(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """The negative log-likelihood of classes, ``-weight[target] * input[target]``.
+    """Return the negative log-likelihood of classes, ``-weight[target] * input[target]``.
 
     The result and the errors are those of :func:`cross_entropy`.
 
     Args:
-        input: ``(N, C)``, floating-point: log-probabilities, for instance ``torch.log_softmax(logits, dim=-1)``.
+        input: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``.
         target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor ``(B,)``.
         weight: as for :func:`cross_entropy`.
         ignore_index: as for :func:`cross_entropy`.
@@ -109,13 +110,13 @@ def nll_loss(
 def _of_classes(
     function: Callable[..., Tensor], pair: Comparison, scale: Tensor | None, ignore_index: int
 ) -> Tensor | Ragged:
-    """A loss of ``(N, C)`` against classes ``(N,)``; a row counts as the weight of its class says, or not at all."""
+    """Return a loss of ``(N, C)`` with classes ``(N,)``; rows count by the weight of their class."""
     classes = _classes(pair.targets, pair.predictions.shape[1], ignore_index)
     losses = function(pair.predictions, classes, scale, reduction="none", ignore_index=ignore_index)
     counted = classes != ignore_index
     if scale is None:
         return pair.reduce(losses, counted.to(losses.dtype))
-    # The class to ignore need not be an index.
+    # ignore_index may be out of range.
     counts = scale.index_select(0, classes.masked_fill(~counted, 0)).masked_fill(~counted, 0)
     return pair.reduce(losses, counts)
 
@@ -123,7 +124,7 @@ def _of_classes(
 def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
         rule = "one number per class, (N, C), for at least one class"
-        fix = "put the classes in the only feature dimension, e.g. with .map(lambda values: ...)"
+        fix = "make the classes the only dimension of an element, e.g. with .map(lambda values: ...)"
         raise ShapeError(message("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix))
 
 
@@ -140,7 +141,7 @@ def _class_weights(weight: Any, pair: Comparison) -> Tensor | None:
 
 
 def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
-    """Targets as int64 classes, one per row; on a CPU, classes that exist."""
+    """Return targets as int64 classes, one per row; on a CPU, raise if one does not exist."""
     check_whole("ignore_index", ignore_index)
     if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         fix = "call .to(torch.int64)"
@@ -166,7 +167,7 @@ def mse_loss(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """The squared error, ``(input - target) ** 2``, a mean over the features of each element.
+    """Return the squared error, ``(input - target) ** 2``, the mean over the features of an element.
 
     Args:
         input: ``(N, *features)``, floating-point.
@@ -176,12 +177,12 @@ def mse_loss(
         reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
 
     Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` where the reduction is ``"none"``.
+        A 0-d tensor, or a Ragged ``(N,)`` for the reduction ``"none"``.
 
     Raises:
-        ArgumentTypeError: an argument of the wrong kind.
-        ShapeError: lengths, shapes or devices that do not fit.
-        ArgumentError: an unknown reduction.
+        ArgumentTypeError: an argument is of the wrong kind.
+        ShapeError: lengths, shapes or devices do not match.
+        ArgumentError: the reduction is unknown.
 
     Example:
         >>> input, target = Ragged([[1., 2., 3.], [4.]]), Ragged([[1., 2., 6.], [9.]])
@@ -198,7 +199,7 @@ def l1_loss(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """The absolute error (MAE), ``|input - target|``, a mean over the features of each element.
+    """Return the absolute error (MAE), ``|input - target|``, the mean over the features of an element.
 
     Arguments, result and errors are those of :func:`mse_loss`.
 
@@ -217,11 +218,11 @@ def huber_loss(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Huber's error, a mean over the features of each element.
+    """Return Huber's error, the mean over the features of an element.
 
-    From Huber 1964, "Robust estimation of a location parameter". With ``d = |input - target|``: ``d ** 2 / 2`` up to
-    ``delta``, a number above 0 in the units of ``input``, and ``delta * (d - delta / 2)`` beyond. The other arguments,
-    the result and the errors are those of :func:`mse_loss`; a ``delta`` that is not above 0 is an ArgumentError.
+    With ``d = |input - target|`` it is ``d ** 2 / 2`` up to ``delta``, and ``delta * (d - delta / 2)`` beyond (Huber
+    1964, "Robust estimation of a location parameter"). ``delta`` is a number above 0, in the units of ``input``;
+    otherwise an ArgumentError is raised. The other arguments, the result and the errors are those of :func:`mse_loss`.
 
     Example:
         >>> huber_loss(Ragged([[1., 4.]]), Ragged([[2., 1.]]), reduction="none").values.tolist()
@@ -239,7 +240,7 @@ def binary_cross_entropy_with_logits(
     weights: Ragged | Tensor | None = None,
     reduction: Reduction = "element",
 ) -> Tensor | Ragged:
-    """Binary cross-entropy of logits, a mean over the features of each element (one per label where it has many).
+    """Return the binary cross-entropy of logits, the mean over the features (labels) of an element.
 
     ``-(pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input)))``
 
@@ -249,15 +250,15 @@ def binary_cross_entropy_with_logits(
         input: ``(N, *features)``, floating-point: logits, before any sigmoid.
         target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``: booleans or numbers
             from 0 to 1.
-        pos_weight: how many times a target of 1 counts in the loss: one number, or one per feature. Unlike ``weights``
-            it takes no part in what a mean divides by, as in torch.
+        pos_weight: a factor for the loss of targets of 1: one number, or one per feature. As in torch, means are not
+            divided by it, unlike ``weights``.
         weights: as for :func:`mse_loss`.
         reduction: as for :func:`mse_loss`.
 
     Raises:
-        ShapeError: a ``pos_weight`` of another shape.
-        ArgumentError: a ``pos_weight`` that is not finite or below 0, or a target below 0 or above 1; both are
-            looked for on a CPU.
+        ShapeError: ``pos_weight`` has another shape.
+        ArgumentError: ``pos_weight`` is negative or not finite, or a target is below 0 or above 1; both are checked
+            only on a CPU.
 
     Example:
         >>> loss = binary_cross_entropy_with_logits(Ragged([[0.0, 0.0]]), Ragged([[True, False]]))
@@ -274,16 +275,18 @@ def binary_cross_entropy_with_logits(
 
 
 def _check_labels(targets: Tensor) -> None:
-    """Refuse, on a CPU, labels below 0 or above 1. A NaN stays in its sequence, as everywhere."""
+    """Raise if a label on a CPU is below 0 or above 1; NaN is allowed."""
     if targets.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
             got = f"{targets[wrong][0].item()}"
-            raise ArgumentError(message("target", got, "from 0 to 1", "scale the targets to this range"))
+            raise ArgumentError(
+                message("target", got, "from 0 to 1", "divide by the largest value, or compare with a threshold")
+            )
 
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
-    """``pos_weight`` as it meets the features of each row."""
+    """Return ``pos_weight`` as a scalar, or in the shape of a row."""
     given = check_tensor("pos_weight", pos_weight, batch, "pass a tensor: one number, or one per label")
     check_numbers("pos_weight", given)
     given = given.to(logits.dtype)
@@ -302,7 +305,7 @@ def _elementwise(
     weights: Ragged | Tensor | None,
     reduction: Reduction,
 ) -> Tensor | Ragged:
-    """The loss whose function gives one number for each of ``(N, *features)``."""
+    """Return a loss whose function returns one number for each of ``(N, *features)``."""
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
         rule = (
@@ -312,7 +315,7 @@ def _elementwise(
         raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")
     if losses.dim() > 1:
-        # Elements without a feature have nothing to be wrong about, where a mean would be NaN.
+        # Not a mean, which is NaN for elements without features.
         losses = losses.flatten(1)
         losses = losses.sum(1) / max(losses.shape[1], 1)
     return pair.reduce(losses)

@@ -1,1 +1,1 @@
-"""Recurrent layers, and what a call of one goes through."""
+"""Recurrent layers and the steps of their calls."""

@@ -1,4 +1,4 @@
-"""Any cell as a layer: the user writes one step in plain torch."""
+"""Layers of user-defined cells, whose step is written in plain torch."""
 
 from __future__ import annotations
 
@@ -23,37 +23,33 @@ from raglane.ragged import Ragged
 
 
 class Recurrent(RecurrentLayer):
-    """A recurrent layer of any cell.
+    """A recurrent layer of a user-defined cell.
 
-    A cell is a module with ``input_size``, ``hidden_size`` and ``step(x_t, state) -> (output, state)``, where ``x_t``
-    is ``(R, input_size)``, one row for each sequence that runs, and rows must not look at each other. Besides, it may
-    have
+    A cell is a module with ``input_size``, ``hidden_size`` and ``step(x_t, state) -> (output, state)``. ``x_t`` is
+    ``(R, input_size)``, one row per running sequence; a row of the result must depend only on the same row. Optional:
 
-    - ``initial_state(batch_size)``: a tensor ``(batch_size, size)`` or a tuple of several. Without it the state is
-      one tensor of ``hidden_size`` zeros;
-    - ``prepare(values, offsets)``: what needs no state, for all elements at once, ``(N, input_size)`` to
-      ``(N, features)``: ``step`` is then given rows of that. Matrix products belong here. It must not read
-      elements of other sequences, and ``offsets`` may have one sequence more than the batch;
-    - ``output_size``, where outputs do not have ``hidden_size`` features.
+    - ``initial_state(batch_size)`` returns a tensor ``(batch_size, size)`` or a tuple of them. Without it the state is
+      one tensor of ``hidden_size`` zeros.
+    - ``prepare(values, offsets)`` computes what does not depend on the state, for all elements at once, from
+      ``(N, input_size)`` to ``(N, features)``; ``x_t`` is then a row of its result. Put matrix products here. It must
+      not mix sequences, and ``offsets`` may have one sequence more than the batch.
+    - ``output_size``, if outputs do not have ``hidden_size`` features.
 
-    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` fit as they are, and run on the fast kernels. States keep the
-    dtype that they begin with. ``torch.compile`` takes a model with such a layer as one graph, where the step can
-    become a program; else it leaves the loop out.
+    ``torch.nn.LSTMCell``, ``GRUCell`` and ``RNNCell`` are accepted too, and run on the fast kernels. States keep the
+    dtype of the initial state. ``torch.compile`` includes the layer in its graph if the step can be traced to a
+    program, and breaks the graph at its loop otherwise.
 
     Args:
-        cell: a module, for one layer in one direction; or what makes one from ``(input_size, hidden_size)``, such as
-            its class, for any number of both.
-        input_size, hidden_size: with what makes modules; a module has its own.
-        num_layers: layers on top of each other.
-        batch_first: whether padded tensors are ``(B, T, D)``.
-        dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
-        bidirectional: also run from the end to the start.
-        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. What acts inside the
-            recurrence (``state_dropout``, ``weight_dropout``, ``zoneout``) needs one of torch's cells.
+        cell: a module, for one layer in one direction; or a function ``(input_size, hidden_size) -> module``, such as
+            the module's class, for any number of layers and directions.
+        input_size, hidden_size: the sizes for a function; a module has its own.
+        num_layers, batch_first, dropout, bidirectional: as in torch's layers.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`. ``state_dropout``, ``weight_dropout`` and
+            ``zoneout`` require one of torch's cells.
 
     Raises:
-        ArgumentTypeError: ``cell`` is not such a module, and does not make one.
-        ArgumentError: sizes that are missing or do not fit.
+        ArgumentTypeError: ``cell`` is neither such a module nor a function that returns one.
+        ArgumentError: sizes are missing or do not match.
 
     Example:
         >>> class Leaky(nn.Module):
@@ -94,8 +90,8 @@ class Recurrent(RecurrentLayer):
         self._spec = _spec_of(modules[0])
         for name in ("zoneout", "state_dropout", "weight_dropout"):
             if options.get(name) and isinstance(self._spec, ModuleCell):
-                rule = "left out for a user's cell, which has its own equations"
-                raise ArgumentError(message(name, repr(options[name]), rule, "implement it in step"))
+                rule = "0 for a user-defined cell"
+                raise ArgumentError(message(name, repr(options[name]), rule, "apply it in the cell's step"))
         self._set_options(**options)
 
     def __setstate__(self, state: Any) -> None:
@@ -103,24 +99,26 @@ class Recurrent(RecurrentLayer):
         announce(self.cells)
 
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
-        """The modules, one per layer and direction in torch's order, checked."""
+        """Return the validated modules, one per layer and direction in torch's order."""
         if isinstance(cell, nn.Module):
             for name, value, own in (
                 ("input_size", input_size, getattr(cell, "input_size", None)),
                 ("hidden_size", hidden_size, getattr(cell, "hidden_size", None)),
             ):
                 if value not in (None, own):
-                    raise ArgumentError(message(name, repr(value), f"the cell's, {own}", "leave it out"))
+                    raise ArgumentError(message(name, repr(value), f"the cell's {name}, {own}", "leave it out"))
             if self.num_layers > 1 or self.bidirectional:
                 got = f"a module, with num_layers={self.num_layers} and bidirectional={self.bidirectional}"
-                rule = "a class or function if there are several layers or directions"
-                raise ArgumentError(message("cell", got, rule, "pass its class, or a function that makes it"))
+                rule = "a class or function for more than one layer or direction"
+                raise ArgumentError(
+                    message("cell", got, rule, "pass the module's class, or a function that returns one")
+                )
             return [_checked(cell)]
         if not callable(cell):
-            rule = "a module with step(x_t, state), or a function that builds one from (input_size, hidden_size)"
+            rule = "a module with step(x_t, state), or a function (input_size, hidden_size) -> module"
             raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass a module or its class"))
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
-        check_signature("cell", cell, "a function that builds a module from (input_size, hidden_size)", width, size)
+        check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []
         for _ in range(self.num_layers):
             layer = [_made(cell, width, size) for _ in range(2 if self.bidirectional else 1)]
@@ -129,45 +127,45 @@ class Recurrent(RecurrentLayer):
         kinds = {_kind_of(module) for module in modules}
         if len(kinds) > 1:
             got = "modules with " + " and ".join(sorted(map(repr, kinds)))
-            rule = "built of modules with the same class, output_size and sizes of states"
-            raise ArgumentError(message("cell", got, rule, "make all modules the same"))
+            rule = "a function that returns the same class, output_size and state sizes for every layer and direction"
+            raise ArgumentError(message("cell", got, rule, "return modules of one kind"))
         return modules
 
     @property
     def cell(self) -> CellSpec:
-        """The equations."""
+        """The cell that the layer runs."""
         return self._spec
 
     def _settings(self) -> tuple[Any, ...]:
-        # Another module may have taken a cell's place.
+        # The first cell may have been replaced by another module.
         return (*_settings_of(self), self._has_own_initial())
 
     @property
     def output_size(self) -> int:
-        """The features of an element of the output."""
+        """The number of features of the output."""
         if isinstance(self._spec, ModuleCell):
             return (2 if self.bidirectional else 1) * self._spec.output_size
         return super().output_size
 
     def summary(self, out: Any, state: State) -> Tensor:
-        """One vector per sequence: the output for its last element, and of the reverse direction for its first.
+        """Return one vector per sequence: the output of the last element, and in reverse direction of the first.
 
         Args:
-            out: the output: a Ragged, a PackedSequence, or one sequence.
-            state: the final state that came with it.
+            out: the layer's output: a Ragged, a PackedSequence, or one sequence.
+            state: the layer's final state.
 
         Returns:
             ``(B, directions * size)``, zeros for an empty sequence; ``(directions * size,)`` for a sequence without
-            a batch. Where the cell is one of torch's, what :meth:`RecurrentLayer.summary` says.
+            a batch. For torch's cells it is :meth:`RecurrentLayer.summary`.
 
         Raises:
-            ArgumentTypeError: ``out`` is not an output, or does not know its lengths.
+            ArgumentTypeError: ``out`` is not an output, or a padded tensor, which has no lengths.
         """
         if self._spec.output_is_state:
             return super().summary(out, state)
         if not (isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)):
             got = "a padded tensor" if isinstance(out, Tensor) else f"a {type(out).__name__}"
-            rule = "a Ragged or a PackedSequence: this cell's output is not its state"
+            rule = "an output with lengths, because this cell's output is not its state"
             fix = "call the layer with a Ragged, without return_output=False"
             raise ArgumentTypeError(message("out", got, rule, fix))
         inputs = read(out, None, self.batch_first)
@@ -179,7 +177,7 @@ class Recurrent(RecurrentLayer):
         return vectors if inputs.is_batched else vectors.squeeze(0)
 
     def extra_repr(self) -> str:
-        """The options that were chosen."""
+        """Return the arguments that differ from their defaults."""
         defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         chosen = [f"{name}={getattr(self, name)}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(part for part in (*chosen, super().extra_repr()) if part)
@@ -190,10 +188,11 @@ class Recurrent(RecurrentLayer):
         return self._spec.state_sizes(self.hidden_size)
 
     def _weights(self) -> tuple[Any, ...]:
-        """The modules themselves, where their equations are their own."""
+        """Return the modules themselves if they are user-defined, or the weights of torch's cells."""
         if isinstance(self._spec, ModuleCell):
             return tuple(self.cells)
-        return tuple([_weights_of(module) for module in self.cells])
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return tuple([Weights(*(getattr(module, name) for name in names)) for module in self.cells])
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         return next(self.cells.parameters(), None) if isinstance(self._spec, ModuleCell) else weights[0].input
@@ -218,7 +217,7 @@ _TORCH_CELLS: dict[type[nn.Module], Callable[[Any], str]] = {
 
 
 def _spec_of(module: Any) -> CellSpec:
-    """The equations of a module: torch's own cells have theirs, which faster kernels know."""
+    """Return the cell of a module; torch's own cells have faster kernels."""
     if type(module) in _TORCH_CELLS:
         return CELLS[_TORCH_CELLS[type(module)](module)]
     sizes: tuple[int, ...] = (module.hidden_size,)
@@ -233,13 +232,8 @@ def _spec_of(module: Any) -> CellSpec:
 
 
 def _kind_of(module: Any) -> tuple[str, int, tuple[int, ...]]:
-    """What all modules of a layer must agree in: class, size of the output, sizes of the states."""
+    """Return what must be equal for all modules of a layer: class, output size and state sizes."""
     return type(module).__name__, _output_size(module), _spec_of(module).state_sizes(module.hidden_size)
-
-
-def _weights_of(module: Any) -> Weights:
-    """The weights of one of torch's cells."""
-    return Weights(module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
 
 
 def _output_size(module: Any) -> int:
@@ -248,7 +242,7 @@ def _output_size(module: Any) -> int:
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
-    """What a module gives as the initial state of ``count`` sequences."""
+    """Return a module's initial states for ``count`` sequences as a tuple."""
     own = module.initial_state(count)
     parts = (own,) if isinstance(own, Tensor) else own
     is_tuple = isinstance(parts, tuple | list) and len(parts) > 0
@@ -261,20 +255,20 @@ def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:
 
 
 def _made(factory: Callable[[int, int], Any], input_size: int, hidden_size: int) -> Any:
-    """A module of these sizes."""
+    """Return the factory's module, with the sizes checked."""
     module = _checked(factory(input_size, hidden_size))
-    for name, wanted in (("input_size", input_size), ("hidden_size", hidden_size)):
-        if getattr(module, name) != wanted:
-            got = f"a function that builds a {type(module).__name__} with {name}={getattr(module, name)}"
-            rule = f"a function that uses its arguments, here {name}={wanted}"
+    for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+        if getattr(module, name) != size:
+            got = f"a function that returns a {type(module).__name__} with {name}={getattr(module, name)}"
+            rule = f"a function that returns a module of the requested sizes, here {name}={size}"
             raise ArgumentError(message("cell", got, rule, "pass both arguments on to the module"))
     return module
 
 
 def _checked(module: Any) -> Any:
-    """The module, if it can be a cell."""
+    """Return the module if it is a valid cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
-        rule = "a cell, which computes one step; this layer runs a batch of sequences"
+        rule = "a cell, which runs one step; a layer runs whole sequences"
         got, fix = f"a {type(module).__name__}", "call the layer, without Recurrent"
         raise ArgumentTypeError(message("cell", got, rule, fix))
     for name in ("prepare", "initial_state"):

@@ -1,4 +1,4 @@
-"""States from chunk to chunk of truncated backpropagation."""
+"""Carries states from chunk to chunk, for truncated backpropagation through time."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from raglane.ragged import Ragged
 
 
 def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor) -> Any:
-    """The state with which a layer goes on to the next chunk: the last one's, and its own where a sequence begins.
+    """Return the initial state for the next chunk: the previous final state, or a new one where a sequence begins.
 
-    The last chunk's state is detached, which is where backpropagation through time is truncated. Rows that begin get
-    what the layer begins with, zeros or whatever its ``initial_state`` is, and learned states get their gradients.
-    What was in such a row before, a NaN too, is not read. A module as ``initial_state`` sees the chunk, which of a
-    sequence that begins holds the first piece only.
+    The previous state is detached, so gradients end there: truncated backpropagation through time. Rows where a
+    sequence begins get the layer's own initial state, zeros or its ``initial_state``; learned ones receive gradients.
+    The previous values of such rows are ignored, even NaN. A module as ``initial_state`` is called with the chunk,
+    which contains only the first piece of a sequence that begins.
 
     Args:
-        layer: a layer of :mod:`raglane.nn` that runs in one direction.
-        input: what the layer will read next, ``B`` pieces ``(N, input_size)``; row ``b`` goes on from row ``b`` of the
-            chunk before.
-        hx: the state that the layer returned with the last chunk; None for the first.
-        begins: ``(B,)`` bool: where a sequence begins.
+        layer: a layer of :mod:`raglane.nn` with one direction.
+        input: the next chunk, ``B`` pieces ``(N, input_size)``; row ``b`` continues row ``b`` of the previous chunk.
+        hx: the layer's final state of the previous chunk; None for the first chunk.
+        begins: ``(B,)`` bool, True where a sequence begins.
 
     Returns:
-        The layer's ``hx`` for ``input``: ``(layers, B, size)``, a tuple where the cell has several.
+        The ``hx`` for ``input``: ``(layers, B, size)``, or a tuple of them for a cell with several states.
 
     Raises:
-        ArgumentTypeError: a layer, input, state or ``begins`` of the wrong kind; a bidirectional layer.
-        ShapeError: sizes, dtypes or devices that do not fit.
-        ArgumentError: no state, and a sequence that does not begin.
+        ArgumentTypeError: an argument is of the wrong kind, or the layer is bidirectional.
+        ShapeError: sizes, dtypes or devices do not match.
+        ArgumentError: ``hx`` is None, but a sequence does not begin.
 
     Example:
-        >>> import raglane as rl
         >>> layer = rl.nn.GRU(3, 4)
         >>> _, state = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> chunk = Ragged([torch.randn(5, 3), torch.randn(4, 3)])
@@ -58,9 +56,9 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
         _check_all_begin(input, begins)
         return one_or_tuple(fresh)
     is_fresh = begins.to(input.device, non_blocking=True).unsqueeze(1)
-    given = prepare(layer, plan, inputs, weights, hx).initial()
-    kept = (torch.where(is_fresh, new, old.detach()) for new, old in zip(fresh, given, strict=True))
-    return one_or_tuple(tuple(kept))
+    previous = prepare(layer, plan, inputs, weights, hx).initial()
+    states = (torch.where(is_fresh, new, old.detach()) for new, old in zip(fresh, previous, strict=True))
+    return one_or_tuple(tuple(states))
 
 
 def _check(layer: Any, input: Any, begins: Any) -> None:
@@ -68,7 +66,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
         got, rule = f"a {type(layer).__name__}", "a recurrent layer of rl.nn"
         raise ArgumentTypeError(message("layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"))
     if layer.bidirectional:
-        rule = "unidirectional: the reverse direction would begin at an end that has not arrived"
+        rule = "a layer of one direction: the other would begin at the end of a sequence, in a later chunk"
         fix = "build the layer with bidirectional=False"
         raise ArgumentTypeError(message("layer", "a bidirectional layer", rule, fix))
     if not isinstance(input, Ragged):
@@ -82,12 +80,12 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
 
 
 def _check_all_begin(input: Ragged, begins: Tensor) -> None:
-    """Raise where a sequence goes on and no state is known; only the first chunk pays for the look."""
+    """Raise if a sequence continues without a state. It waits for a device, but only in the first chunk."""
     if torch.compiler.is_compiling():
-        return  # a question about values would break the graph
-    goes_on = ~begins.cpu() & (input.host_lengths > 0)
-    if bool(goes_on.any()):
-        got = f"None, and row {int(goes_on.nonzero()[0, 0])} that does not begin"
-        rule = "the state after the previous chunk, from which sequences continue"
-        fix = "pass the state that the layer returned; save it with every checkpoint within an epoch"
+        return  # reading values would break the graph
+    continues = ~begins.cpu() & (input.host_lengths > 0)
+    if bool(continues.any()):
+        got = f"None, and row {int(continues.nonzero()[0, 0])} that does not begin"
+        rule = "the final state of the previous chunk, because a sequence continues"
+        fix = "pass the state that the layer returned; a checkpoint within an epoch must contain it too"
         raise ArgumentError(message("hx", got, rule, fix))

@@ -1,4 +1,4 @@
-"""Layers of the cells that torch does not have and whose state meets a matrix, and ``CellLayer``, what they share."""
+"""``CellLayer``, the base of layers whose cells torch does not have, and those with a matrix product per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options
 
-# What is shown of a layer where it is not this, in this order.
+# The arguments in repr, if they differ from these.
 _DEFAULTS: dict[str, Any] = {
     "num_layers": 1,
     "bias": True,
@@ -24,26 +24,10 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class CellLayer(RecurrentLayer):
-    """A stack of one kind of cell, with the parameters that its ``shapes`` name: ``weight_ih_l0`` and so on.
+    """The base of layers with the parameters that a cell's ``shapes`` name: ``weight_ih_l0`` and so on."""
 
-    Args:
-        input_size: features of an element.
-        hidden_size: units of a layer and direction.
-        num_layers: layers on top of each other.
-        bias: whether there are biases.
-        batch_first: whether padded tensors are ``(B, T, D)``.
-        dropout: the probability that an element of a layer's output is zeroed before the next layer reads it.
-        bidirectional: also run from the end to the start.
-        device, dtype: of the parameters.
-        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
-        ArgumentTypeError: an argument that the layer does not have.
-    """
-
-    _cell_name: ClassVar[str]  # a key of ``CELLS``, where the layer has no arguments of its own
-    _own: ClassVar[dict[str, Any]] = {}  # the layer's own arguments, with their defaults
+    _cell_name: ClassVar[str]  # a key of ``CELLS``, for layers without arguments of their own
+    _own: ClassVar[dict[str, Any]] = {}  # a layer's own arguments, with their defaults
 
     def __init__(
         self,
@@ -69,7 +53,7 @@ class CellLayer(RecurrentLayer):
         check_dtype(dtype)
         self._cell = cell = self._make_cell()
         directions = 2 if bidirectional else 1
-        self._all_weights: list[list[str]] = []  # as torch's layers have it
+        self._all_weights: list[list[str]] = []  # as in torch's layers
         for index in range(num_layers):
             width = input_size if index == 0 else directions * cell.state_sizes(hidden_size)[0]
             for suffix in ("", "_reverse")[:directions]:
@@ -82,37 +66,37 @@ class CellLayer(RecurrentLayer):
         self._set_options(**options)
 
     def _make_cell(self) -> CellSpec:
-        """The equations, from the layer's own arguments, which are its attributes by now."""
+        """Return the cell; a layer's own arguments are attributes by then."""
         return CELLS[self._cell_name]
 
     @property
     def cell(self) -> CellSpec:
-        """The equations."""
+        """The cell that the layer runs."""
         return self._cell
 
     def reset_parameters(self) -> None:
-        """Fill all parameters anew, as the cell has it."""
-        # Not those of a module that makes the initial states, which initialises itself.
+        """Initialise all parameters as the cell defines it."""
+        # A module for initial states initialises its own.
         for name, parameter in self.named_parameters(recurse=False):
             kind, _, _ = name.rpartition("_l")
             if kind:
                 self._cell.initialise(kind, parameter.detach(), self.hidden_size)
 
     def extra_repr(self) -> str:
-        """Torch's line, with the other options that were chosen."""
+        """Return the sizes, and the arguments that differ from their defaults."""
         defaults = _DEFAULTS | self._own
         chosen = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         parts = [str(self.input_size), str(self.hidden_size), *chosen, super().extra_repr()]
         return ", ".join(part for part in parts if part)
 
     def _weights(self) -> tuple[Any, ...]:
-        """Read by name: parametrizations and functional_call replace them."""
+        """Return the weights, read by name, because parametrizations and functional_call replace them."""
         kind = self._cell.weights_type
         return tuple([kind(*[getattr(self, name) for name in names]) for names in self._all_weights])
 
 
 class _ClippedLayer(CellLayer):
-    """Layers of cells that can hold the arguments of their gates between ``-clip`` and ``clip``."""
+    """The base of layers with an argument ``clip``."""
 
     _own: ClassVar[dict[str, Any]] = {"clip": None}
 
@@ -137,14 +121,13 @@ class _ClippedLayer(CellLayer):
 
 
 class PeepholeLSTM(_ClippedLayer):
-    """The LSTM with peepholes on ragged batches: its gates see the memory too.
+    """The LSTM with peepholes on ragged batches: its gates also read the memory.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``clip`` holds the arguments of the gates and of the
-    candidate between ``-clip`` and ``clip``, as the ONNX operator LSTM can.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
+    attribute of the ONNX operator LSTM.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = PeepholeLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -155,14 +138,13 @@ class PeepholeLSTM(_ClippedLayer):
 
 
 class CoupledLSTM(_ClippedLayer):
-    """The LSTM with coupled gates on ragged batches: it forgets as much as it takes up.
+    """The LSTM with coupled gates on ragged batches: its input gate is ``1 - f``.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``clip`` holds the arguments of the gates and of the
-    candidate between ``-clip`` and ``clip``, as the ONNX operator LSTM can.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``clip`` clamps the arguments of the gates and of the candidate to ``-clip`` to ``clip``, like the
+    attribute of the ONNX operator LSTM.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = CoupledLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -175,11 +157,9 @@ class CoupledLSTM(_ClippedLayer):
 class LayerNormLSTM(CellLayer):
     """The LSTM with layer normalisation inside the recurrence, on ragged batches.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = LayerNormLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -191,11 +171,9 @@ class LayerNormLSTM(CellLayer):
 class LayerNormGRU(CellLayer):
     """The GRU with layer normalisation inside the recurrence, on ragged batches.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = LayerNormGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -207,12 +185,11 @@ class LayerNormGRU(CellLayer):
 class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``heads`` divides the units into as many groups, each
-    of which reads only itself. The state is ``(h, c, n, m)``.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``heads`` is the number of groups of units; each group reads only its own state. The state is
+    ``(h, c, n, m)``.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, n.shape
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
@@ -244,14 +221,13 @@ class SLSTM(CellLayer):
 
 
 class GRUD(CellLayer):
-    """The GRU with decay on ragged batches: for missing values, and for times that are not evenly spaced.
+    """The GRU with decay on ragged batches: for missing values and irregular times.
 
-    An element has three columns for each channel: its value, whether it is missing, and the time since the channel was
-    last seen; :func:`raglane.data.observations` makes them. The equations and the paper are in
-    :doc:`/cells`, the arguments in :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    An element has three columns per channel: the value, 1 if it is missing, and the time since the last value of the
+    channel; :func:`raglane.data.observations` computes them.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> import raglane as rl
         >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
         >>> out, h = GRUD(3, 4)(rl.data.observations(series))
         >>> out.values.shape, h.shape
@@ -262,15 +238,14 @@ class GRUD(CellLayer):
 
 
 class CfC(CellLayer):
-    """The closed-form continuous-time network on ragged batches: for times that are not evenly spaced.
+    """The closed-form continuous-time network on ragged batches: for irregular times.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`; besides, ``backbone_units`` is the size of the hidden layer
-    within a step (``hidden_size`` by default), and ``gap_column`` the column of the input that holds the time since the
-    element before (each step takes 1 without it). Layers above the first take 1.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
+    In addition, ``backbone_units`` is the size of the hidden layer within a step (by default ``hidden_size``), and
+    ``gap_column`` the column of the input with the time since the previous element. Without it, and in all layers above
+    the first, a step takes the time 1.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = CfC(3, 4, gap_column=2)(Ragged([torch.rand(5, 3), torch.rand(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))

@@ -1,4 +1,4 @@
-"""Layers of the element-wise cells. Their arguments are those of torch's layers, see ``CellLayer``."""
+"""Layers of the element-wise cells, whose time loop has no matrix product."""
 
 from __future__ import annotations
 
@@ -17,24 +17,20 @@ from raglane.nn.recurrent.stack import Options
 
 
 class IndRNN(CellLayer):
-    """The independently recurrent network on ragged batches: each unit remembers itself alone.
+    """The independently recurrent network on ragged batches: each unit reads only its own state.
 
-    The equation and the paper are in :doc:`/cells`. Deep stacks and long sequences are what it is for.
+    It is for deep stacks and long sequences. :doc:`/cells` has the equation and the paper.
 
     Args:
-        input_size, hidden_size, num_layers: sizes.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch's
+            RNN.
         nonlinearity: ``"relu"`` or ``"tanh"``.
-        bias, batch_first, dropout, bidirectional, device, dtype: as torch's RNN has them.
-        max_length: the length of the longest sequence to be stable for: recurrent weights are held between
-            ``-2 ** (1 / max_length)`` and that (section 4.1 of the paper), rounded inwards, so that a
-            state at most doubles over such a sequence. Without it they are not bounded.
-        **options: those of every layer, :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
+        max_length: the length of the longest sequence. Recurrent weights are clamped to ``-2 ** (1 / max_length)`` to
+            ``2 ** (1 / max_length)``, rounded towards 0, so that a state at most doubles over such a sequence (section
+            4.1 of the paper). None does not clamp them.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = IndRNN(3, 4, num_layers=2, max_length=1000)
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
@@ -79,7 +75,7 @@ class IndRNN(CellLayer):
 
 
 def _bounded(weight: Any, bound: float) -> Any:
-    """Clamp a weight; one that no backend accepts stays unchanged, for their checks to name it."""
+    """Clamp a weight; return an invalid one unchanged, because the backend's error names it."""
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.layout is not torch.strided:
         return weight
     try:
@@ -91,11 +87,11 @@ def _bounded(weight: Any, bound: float) -> Any:
 
 
 class _Bound(torch.autograd.Function):
-    """Hold numbers within a bound, and their gradients from pushing them further out; inwards they may go."""
+    """Clamps numbers to a bound. Gradients that would move a number further outside are zeroed."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, bound: float) -> Tensor:
-        # Rounded inwards: the nearest number may lie outside, and a bfloat16 state grow threefold over 150 steps.
+        # Rounded towards 0: the nearest number may be outside, and a bfloat16 state grow threefold over 150 steps.
         step = _step_above_one(numbers)
         ctx.bound = bound = bound // step * step
         ctx.save_for_backward(numbers)
@@ -104,13 +100,13 @@ class _Bound(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (numbers,) = ctx.saved_tensors
-        # A step goes against the gradient.
+        # An optimizer's step is against the gradient.
         outwards = ((numbers > ctx.bound) & (grad < 0)) | ((numbers < -ctx.bound) & (grad > 0))
         return grad.masked_fill(outwards, 0.0), None
 
 
 def _step_above_one(numbers: Tensor) -> float:
-    """How far numbers from 1 to 2 are apart in the dtype that backends compute with: under autocast, in its dtype."""
+    """Return the spacing of numbers from 1 to 2 in the dtype of the computation, which autocast may choose."""
     kind = numbers.device.type
     casts = numbers.dtype is not torch.float64 and torch.amp.is_autocast_available(kind)
     casts = casts and torch.is_autocast_enabled(kind)
@@ -118,13 +114,11 @@ def _step_above_one(numbers: Tensor) -> float:
 
 
 class SRU(CellLayer):
-    """The simple recurrent unit on ragged batches: a gated memory without a matrix in the time loop.
+    """The simple recurrent unit on ragged batches: a gated memory without a matrix product in the time loop.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = SRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -134,13 +128,11 @@ class SRU(CellLayer):
 
 
 class QRNN(CellLayer):
-    """The pooling of quasi-recurrent networks on ragged batches, with products of width one.
+    """The quasi-recurrent network on ragged batches, with convolutions of width 1.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, (h, c) = QRNN(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -150,13 +142,11 @@ class QRNN(CellLayer):
 
 
 class MinGRU(CellLayer):
-    """The minimal GRU on ragged batches: its gate looks at the input alone.
+    """The minimal GRU on ragged batches: its gate reads only the input.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = MinGRU(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
@@ -166,13 +156,11 @@ class MinGRU(CellLayer):
 
 
 class MinLSTM(CellLayer):
-    """The minimal LSTM on ragged batches: its gates look at the input alone.
+    """The minimal LSTM on ragged batches: its gates read only the input.
 
-    The equations and the paper are in :doc:`/cells`, the arguments in
-    :class:`~raglane.nn.recurrent.cell_layers.CellLayer`.
+    :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
-        >>> from raglane import Ragged
         >>> out, h = MinLSTM(3, 4, bidirectional=True)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))

@@ -15,7 +15,7 @@ from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
-from raglane.nn.recurrent.freeze import kept_of
+from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
 
@@ -55,7 +55,6 @@ def explain(
         DispatchError: the backend or schedule that the layer or ``rl.use_backend`` chose cannot run it.
 
     Example:
-        >>> import raglane as rl
         >>> print(explain(rl.nn.LSTM(3, 4, backend="torch"), rl.Ragged([torch.randn(2, 3)])))
         backend torch, schedule packed: backend torch chosen for this layer
         >>> print(explain(rl.accelerate(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LSTM(3, 4)))))
@@ -81,13 +80,13 @@ def explain(
     if choice.backend == "program":
         said, shown = programs.BACKEND.origin(traits, program)
         return replace(choice, reason=f"{choice.reason}; {said}", program=shown)
-    kept = kept_of(layer)
-    if kept is None or choice.backend != "cpu":
+    frozen = frozen_weights(layer)
+    if frozen is None or choice.backend != "cpu":
         return choice
-    is_current = bool(kept.packed_for(layer._weights()))
-    said = "frozen: its weights are packed already" if is_current else "no longer frozen: its weights have changed"
-    if is_current and kept.of_int8:
-        said = "frozen: its weights are int8 in calls that record no gradients"
+    is_current = bool(frozen.packed_for(layer._weights()))
+    state = "frozen: its weights are packed" if is_current else "no longer frozen: its weights have changed"
+    if is_current and frozen.is_int8:
+        state = "frozen: its weights are int8 in calls that record no gradients"
         if layer.training:
-            said = "frozen, but in training mode, where its weights stay float32"
-    return replace(choice, reason=f"{choice.reason}; {said}")
+            state = "frozen, but in training mode, where its weights stay float32"
+    return replace(choice, reason=f"{choice.reason}; {state}")

@@ -1,4 +1,4 @@
-"""Keep a model's recurrent weights in the form in which the kernels read them."""
+"""Packs the weights of recurrent layers once, for inference."""
 
 from __future__ import annotations
 
@@ -24,49 +24,46 @@ from raglane.nn.recurrent.stack import Stack, plans
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-# So many products of int8 have a sum of 32 bits; csrc/abi/raglane.h has the same.
-_MOST_OF_INT8 = 65536
+# The longest row of int8 weights whose sum of products fits 32 bits, as in csrc/abi/raglane.h.
+_LONGEST_INT8_ROW = 65536
 
 
 def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
-    """Pack the weights of a model's recurrent layers once, for inference, in place of once per call.
+    """Pack the weights of a model's recurrent layers once, for inference, instead of in every call.
 
-    The cpu kernels read weights in an order of their own, and bring them into it at the beginning of each call. That
-    is most of the time of a call with few elements: of :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.step`, and of
-    a short batch on a wide layer. A frozen layer gives the same bits, in the memory of a second copy of its weights.
+    The cpu kernels read weights in their own order, and rearrange them at the beginning of each call. With few elements
+    this takes most of the time: in :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.step`, or for a short batch on a
+    wide layer. A frozen layer gives the same bits, and needs memory for a second copy of its weights.
 
-    What was packed is used in calls that record no gradients (within ``torch.no_grad()`` or
-    ``torch.inference_mode()``, or where no weight requires one) and outside of autocast and ``torch.compile``. It ends
-    where a weight is seen to have changed: by an optimizer, ``load_state_dict``, an operation in place, ``.data = ...``
-    or ``.to(...)``; the layer then runs as it did before. A write past PyTorch's records is NOT seen: into
-    ``weight.data`` in place, through a NumPy array or another process that shares
-    the memory. After one of these, and to begin again, call this function again. Copies and pickles are not frozen.
-    :func:`raglane.explain` says whether a layer is.
+    The packed weights are used in calls that record no gradients (within ``torch.no_grad()`` or
+    ``torch.inference_mode()``, or if no weight requires a gradient) and outside of autocast and ``torch.compile``. They
+    are discarded when a weight changes: by an optimizer, ``load_state_dict``, an in-place operation, ``.data = ...`` or
+    ``.to(...)``. The layer then runs as before. Changes that PyTorch does not record are NOT detected: writes to
+    ``weight.data`` in place, through a NumPy array, or from another process that shares the memory. Call ``rl.freeze``
+    again after such a change. Copies and pickles are not frozen. :func:`raglane.explain` shows whether a layer is.
 
-    With ``dtype=torch.int8`` what is packed of RNN, LSTM and GRU is int8, in a quarter of the memory, and a wide layer
-    runs two to three times as fast where the processor has an instruction for it (VNNI). Numbers are rounded to 255
-    levels: those of each row of a weight matrix by a scale of their own, and so, whenever they are read, each element's
-    input and each state. The bits of a sequence still do not depend on its batch or the number of threads, but they are
-    not those of float32. An input or a state that holds an infinity or NaN gives NaN. Biases, states, outputs,
-    ``state_dict``, the weights themselves and all other modules stay what they are. In training mode, and in calls that
-    do not use what was packed (see above), the float32 weights run.
+    With ``dtype=torch.int8`` the packed weights of RNN, LSTM and GRU are int8. They need a quarter of the memory, and a
+    wide layer runs two to three times as fast on processors with int8 instructions (VNNI). Numbers are rounded to 255
+    levels: each row of a weight matrix with its own scale, and likewise each element's input and each state when it is
+    read. The bits of a sequence still do not depend on its batch or the number of threads, but differ from float32. An
+    infinity or NaN in an input or state gives NaN. Biases, states, outputs, ``state_dict`` and the weights themselves
+    do not change. In training mode, and in calls that do not use packed weights (see above), the float32 weights run.
 
     Args:
-        model: any module; it may be a recurrent layer of ``rl.nn`` itself. Layers that the cpu kernels do not run, or
-            whose weights are computed anew in each call (parametrizations), stay as they are.
-        dtype: ``torch.int8``, for layers with float32 weights; a warning names those that stay as they are. None keeps
-            the weights' own.
+        model: any module, or one recurrent layer of ``rl.nn``. Layers are skipped if the cpu kernels do not run them,
+            or if their weights are computed in each call (parametrizations).
+        dtype: ``torch.int8``, for layers with float32 weights; a warning names the layers that were not converted.
+            None keeps the dtype of the weights.
 
     Returns:
-        The model that was given.
+        ``model``.
 
     Raises:
-        ArgumentTypeError: not a module.
-        ArgumentError: another ``dtype``; or int8 for a model in training mode.
-        DispatchError: no layer of the model can be frozen; the message says why.
+        ArgumentTypeError: ``model`` is not a module.
+        ArgumentError: ``dtype`` is neither None nor torch.int8, or it is int8 and the model is in training mode.
+        DispatchError: no layer of the model can be frozen; the message gives the reason.
 
     Example:
-        >>> import raglane as rl
         >>> layer = rl.freeze(rl.nn.LSTM(3, 4).eval())
         >>> with torch.inference_mode():
         ...     out, state = layer.step(torch.randn(3))
@@ -82,29 +79,32 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        rule, fix = "in evaluation mode, since int8 weights are for inference", "call model.eval() first"
+        rule, fix = (
+            "in evaluation mode, since int8 weights are for inference",
+            "call model.eval() first",
+        )
         raise ArgumentError(message("model", "a model in training mode", rule, fix))
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):
         name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
-        got = f"{name or type(model).__name__}, whose layers cannot be frozen: {reason}"
-        rule = "one layer at least that the cpu kernels run, with weights that stay from call to call"
-        fix = "call rl.accelerate(model) first for torch's own layers, or use the model without rl.freeze"
+        got = f"{name or type(model).__name__}, which cannot be frozen: {reason}"
+        rule = "a model with a layer that the cpu kernels run, and whose weights persist between calls"
+        fix = "call rl.accelerate(model) first for torch's own layers, or do not freeze this model"
         if dtype is not None:
-            rule = f"{rule}, as an RNN, LSTM or GRU in float32"
+            rule = f"{rule}: an RNN, LSTM or GRU in float32"
         raise DispatchError(message("model", got, rule, fix))
     left = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
     if left and dtype is not None:
-        warnings.warn(f"rl.freeze has left a layer as it is. {left}.", stacklevel=2)
+        warnings.warn(f"rl.freeze did not convert a layer. {left}.", stacklevel=2)
     return model
 
 
 def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
-    """Freeze one layer, or say why it cannot be."""
+    """Freeze one layer, or return the reason why it cannot be frozen."""
     weights = layer._weights()
     like = layer._like(weights)
     if not isinstance(like, Tensor):
-        return "its cell has no weights that the kernels know"
+        return "its cell has no weights that the kernels support"
     traits = Traits(layer.cell, layer.input_size, layer.hidden_size, like.dtype, like.device, False)
     try:
         backend, _ = pick(traits, layer.schedule, layer.backend)
@@ -114,28 +114,28 @@ def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
         return f"the backend {backend} runs it"
     parts = _parts(weights)
     if any(part is not again for part, again in zip(parts, _parts(layer._weights()), strict=True)):
-        return "its weights are computed anew in each call"
+        return "its weights are computed in each call"
     if any(part.is_inference() for part in parts):
-        return "its weights were made in torch.inference_mode(), where PyTorch does not record their changes"
-    if dtype is not None and (reason := _why_not_int8(layer, like)):
+        return "its weights were created in torch.inference_mode(), so PyTorch does not record their changes"
+    if dtype is not None and (reason := _reason_against_int8(layer, like)):
         return reason
     packed = [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]
-    _hear_of_steps()
-    _kept[layer] = Kept(parts, packed)
+    _watch_optimizers()
+    _frozen[layer] = FrozenWeights(parts, packed)
     plans.pop(layer, None)
     return None
 
 
-def _why_not_int8(layer: Stack, like: Tensor) -> str | None:
-    """Why a layer's weights cannot be int8, or None if they can."""
+def _reason_against_int8(layer: Stack, like: Tensor) -> str | None:
+    """Return why a layer's weights cannot be int8, or None if they can."""
     if cell_facts()[layer.cell.name].is_elementwise:
-        return f"the kernels of its cell, {layer.cell.name}, have no int8 weights; those of RNN, LSTM and GRU have"
+        return f"its cell {layer.cell.name} has no kernels for int8 weights; only RNN, LSTM and GRU have"
     if like.dtype is not torch.float32:
-        return f"its weights are {like.dtype}; int8 ones are made of torch.float32"
+        return f"its weights are {like.dtype}; only torch.float32 can be converted to int8"
     joined = layer.state_sizes[0] * (2 if layer.bidirectional and layer.num_layers > 1 else 1)
     widest = max(layer.input_size, joined, *layer.state_sizes)
-    if widest > _MOST_OF_INT8:
-        return f"its sizes reach {widest}; rows of int8 weights have at most {_MOST_OF_INT8} numbers"
+    if widest > _LONGEST_INT8_ROW:
+        return f"its largest size is {widest}; rows of int8 weights have at most {_LONGEST_INT8_ROW} numbers"
     return None
 
 
@@ -144,7 +144,7 @@ def _parts(weights: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dtype | None) -> Tensor:
-    """What the kernels read of one layer of a stack."""
+    """Return the packed weights of one layer of a stack."""
     directions = 2 if layer.bidirectional else 1
     own = tuple(part for each in weights[depth * directions :][:directions] for part in each)
     width = layer.input_size if depth == 0 else directions * layer.state_sizes[0]
@@ -153,73 +153,73 @@ def _packed(layer: Stack, weights: tuple[Any, ...], depth: int, dtype: torch.dty
     return kind.packed(own, depth, dtype)
 
 
-# ---- what was packed, while the weights are what they were ----------------------------------------------------------
+# ---- packed weights and their validity ------------------------------------------------------------------------------
 
 
-class Kept:
-    """The weights of all layers and directions as they were, and what :meth:`Layer.packed` made of each layer's."""
+class FrozenWeights:
+    """The packed weights of all layers and directions, valid until one of the original tensors changes."""
 
-    __slots__ = ("_known", "_packed", "of_int8")
+    __slots__ = ("_originals", "_packed", "is_int8")
 
     def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
-        self.of_int8 = packed[0].dtype is torch.int8
-        # An alias of each holds its memory: no other numbers come to lie at the same address. The same memory may be
-        # read in another order, or with the other sign.
-        self._known = [
+        self.is_int8 = packed[0].dtype is torch.int8
+        # The alias keeps the memory allocated, so no other tensor can get its address. Strides and the negative bit are
+        # compared because they change the values that are read from the same memory.
+        self._originals = [
             (part, part._version, part.data_ptr(), part.stride(), part.is_neg(), part.detach()) for part in weights
         ]
         self._packed = tuple(packed)
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
-        """What was packed of exactly these weights, or nothing; a change of one of them ends it for good."""
-        # Another thread may end it meanwhile.
-        place, all_known, packed = 0, self._known, self._packed
+        """Return the packed form of these weights, or () if they are others; discard it if one has changed."""
+        # Copied first, because another thread may discard them.
+        place, originals, packed = 0, self._originals, self._packed
         for own in weights:
             for part in own:
                 if part is None:
                     continue
-                if place == len(all_known):
+                if place == len(originals):
                     return ()
-                known, version, address, strides, is_neg, _ = all_known[place]
-                if part is not known:
-                    return ()  # for this call alone, as torch.func.functional_call does it
+                original, version, address, strides, is_neg, _ = originals[place]
+                if part is not original:
+                    return ()  # replaced for one call, e.g. by torch.func.functional_call
                 if (
                     part._version != version
                     or part.data_ptr() != address
                     or part.stride() != strides
                     or part.is_neg() is not is_neg
                 ):
-                    self._end()
+                    self._discard()
                     return ()
                 place += 1
-        return packed if place == len(all_known) else ()
+        return packed if place == len(originals) else ()
 
-    def changed(self, weights: AbstractSet[int]) -> None:
-        """End it, if it was packed of any of these weights."""
-        if any(id(known) in weights for known, *_ in self._known):
-            self._end()
+    def discard_if_any(self, weights: AbstractSet[int]) -> None:
+        """Discard the packed weights if the set has the id of one of the originals."""
+        if any(id(original) in weights for original, *_ in self._originals):
+            self._discard()
 
-    def _end(self) -> None:
-        self._packed, self._known = (), []
-
-
-# Not on the layers themselves: a copy of a layer has weights of its own, and a pickle none of this.
-_kept: WeakKeyDictionary[torch.nn.Module, Kept] = WeakKeyDictionary()
+    def _discard(self) -> None:
+        self._packed, self._originals = (), []
 
 
-def kept_of(layer: torch.nn.Module) -> Kept | None:
-    """What was packed of a layer's weights, if anything was."""
-    return _kept.get(layer)
+# Not an attribute of the layers, so that copies and pickles are not frozen.
+_frozen: WeakKeyDictionary[torch.nn.Module, FrozenWeights] = WeakKeyDictionary()
+
+
+def frozen_weights(layer: torch.nn.Module) -> FrozenWeights | None:
+    """Return the packed weights of a layer, or None if it was never frozen."""
+    return _frozen.get(layer)
 
 
 @cache
-def _hear_of_steps() -> None:
-    register_optimizer_step_post_hook(_stepped)
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_after_step)
 
 
-def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """PyTorch keeps no record of what a fused optimizer writes."""
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Discard packed weights that a fused optimizer has changed, because their versions do not change."""
     if any(group.get("fused") for group in optimizer.param_groups):
         weights = {id(part) for group in optimizer.param_groups for part in group["params"]}
-        for kept in list(_kept.values()):
-            kept.changed(weights)
+        for frozen in list(_frozen.values()):
+            frozen.discard_if_any(weights)

@@ -1,8 +1,4 @@
-"""Like in, like out: every kind of input as flat values, and the way back for what a layer gives.
-
-A layer takes a Ragged batch, a PackedSequence, a padded tensor with or without lengths, or one sequence without a
-batch. Each becomes :class:`Inputs`; what the kernels return is handed back as the kind that came.
-"""
+"""Reads a layer's input of any kind as flat values, and converts outputs back to that kind."""
 
 from __future__ import annotations
 
@@ -27,36 +23,36 @@ Restore = Callable[[Tensor], Any]
 Flat = tuple[Ragged, Restore]
 
 
-def _as_it_is(output: Tensor) -> Tensor:
+def _unchanged(output: Tensor) -> Tensor:
     return output
 
 
 @dataclass(slots=True, eq=False)
 class Inputs:
-    """An input as it came, and flat as soon as somebody asks for that."""
+    """A layer's input in its own layout, and flat when that is needed."""
 
-    data: Tensor  # the tensor that came, or that is in what came; its last dimension are the features
-    # Makes the flat batch, in the caller's order, and the way from outputs ``(N, size)`` back to the input's kind.
+    data: Tensor  # the input's values; the features are its last dimension
+    # Returns the flat batch in the caller's order, and a function from outputs ``(N, size)`` to the input's kind.
     flatten: Callable[[], Flat]
-    layout: Packed | Dense | None = None  # of ``data``, where it is one of torch's own, and there are elements
-    restore_layout: Restore = _as_it_is  # from an output that lies as ``data`` to the kind of the input
-    is_dense: bool = False  # it is a tensor in which every element is real
-    is_batched: bool = True  # False for one sequence without a batch: its states have no batch dimension either
+    layout: Packed | Dense | None = None  # of ``data``, if torch's kernels accept it; None without elements
+    restore_layout: Restore = _unchanged  # from an output in ``layout`` to the input's kind
+    is_dense: bool = False  # a tensor without padding
+    is_batched: bool = True  # False for one sequence without a batch dimension; its states have none either
     count: int = 0  # of sequences in a ``Dense`` layout
-    flat: Flat | None = None  # what ``flatten`` has made
+    flat: Flat | None = None  # the cached result of ``flatten``
 
     def flattened(self) -> Flat:
-        """The flat batch and the way back; made once."""
+        """Return the result of ``flatten``, which is called once."""
         if self.flat is None:
             self.flat = self.flatten()
         return self.flat
 
 
 def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
-    """Accept an input of any kind that ``forward`` of a layer takes."""
+    """Read the input and lengths of ``RecurrentLayer.forward``."""
     if isinstance(input, (Ragged, PackedSequence)):
         if lengths is not None:
-            rule = f"None for a {type(input).__name__}, which has lengths"
+            rule = f"None, because a {type(input).__name__} contains its lengths"
             raise ArgumentTypeError(message("lengths", "lengths", rule, "leave them out"))
         if isinstance(input, Ragged):
             flat = input, input._like
@@ -66,7 +62,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         got = "a nested tensor" if isinstance(input, Tensor) else f"a {type(input).__name__}"
         fix = "wrap a list of sequences with rl.Ragged(sequences), a nested tensor with rl.Ragged.from_nested"
         if isinstance(input, torch.fx.Proxy):
-            fix = "have the tracer of torch.fx treat the layer as a leaf, in is_leaf_module"
+            fix = "make the layer a leaf of the torch.fx tracer, in is_leaf_module"
         raise ArgumentTypeError(message("input", got, "a Ragged, a PackedSequence, or a tensor", fix))
     check_dense("input", input)
     check_storage("input", input)
@@ -81,20 +77,20 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     return Inputs(input, partial(_flatten_padded, input, lengths, batch_first))
 
 
-def flatten_marks(marks: Any, lengths: Any, batch_first: bool) -> Ragged:
-    """Bring one number per element, which comes with an input of the same kind, into the flat layout."""
-    if isinstance(marks, Tensor) and not marks.is_nested:
-        return read(marks.unsqueeze(-1), lengths, batch_first).flattened()[0].map(lambda values: values.squeeze(-1))
-    return read(marks, None, batch_first).flattened()[0]
+def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
+    """Convert resets, which are of the input's kind without features, to flat values ``(N,)``."""
+    if isinstance(resets, Tensor) and not resets.is_nested:
+        return read(resets.unsqueeze(-1), lengths, batch_first).flattened()[0].map(lambda values: values.squeeze(-1))
+    return read(resets, None, batch_first).flattened()[0]
 
 
 def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
-    """One sequence without a batch."""
+    """Read one sequence without a batch dimension."""
     steps, batch_dim = sequence.shape[0], 0 if batch_first else 1
     layout = Dense(batch_first) if sequence.numel() else None
     return Inputs(
         sequence if layout is None else sequence.unsqueeze(batch_dim),
-        lambda: (_even(sequence, 1, steps), _as_it_is),
+        lambda: (_even(sequence, 1, steps), _unchanged),
         layout,
         lambda output: output.squeeze(batch_dim),
         is_dense=True,
@@ -104,11 +100,11 @@ def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
 
 
 def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
-    """A tensor in which every element is real."""
+    """Read a tensor without padding."""
     count, steps = input.shape[:2] if batch_first else input.shape[:2][::-1]
 
     def flatten() -> Flat:
-        # Of one step or one sequence, both orders are the same.
+        # With one step or one sequence, both orders are the same.
         batch_major = input if batch_first or count == 1 or steps == 1 else input.transpose(0, 1)
         return _even(batch_major.reshape(count * steps, input.shape[2]), count, steps), restore
 
@@ -116,7 +112,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         if count == 1 or steps == 1:
             return flat.view(*input.shape[:2], flat.shape[1])
         padded = flat.view(count, steps, flat.shape[1])
-        # Step after step in memory, as torch's layers give it: their callers take views of it.
+        # Contiguous with time first, like the output of torch's layers, because callers take views of it.
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
@@ -124,13 +120,13 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
 
 
 def _read_packed(packed: PackedSequence) -> Inputs:
-    data, sizes, there, back = packed
-    layout = Packed(sizes, there, back) if data.dim() == 2 and data.numel() else None
+    data, batch_sizes, sorted_indices, unsorted_indices = packed
+    layout = Packed(batch_sizes, sorted_indices, unsorted_indices) if data.dim() == 2 and data.numel() else None
     return Inputs(data, partial(_flatten_packed, packed), layout, lambda output: packed._replace(data=output))
 
 
 def _even(values: Tensor, count: int, steps: int) -> Ragged:
-    """A batch of ``count`` sequences of one length."""
+    """Return a batch of ``count`` sequences of ``steps`` elements each."""
     lengths = None if values.is_cpu else torch.full((count,), steps, dtype=torch.int64, device="cpu")
     return Ragged._make(values, _even_offsets(count, steps, values.device), lengths)
 
@@ -138,18 +134,16 @@ def _even(values: Tensor, count: int, steps: int) -> Ragged:
 @index_arithmetic
 def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
     if not torch.compiler.is_compiling() and steps:
-        return torch.arange(0, count * steps + 1, steps, device=device)  # one operation in place of two
+        return torch.arange(0, count * steps + 1, steps, device=device)  # one operation instead of two
     return torch.arange(count + 1, device=device) * steps
 
 
 def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> Flat:
-    """A padded tensor with lengths."""
     flat = flatten_padded(input, lengths, batch_first, argument="input")
     return Ragged._make(flat.values, flat.offsets, flat.lengths), flat.restore
 
 
 def _flatten_packed(packed: PackedSequence) -> Flat:
-    """A pack, whichever way it broke ties when it was sorted: its own index leads there and back."""
     flat = flatten_packed(packed)
     batch = Ragged._make(flat.values, flat.offsets, flat.lengths)
     return batch, lambda values: packed._replace(data=flat.restore(values))

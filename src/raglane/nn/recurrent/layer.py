@@ -1,4 +1,4 @@
-"""What all recurrent layers have in common: how they are called, whatever their cell and wherever their weights are."""
+"""The base class of all recurrent layers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,38 @@ I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an i
 
 
 class RecurrentLayer(Stack):
-    """A recurrent layer on ragged batches; its ``cell`` says what it computes.
+    """The base class of all recurrent layers: their options and their call.
 
-    Every layer takes these by name, besides torch's arguments:
+    All layers accept torch's arguments: ``input_size`` (features of an element), ``hidden_size`` (units per layer and
+    direction), ``num_layers``, ``bias``, ``batch_first`` (padded tensors are ``(B, T, D)``), ``dropout`` (the
+    probability that an element of a layer's output is zeroed before the next layer), ``bidirectional``, and ``device``
+    and ``dtype`` of the parameters. All but :class:`~raglane.nn.Recurrent` name their parameters as torch does:
+    ``weight_ih_l0``, ``weight_hh_l0_reverse`` and so on. Further options, by keyword only:
 
     Args:
-        schedule: a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
-        backend: a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
-        initial_state: what sequences begin with for which the call gives no state: ``"zeros"``; ``"learned"``, one
-            parameter ``(layers * directions, size)`` per state, ``initial_h``; ``"lengths"``, a learned function of
-            each sequence's length (:class:`~raglane.nn.recurrent.initial_state.LengthState`); or a module that is given
-            the Ragged batch and returns what would be given as ``hx``, ``(layers * directions, B, size)``.
-        input_dropout, state_dropout, weight_dropout, zoneout: regularisation in training; see
-            :class:`~raglane.nn.recurrent.regularisation.Regularisation`. Where a call has resets, they act on
-            episodes in place of sequences.
-        checkpoint_every: a number of steps, for less memory in training: what backward needs of the steps is not kept,
-            but computed again, for so many steps of each sequence at a time; docs/methods.md says what that spares and
-            who can. None to keep it.
+        schedule: the order of computation, a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
+        backend: the implementation, a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+        initial_state: the initial state of sequences if a call passes no ``hx``. ``"zeros"``; ``"learned"``: one
+            parameter ``(layers * directions, size)`` per state, ``initial_h`` and so on; ``"lengths"``: for each state,
+            a learned affine function of ``log(1 + length)``, zeros at first; or a module that maps the Ragged batch to
+            an initial state of the shape of ``hx``, ``(layers * directions, B, size)``.
+        input_dropout: the probability that a feature of a layer's input is zeroed, for a whole sequence (in training,
+            as the next two).
+        state_dropout: the probability that a unit of the state is zeroed where weights read it, for a whole sequence.
+        weight_dropout: the probability that a weight between states is zeroed, for a whole batch: DropConnect as in
+            Merity et al. (2017, arXiv:1708.02182).
+        zoneout: the probability that a unit of the state keeps its value for a step: one number for all states, or a
+            tuple with one for each (Krueger et al. 2017, arXiv:1606.01305). In evaluation, the states are the mean.
+        checkpoint_every: the number of steps between the states that are kept for backward, which recomputes the
+            gates in between: less memory in training for more time, see "Less memory in training" in docs/methods.md.
+            None keeps all gates.
+
+    With resets, ``input_dropout`` and ``state_dropout`` draw a mask per episode instead of per sequence.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+        ArgumentTypeError: the layer does not have an argument.
+        DispatchError: the schedule, the backend or their combination does not exist.
     """
 
     @overload
@@ -93,30 +108,30 @@ class RecurrentLayer(Stack):
         return_output: bool = True,
         return_states: bool = False,
     ) -> Any:
-        """Run the layer on a batch of sequences. Like in, like out.
+        """Run the layer on a batch of sequences. The output has the kind of the input.
 
         Args:
             input: a Ragged with values ``(N, input_size)``; a PackedSequence; a padded tensor ``(T, B, input_size)``,
                 or ``(B, T, input_size)`` with ``batch_first``; or one sequence ``(T, input_size)``.
-            hx: the initial state of each sequence, in the order of the batch, of the shape of the state returned;
-                by default what ``initial_state`` says.
-            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. Without them every element counts.
-            resets: one bool per element, of the input's kind without features: True where a new episode starts, from
-                the initial state of a sequence for which none is given.
-            return_output: False to get None for the output, where only the state is read.
-            return_states: also return every layer's states at every step.
+            hx: the initial state of each sequence, in the order of the batch and the shape of the final state. None
+                for the layer's ``initial_state``.
+            lengths: for a padded tensor, ``(B,)`` integers from 0 to T. None if no sequence is padded.
+            resets: one bool per element, of the input's kind without features. True starts a new episode there, from
+                the layer's ``initial_state``.
+            return_output: False to return None as the output, if only the state is needed.
+            return_states: True to also return the states of every layer at every step.
 
         Returns:
-            The output, of the kind of the input, with ``directions * size`` features, zeros past each length of a
-            padded tensor; and the final state, ``(layers * directions, B, size)``, a pair ``(h, c)`` for an LSTM. A
-            sequence of length 0 keeps its initial state. With ``return_states``, third, a list with the states of
-            each layer, Ragged of ``(N, directions * size)``, a pair of them for an LSTM.
+            The output, of the kind of the input, with ``directions * size`` features, and zeros in the padding of a
+            padded tensor; and the final state, ``(layers * directions, B, size)``, or a tuple of them, ``(h, c)`` for
+            an LSTM. The final state of a sequence of length 0 is its initial state. With ``return_states``, third, a
+            list with the states of each layer: a Ragged ``(N, directions * size)``, or a tuple of them.
 
         Raises:
-            ShapeError: sizes, lengths, dtypes or devices that do not fit together.
-            ArgumentTypeError: an input, a state or resets of the wrong kind.
+            ShapeError: sizes, lengths, dtypes or devices do not match.
+            ArgumentTypeError: the input, a state or resets are of the wrong kind.
             ArgumentError: ``return_output`` or ``return_states`` is not a bool.
-            DispatchError: the schedule and backend chosen cannot run this.
+            DispatchError: the layer's schedule and backend do not support this call.
         """
         if return_output is not True:
             check_flag("return_output", return_output)
@@ -124,19 +139,19 @@ class RecurrentLayer(Stack):
             check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
-                rule, fix = "a Ragged or a tensor under torch.export", "pass a Ragged, or a padded tensor with lengths"
+                rule, fix = "a kind that a graph can contain", "pass a Ragged, or a padded tensor with lengths"
                 raise DispatchError(message("input", "a PackedSequence", rule, fix))
-            # NOTE: a pack that is made within a graph of torch.compile comes out of it empty, and the compiler cannot
-            # take up again within a transformation of torch.func what it leaves out.
-            wishes = {"return_output": return_output, "return_states": return_states}
-            return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **wishes)
+            # torch.compile returns an empty PackedSequence if it was created within a graph, and cannot resume a graph
+            # within a transformation of torch.func.
+            options = {"return_output": return_output, "return_states": return_states}
+            return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
         return run(self, input, hx, lengths, resets, return_output, return_states)
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = "called with layers that TorchScript can compile", "use torch.compile or torch.export.export"
+        rule, fix = "a module that TorchScript can compile", "use torch.compile or torch.export.export"
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -144,16 +159,16 @@ class RecurrentLayer(Stack):
 
         Args:
             x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single stream.
-            state: what the last call returned; None to begin.
+            state: the state that the previous step returned; None for the first step.
 
         Returns:
-            The output ``(B, size)``, or ``(size,)``, and the new state, ``(layers, B, size)``, or ``(layers, size)``.
+            The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or ``(layers, size)``.
 
         Raises:
-            ArgumentTypeError: a bidirectional layer, whose second direction would need what has not arrived yet.
+            ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the stream.
+            ShapeError: ``x_t`` has another number of dimensions.
 
         Example:
-            >>> import raglane as rl
             >>> layer, state = rl.nn.LSTM(3, 4), None
             >>> for x_t in torch.randn(5, 2, 3):
             ...     out, state = layer.step(x_t, state)
@@ -161,7 +176,7 @@ class RecurrentLayer(Stack):
             (torch.Size([2, 4]), torch.Size([1, 2, 4]))
         """
         if self.bidirectional:
-            rule = "called on a unidirectional layer: the reverse direction would begin at an end that has not arrived"
+            rule = "a layer of one direction: the other would begin at the end of the stream"
             fix = "build the layer with bidirectional=False"
             raise ArgumentTypeError(message("step", "a bidirectional layer", rule, fix))
         if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
@@ -173,42 +188,40 @@ class RecurrentLayer(Stack):
         return output.squeeze(time), state
 
     def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
-        """One vector per sequence: what the last layer knew after reading the whole of it, in each direction.
+        """Return one vector per sequence: the last layer's final state, both directions concatenated.
 
-        For a bidirectional layer this is the forward direction's state at the last element beside the reverse
-        direction's at the first. ``out.last()`` is not: its second half is the reverse direction's state at the
-        last element, when it has seen that one alone.
+        For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse direction's state
+        at the last element, after reading only that one.
 
         Args:
-            out: the output; not read, so the None that ``return_output=False`` gives will do.
-            state: the final state that came with it.
+            out: the layer's output; ignored, so it may be None.
+            state: the layer's final state.
 
         Returns:
             ``(B, directions * size)``; ``(directions * size,)`` for a sequence without a batch.
 
         Raises:
             ArgumentTypeError: ``state`` is not a state.
-            ShapeError: ``state`` is of another layer.
+            ShapeError: ``state`` has the shape of another layer's.
 
         Example:
-            >>> import raglane as rl
             >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
             >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
             torch.Size([2, 8])
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
-            got, fix = f"a {type(state).__name__}", "pass the second result of the layer"
+            got, fix = f"a {type(state).__name__}", "pass the second result of the layer's call"
             raise ArgumentTypeError(message("state", got, "the final state of this layer", fix))
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
             rule = f"of shape ({rows}, B, {size}), or ({rows}, {size}) without a batch"
-            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass the second result of this layer"))
+            raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call"))
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 
     def extra_repr(self) -> str:
-        """Torch's line, with the other options that were chosen."""
+        """Return the arguments that differ from their defaults."""
         names = ("schedule", "backend", "initial_state", "checkpoint_every")
         chosen = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(Stack, name)}
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
@@ -218,5 +231,5 @@ class RecurrentLayer(Stack):
 
 @never_traced
 def _outside_of_graphs(layer: RecurrentLayer, *args: Any, **options: Any) -> Any:
-    """A layer's call as it is without ``torch.compile``; hooks are called around it already."""
+    """Call a layer without compiling it; not ``layer(...)``, which would call its hooks twice."""
     return layer.forward(*args, **options)

@@ -1,4 +1,4 @@
-"""A stack of recurrent layers without its call: its settings, its weights, and the states it begins with."""
+"""The settings, weights and initial states of a stack of recurrent layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels.dispatch import check_names
-from raglane.nn.recurrent.initial_state import LengthState
 from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.ragged import Ragged
 
@@ -24,7 +23,7 @@ State = Tensor | tuple[Tensor, ...]
 
 
 class Options(TypedDict, total=False):
-    """The arguments of every recurrent layer besides torch's; see :class:`RecurrentLayer`."""
+    """The keyword arguments of every recurrent layer that torch's do not have; see :class:`RecurrentLayer`."""
 
     schedule: str
     backend: str
@@ -37,7 +36,6 @@ class Options(TypedDict, total=False):
 
 
 OPTIONS = tuple(Options.__annotations__)
-"""The names of :class:`Options`."""
 
 _SETTINGS = (
     *("input_size", "hidden_size", "num_layers", "bidirectional", "dropout", "training", "schedule", "backend"),
@@ -46,7 +44,7 @@ _SETTINGS = (
 
 
 def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
-    """A reader of all attributes on which the calls of a layer rest: those of every stack, and those named."""
+    """Return a function that reads the attributes that a call plan depends on: those of every stack, and ``names``."""
     return attrgetter(*_SETTINGS, *names)
 
 
@@ -59,23 +57,23 @@ class Stack(torch.nn.Module):
     batch_first: bool
     dropout: float
     bidirectional: bool
-    # On the class as well, because ``rl.accelerate`` converts layers that were built without them.
+    # Class attributes, because layers that ``rl.accelerate`` converts have none of their own.
     schedule: str = "auto"
     backend: str = "auto"
     regularisation: Regularisation = Regularisation()
     initial_state: str = "zeros"
     checkpoint_every: int | None = None
-    # What a call's plan rests on; read in C where that can be, since every call does.
+    # The facts of a call plan, read in every call; an attrgetter reads them in C.
     _settings: ClassVar[Callable[[Any], tuple[Any, ...]]] = settings_of("cell")
 
     @property
     @abstractmethod
     def cell(self) -> CellSpec:
-        """The equations."""
+        """The cell that the layer runs."""
 
     @property
     def output_size(self) -> int:
-        """The features of an element of the output."""
+        """The number of features of the output."""
         size = self.state_sizes[0]
         return (2 if self.bidirectional else 1) * size
 
@@ -86,26 +84,26 @@ class Stack(torch.nn.Module):
 
     @abstractmethod
     def _weights(self) -> tuple[Any, ...]:
-        """The weights as they are now: one of the cell's ``weights_type`` per layer and direction, in torch's order."""
+        """Return the current weights: one ``weights_type`` of the cell per layer and direction, in torch's order."""
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
-        """One of the weights, for the dtype and device of all; None for a layer without any."""
+        """Return one of the weights, for its dtype and device; None for a layer without weights."""
         like: Tensor | None = weights[0].input
         return like
 
     def _check_sizes(self, count: int) -> None:
-        """Raise where an attribute was changed to what this layer cannot be."""
+        """Raise if an attribute was changed to an invalid value."""
         for name in ("input_size", "hidden_size", "num_layers"):
             check_count(name, getattr(self, name))
         if count != self.num_layers * (2 if self.bidirectional else 1):
             got = f"{self.num_layers!r}, {self.bidirectional!r}"
-            rule = f"as when the layer was built, with weights for {count} layers times directions"
-            fix = "build a layer of the size that you need"
+            rule = f"the values that the layer was built with: it has {count} weights, one per layer and direction"
+            fix = "build a layer of these sizes"
             raise ArgumentError(message("num_layers, bidirectional", got, rule, fix))
         check_every(self.checkpoint_every)
 
     def _has_own_initial(self) -> bool:
-        """Whether a sequence without a given state begins with anything but zeros."""
+        """Return True if the layer's own initial state is not zeros."""
         return self.initial_state != "zeros"
 
     def _set_options(
@@ -117,10 +115,10 @@ class Stack(torch.nn.Module):
         checkpoint_every: int | None = None,
         **regularisation: Any,
     ) -> None:
-        """Take up the options that torch's layers do not have; the cell and its sizes are known by now."""
+        """Set the options of :class:`Options`; the cell and its sizes must be set before."""
         for name, value in regularisation.items():
             if name not in OPTIONS:
-                rule = f"an argument of torch's layer or one of {', '.join(OPTIONS)}"
+                rule = f"one of torch's arguments, or one of {', '.join(OPTIONS)}"
                 raise ArgumentTypeError(message(name, repr(value), rule, "leave it out"))
         check_names(schedule, backend)
         self.schedule, self.backend = schedule, backend
@@ -137,27 +135,44 @@ class Stack(torch.nn.Module):
         self.initial_state = initial_state
         if initial_state == "zeros":
             return
-        found = self._like(self._weights())
-        like = torch.empty(0) if found is None else found
+        weight = self._like(self._weights())
+        like = torch.empty(0) if weight is None else weight
         rows, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes
         if initial_state == "learned":
             for name, size in zip(self.cell.states, sizes, strict=True):
                 self.register_parameter(f"initial_{name}", torch.nn.Parameter(like.new_zeros(rows, size)))
         if initial_state == "lengths":
-            self.initial_module = LengthState(rows, sizes, like.device, like.dtype)
+            self.initial_module = _LengthState(rows, sizes, like.device, like.dtype)
 
     def _own_initial(self, batch: Ragged) -> Any:
-        """The initial state of a batch for which none is given, where it is learned."""
+        """Return the layer's own initial state for a batch."""
         if self.initial_state != "learned":
             return self.initial_module(batch)
         parts = [getattr(self, f"initial_{name}") for name in self.cell.states]
         return one_or_tuple(tuple(part.unsqueeze(1).expand(-1, batch._count, -1) for part in parts))
 
 
+class _LengthState(torch.nn.Module):
+    """The initial state as an affine function of ``log(1 + length)``, zeros at first.
+
+    ``rows`` is layers times directions. ``forward`` returns ``(rows, B, size)`` per state.
+    """
+
+    def __init__(self, rows: int, sizes: tuple[int, ...], device: Any, dtype: Any) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.slope = torch.nn.Parameter(torch.zeros(rows, 1, sum(sizes), device=device, dtype=dtype))
+        self.intercept = torch.nn.Parameter(torch.zeros(rows, 1, sum(sizes), device=device, dtype=dtype))
+
+    def forward(self, batch: Ragged) -> Any:
+        scale = batch.lengths.to(self.slope.dtype).log1p().view(1, -1, 1)
+        return one_or_tuple((self.intercept + self.slope * scale).split(list(self.sizes), 2))
+
+
 def one_or_tuple(parts: tuple[Any, ...]) -> Any:
-    """The state of a cell with one state is that tensor, as with torch's GRU and RNN."""
+    """Return the only state of a cell by itself, as torch's GRU and RNN do, or several as a tuple."""
     return parts if len(parts) > 1 else parts[0]
 
 
+# The call plans of layers; not attributes of the layers, so that copies and pickles have none.
 plans: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
-"""The plans of the layers' calls; not on the layers, so that no copy and no pickle has one."""

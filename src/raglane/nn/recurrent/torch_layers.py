@@ -1,7 +1,7 @@
-"""RNN, LSTM and GRU that take ragged batches: torch's layers, with one more way to call them.
+"""RNN, LSTM and GRU on ragged batches, with torch's arguments, parameters and initialisation.
 
-They are built on ``torch.nn.RNNBase``, which brings the parameters, their initialisation and ``state_dict``, and not on
-``torch.nn.LSTM`` and its kin, because ``torch.compile`` refuses every instance of those three.
+They inherit from ``torch.nn.RNNBase``, not from ``torch.nn.LSTM`` etc., because ``torch.compile`` cannot compile
+instances of those.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU
 
 
 class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
-    """What the three have in common.
+    """The base of the three; ``state_dict`` is torch's."""
 
-    Parameters, initialisation and ``state_dict`` are torch's own, so that weights go either way.
-    """
-
-    # Torch's equations, where there is none; also for the layers that ``rl.accelerate`` converts.
+    # A cell with other equations than torch's; a class attribute for layers that ``rl.accelerate`` converts.
     _variant: CellSpec | None = None
     _settings = settings_of("mode", "_variant", "proj_size")
 
@@ -61,7 +58,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
         self._set_options(**options)
 
     def reset_parameters(self) -> None:
-        """Fill all parameters anew as torch does; learned initial states are zeros again."""
+        """Initialise all parameters as torch does, and learned initial states with zeros."""
         bound = self.hidden_size**-0.5 if self.hidden_size > 0 else 0.0
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("initial_"):
@@ -71,70 +68,61 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
 
     @property
     def cell(self) -> CellSpec:
-        """The equations."""
+        """The cell that the layer runs."""
         if self._variant is not None:
             return self._variant
         if self.mode not in _CELL_OF_MODE:
             rule = f"one of {', '.join(_CELL_OF_MODE)}"
-            raise ArgumentError(message("mode", repr(self.mode), rule, "do not change it"))
+            raise ArgumentError(message("mode", repr(self.mode), rule, "do not change the attribute"))
         return CELLS[_CELL_OF_MODE[self.mode]]
 
     def extra_repr(self) -> str:
-        """Torch's line, with the other options that were chosen."""
+        """Return the arguments that differ from their defaults."""
         if self._variant is None:
             return super().extra_repr()
         return f"{super().extra_repr()}, cell={self._variant.name!r}"
 
     def _weights(self) -> tuple[Weights, ...]:
-        """Read by name: parametrizations and functional_call replace them."""
-        # A parameter is found there sooner than by getattr; what took the place of one, by getattr alone.
-        parameters, found = self._parameters, []
+        """Return the weights, read by name, because parametrizations and functional_call replace them."""
+        # A lookup in _parameters is faster than getattr, which is needed only for replaced parameters.
+        parameters, weights = self._parameters, []
         projects = self.proj_size > 0
         for names in self._all_weights:
             try:
-                part: list[Any] = [parameters[name] for name in names]
+                parts: list[Any] = [parameters[name] for name in names]
             except KeyError:
-                part = [getattr(self, name) for name in names]
+                parts = [getattr(self, name) for name in names]
             if not self.bias:
-                part[2:2] = (None, None)
-            elif len(part) < 4:
+                parts[2:2] = (None, None)
+            elif len(parts) < 4:
                 rule = "False, since the layer was built without biases"
-                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer with bias=True"))
-            found.append(Weights(part[0], part[1], part[2], part[3], part[-1] if projects else None))
-        return tuple(found)
+                raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer with biases"))
+            weights.append(Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None))
+        return tuple(weights)
 
 
 def _check_proj_size(proj_size: Any, hidden_size: int, mode: str) -> int:
-    """A projection's size as it is."""
+    """Return the size of an LSTM's projection if it is valid."""
     if mode != "LSTM" and proj_size != 0:
-        raise ArgumentError(
-            message("proj_size", repr(proj_size), "0, since only an LSTM projects its state", "leave it out")
-        )
+        raise ArgumentError(message("proj_size", repr(proj_size), "0 for all layers but LSTM", "leave it out"))
     if isinstance(proj_size, bool) or not isinstance(proj_size, int) or not 0 <= proj_size < hidden_size:
         rule = f"a whole number below hidden_size, {hidden_size}, or 0 for no projection"
-        raise ArgumentError(message("proj_size", repr(proj_size), rule, "pass a smaller one, or leave it out"))
+        raise ArgumentError(message("proj_size", repr(proj_size), rule, "pass a smaller number, or leave it out"))
     return proj_size
 
 
 class RNN(_TorchLayer):
-    """Elman's network on ragged batches: :class:`torch.nn.RNN` with every argument and parameter of it.
+    """Elman's network on ragged batches, with the arguments and parameters of :class:`torch.nn.RNN`.
 
-    ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu in place of tanh.
+    ``h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)``, or relu instead of tanh.
 
     Args:
         input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional, device, dtype: as
-            torch has them.
-        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **options: those of every layer, see
-            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
-        ArgumentTypeError: an argument that the layer does not have.
-        DispatchError: no such schedule, backend or pair.
+            in torch.
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = RNN(3, 4, nonlinearity="relu")
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape
@@ -166,24 +154,17 @@ class RNN(_TorchLayer):
 
 
 class LSTM(_TorchLayer):
-    """Long short-term memory on ragged batches: :class:`torch.nn.LSTM` with every argument and parameter of it.
+    """Long short-term memory on ragged batches, with the arguments and parameters of :class:`torch.nn.LSTM`.
 
-    The equations, with torch's gate order, are in :doc:`/cells`.
+    :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as
-            torch has them.
-        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **options: those of every layer, see
-            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
-        ArgumentTypeError: an argument that the layer does not have.
-        DispatchError: no such schedule, backend or pair.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device, dtype: as in
+            torch.
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = LSTM(3, 4, bidirectional=True)
         >>> out, (h, c) = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, h.shape, c.shape
@@ -212,26 +193,18 @@ class LSTM(_TorchLayer):
 
 
 class GRU(_TorchLayer):
-    """Gated recurrent units on ragged batches: :class:`torch.nn.GRU` with every argument and parameter of it.
+    """Gated recurrent units on ragged batches, with the arguments and parameters of :class:`torch.nn.GRU`.
 
-    The equations, with torch's gate order, are in :doc:`/cells`.
+    :doc:`/cells` has the equations, with torch's gate order.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as torch has
-            them.
-        reset_after: False to reset the state before the product, as the paper does (Keras' ``reset_after``,
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as in torch.
+        reset_after: False to reset the state before the product, as in the paper (Keras' ``reset_after``,
             ``linear_before_reset`` of the ONNX operator).
-        clip: hold the gates' arguments between ``-clip`` and ``clip``, as the ONNX operator can.
-        **options: those of every layer, see
-            :class:`~raglane.nn.recurrent.layer.RecurrentLayer`.
-
-    Raises:
-        ArgumentError: an argument out of its range.
-        ArgumentTypeError: an argument that the layer does not have.
-        DispatchError: no such schedule, backend or pair.
+        clip: clamp the arguments of the gates to ``-clip`` to ``clip``, like the attribute of the ONNX operator.
+        **options: see :class:`~raglane.nn.recurrent.layer.RecurrentLayer`, also for the errors.
 
     Example:
-        >>> from raglane import Ragged
         >>> layer = GRU(3, 4)
         >>> out, h = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> torch.equal(out.last(), h[-1])
