@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import raglane as rl
-from raglane.training.sampling import sample
+from raglane.training.inference import sample
 
 
 def main(arguments: Sequence[str] | None = None) -> float:

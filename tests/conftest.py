@@ -139,6 +139,14 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.fixture
+def any_threads() -> Iterator[Callable[[int], None]]:
+    """Return a function that sets the number of threads for the rest of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set the instruction set of the cpu kernels and the division of their work."""
     from cpu_networks import LIBRARY

@@ -1,4 +1,4 @@
-"""Every layout against every other: what one holds arrives in the next, values and gradients.
+"""Conversions between all pairs of layouts, with gradients.
 
 Each layout is built and read here by an obvious loop of its own, which knows nothing of Raglane's index arithmetic.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
-from looped import looped
 from strategies import lengths, sequences_of
 
 
@@ -83,8 +83,8 @@ LAYOUTS = {
 }
 
 
-@looped("target", LAYOUTS)
-@looped("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("source", LAYOUTS)
 @given(lengths=lengths())
 def test_from_one_to_the_other(source: str, target: str, lengths: list[int], device: torch.device) -> None:
     if not lengths:

@@ -1,4 +1,4 @@
-// What the parts that are compiled once per instruction set share with the part that is compiled once: plain data.
+// Plain data shared by the code that is compiled once, and the code that is compiled once per instruction set.
 #pragma once
 
 #include <stddef.h>
@@ -8,19 +8,19 @@
 
 namespace raglane {
 
-// What lies before packed weights: what they were packed for.
+// The header of packed weights: the call for which they were packed.
 struct PackedHeader {
   int64_t abi, isa, cell, dtype, directions, input_size, hidden_size, rest;  // rest: P of a projection; or of a skip, 1
 };
 static_assert(sizeof(PackedHeader) == 64, "what follows is aligned");
 
-// Where weights are to be packed, null where only their bytes are asked for; and how many these are, header included.
+// The memory for packed weights, null if only their bytes are counted; and their bytes, header included.
 struct PackTo {
   void* to;
   int64_t* bytes;
 };
 
-// The sequences of a checked call, and what depends on the lengths alone.
+// The sequences of a checked call, and facts that depend only on the lengths.
 struct Batch {
   const int64_t *begins, *ends;  // of sequence b the elements [begins[b], ends[b]) are computed
   int64_t elements;
@@ -30,40 +30,40 @@ struct Batch {
   int64_t cache;         // bytes of a core's own cache
 };
 
-// How a backward pass is divided into rounds, which walk some sequences back by so many steps at most.
+// Division of a backward pass into rounds, each of which covers a limited number of steps of some sequences.
 struct Rounds {
   int64_t steps, count;
-  const int64_t* first;     // (count + 1): where a round's sequences begin in `sequence`
+  const int64_t* first;     // (count + 1): index in `sequence` of a round's first sequence
   const int64_t* sequence;  // of each round, those with the most left first
   int64_t most_sequences, most_elements;  // of a round
 };
 
-// One of them, in one direction.
+// One round in one direction.
 struct Round {
   int64_t direction;
-  const int64_t* row;  // where the rows of a sequence's elements begin in memory that rounds share
+  const int64_t* row;  // index of the first row of each sequence in memory that rounds share
 };
 
 // A checked call.
 struct Call : Batch {
   const raglane_layer* layer;
-  PackTo packing = {};  // of a call that packs
-  const Rounds* rounds = nullptr;  // of a backward pass that computes the gates again
-  const Round* round = nullptr;    // the one that is walked back now
+  PackTo packing = {};  // of a call that packs weights
+  const Rounds* rounds = nullptr;  // of a backward pass that recomputes the gates
+  const Round* round = nullptr;    // the current one
 
-  // The directions that are walked at once, from this one on.
+    // The directions that run in parallel, from this one.
   int64_t first_direction() const { return round ? round->direction : 0; }
   int64_t directions() const { return round ? 1 : layer->directions; }
 };
 
-// Sequences that follow each other, [begin, end), which one thread at a time walks through.
+// Adjacent sequences, [begin, end), which are processed by one thread at a time.
 struct Group {
   int64_t begin, end;
-  int64_t place;  // among all groups, in the order of the sequences
+  int64_t place;  // index among all groups, in the order of the sequences
 };
 
-// A checked element-wise call, with what depends on the lengths alone. No sum reaches over the end of a group, so the
-// groups depend on nothing else: not on the number of threads.
+// A checked element-wise call, with facts that depend only on the lengths. Sums are computed per group, so the
+// groups must not depend on anything else, such as the number of threads.
 struct ElementwiseCall {
   const raglane_layer* layer;
   const Group* group;  // those with the most elements first

@@ -1,4 +1,4 @@
-// What the calls of layers and of programs check alike, and prepare from their lengths.
+// Checks and preparations that calls of layers and of programs share.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace raglane {
 
-inline constexpr int64_t most_threads = 4096;  // more are a mistake
+inline constexpr int64_t most_threads = 4096;  // a larger number is a mistake
 
-// The offsets of a call, checked. They are a copy: what another thread writes into the caller's after the check cannot
-// lead a kernel out of its memory.
+// The checked offsets of a call. They are a copy, so that another thread that writes to the caller's after the check
+// cannot cause accesses out of bounds.
 inline std::vector<int64_t> checked_offsets(const int64_t* given, int64_t sequences, int64_t elements) {
   present("offsets", given);
   std::vector<int64_t> offsets(given, given + sequences + 1);
@@ -29,7 +29,7 @@ inline std::vector<int64_t> checked_offsets(const int64_t* given, int64_t sequen
   return offsets;
 }
 
-// The sequences that are not empty, longest first; of equal ones the earlier first, so that the order is always
+// The non-empty sequences, longest first, ties in order of their index, so that the order is always
 // the same.
 inline std::vector<int64_t> order_of(const int64_t* offsets, int64_t sequences) {
   std::vector<int64_t> order;
@@ -42,13 +42,13 @@ inline std::vector<int64_t> order_of(const int64_t* offsets, int64_t sequences) 
   return order;
 }
 
-// What the kernels are told of the sequences that are in `order`.
+// The description of the sequences in `order` for the kernels.
 inline Batch batch_of(const int64_t* offsets, int64_t elements, const std::vector<int64_t>& order) {
   int64_t longest = order.empty() ? 0 : offsets[order[0] + 1] - offsets[order[0]];
   return {offsets, offsets + 1, elements, order.data(), (int64_t)order.size(), longest, cache_bytes()};
 }
 
-// A thread is worth its start only for so much work; which thread does the work changes no bit.
+// Starting a thread pays only for a minimum of work; no bit depends on the number of threads.
 inline int64_t useful_threads(int64_t threads, double operations) {
   return std::min(threads, (int64_t)std::min((double)most_threads, 1 + operations / tuning::thread_operations));
 }

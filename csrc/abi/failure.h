@@ -1,4 +1,4 @@
-// How a function of the C interface fails: an exception inside, a status and a message outside.
+// Errors of the C interface: exceptions inside, a status and a message outside.
 #pragma once
 
 #include <cstdarg>
@@ -9,7 +9,7 @@
 
 namespace raglane {
 
-// An error on its way to the caller's message; guarded() lets none out.
+// The exception of an error; guarded() catches all of them.
 struct Failure {
   int32_t status;
   char text[256];
@@ -37,7 +37,7 @@ inline int32_t report(int32_t status, const char* text, char* message, int64_t s
   return status;
 }
 
-// The status of body(), which may throw.
+// Run body(), which may throw, and return its status.
 template <class Body> int32_t guarded(char* message, int64_t size, Body&& body) {
   try {
     int32_t status = body();

@@ -1,4 +1,4 @@
-// The C interface: arguments are checked, sequences put in order, and the instruction set's kernels called.
+// The C interface of layers: checks arguments, orders sequences, and calls the kernels of the instruction set.
 #include "abi/raglane.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ using raglane::present;
 using raglane::processor_has;
 using raglane::useful_threads;
 
-// The facts of a call's cell, whose number is checked first of all.
+// The facts of a call's cell, after a check of its number.
 const raglane_cell_facts& facts_of(const raglane_layer& l) { return cell_table[l.cell]; }
 
 void check_sizes(const raglane_layer& l) {
@@ -54,7 +54,7 @@ void check_sizes(const raglane_layer& l) {
   at_least("elements", l.elements, 0);
   at_least("input_size", l.input_size, 1);
   at_least("hidden_size", l.hidden_size, 1);
-  // Within these no product below overflows, and beyond them no machine has the memory.
+    // Within these limits no product below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   const int64_t largest = 1 << 24;
   if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > largest ||
@@ -71,13 +71,13 @@ void check_sizes(const raglane_layer& l) {
   }
   at_least("gate_stride", l.gate_stride,
            cell.slots * (cell.saved ? (l.hidden_size + 15) / 16 * 16 : l.hidden_size));
-  // So many products of bytes have a sum of 32 bits.
+    // The maximum of products of bytes whose sum fits 32 bits.
   const int64_t terms = 1 << 16;
   if (l.dtype == RAGLANE_INT8 && (l.input_size > terms || l.hidden_size > terms || l.projection_size > terms))
     fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)terms);
 }
 
-// The output takes up the input as it is.
+// True if the output adds the unchanged input.
 bool skips_all(const raglane_layer& l) { return facts_of(l).skips && !l.weights[0].skip; }
 
 void check_weights(const raglane_layer& l, bool backward) {
@@ -116,7 +116,7 @@ void check_pointers(const raglane_layer& l, bool backward) {
   if (!backward) return;
   if (cell.has_c) present("c_states", l.c_states);
   if (!cell.is_elementwise || !cell.has_c) present("output", l.output);
-  const bool again = l.checkpoint_every > 0;  // the gates, which have no memory of the caller's then
+  const bool again = l.checkpoint_every > 0;  // gates are recomputed, and the caller has no memory for them
   if (again) {
     present("values", l.values);
   } else {
@@ -128,7 +128,7 @@ void check_pointers(const raglane_layer& l, bool backward) {
   }
 }
 
-// Neighbouring sequences as groups of about as many elements each, the largest first. A sequence is never divided.
+// Adjacent sequences in groups of nearly equal numbers of elements, largest first. A sequence is never divided.
 std::vector<Group> groups_of(const raglane_layer& l) {
   std::vector<Group> groups;
   int64_t least = std::max(tuning::group_elements, (l.elements + tuning::most_groups - 1) / tuning::most_groups);
@@ -143,8 +143,8 @@ std::vector<Group> groups_of(const raglane_layer& l) {
   return groups;
 }
 
-// Give the kernels what a call leaves out: initial states that are zeros, and room for gradients of them that are
-// not wanted. Returns the memory that they are in.
+// Complete a call: initial states of zeros, and memory for gradients of them that are
+// not needed. Returns that memory.
 std::vector<unsigned char> complete(raglane_layer& l, bool backward) {
   int64_t rows = l.directions * l.sequences * (l.dtype == RAGLANE_FLOAT64 ? 8 : l.dtype == RAGLANE_BFLOAT16 ? 2 : 4);
   int64_t h = rows * (l.projection_size ? l.projection_size : l.hidden_size), c = facts_of(l).has_c ? rows * l.hidden_size : 0;
@@ -233,7 +233,7 @@ int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char*
     check_aligned("to", to);
     raglane_layer mine = *layer;
     check_sizes(mine);
-    // Weights alone count here.
+        // Only the weights matter here.
     mine.sequences = mine.elements = 0;
     mine.packed = nullptr;
     check_pointers(mine, false);

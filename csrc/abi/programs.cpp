@@ -1,4 +1,4 @@
-// The C interface of programs: a call is decoded and checked, and the instruction set's kernel called.
+// The C interface of programs: decodes and checks a call, and calls the kernel of the instruction set.
 #include <cstring>
 
 #include "abi/checks.h"
@@ -9,10 +9,10 @@ namespace {
 
 using namespace raglane;
 
-// Within these no product or sum below overflows, and no program that somebody needs is beyond them.
+// Within these limits no product or sum below overflows, and every useful program is within them.
 constexpr int64_t most_parts = 1 << 14, most_width = 1 << 20, most_columns = 1 << 22, most_rows = int64_t(1) << 40;
 
-// The integers of a program, one by one.
+// Reads the integers of a program.
 class Reader {
  public:
   Reader(const int64_t* code, int64_t size) : next_(code), left_(size) {}
@@ -37,7 +37,7 @@ class Reader {
   int64_t left_;
 };
 
-// A program in memory of its own: what is checked is what will be read.
+// A program in its own memory, so that the kernels read what was checked.
 class Decoded {
  public:
   Code code{};
@@ -60,7 +60,7 @@ class Decoded {
   }
 
   int64_t tensors() const { return code.first_tensor[RAGLANE_LOCAL + 2] + code.states; }
-  // Floating-point operations of a step's products, and numbers that its other instructions write.
+    // Floating-point operations of a step's products, and numbers written by its other instructions.
   double work() const {
     double operations = 0;
     for (const CodeInstruction& i : instructions_) {
@@ -69,7 +69,7 @@ class Decoded {
     }
     return operations;
   }
-  // An element has to do with others, or with the sequence that it is of.
+    // True if elements depend on others, or on their sequence.
   bool has_memory() const {
     for (const CodeBlock& block : blocks_)
       if (block.kind == RAGLANE_STATE || block.kind == RAGLANE_SEQUENCE) return true;
@@ -83,7 +83,7 @@ class Decoded {
   std::vector<CodeInstruction> instructions_;
   std::vector<CodeOutput> outputs_;
   int64_t columns_ = 0;
-  // Of each column of the locals, one after another: the phase that wrote it last, 0 where none has.
+    // For each column of the locals, the phase that wrote it last, 0 for none.
   std::vector<int64_t> first_column_;
   std::vector<int32_t> written_;
 
@@ -118,7 +118,7 @@ class Decoded {
     return place;
   }
 
-  // Returns how many columns it gathers.
+    // Returns the number of columns that it gathers.
   int64_t read_instruction(Reader& reader, CodeInstruction& i) {
     i.operation = reader.number("operation", 0, RAGLANE_OPERATIONS - 1);
     i.width = reader.number("width of an instruction", 1, most_width);
@@ -139,7 +139,7 @@ class Decoded {
     }
     if (i.width % i.segments != 0)
       fail("segments: got %lld; the rule: they divide the width, %lld", (long long)i.segments, (long long)i.width);
-    i.columns = integers_.data() + integers_.size() - columns_;  // check_columns() moves it on
+    i.columns = integers_.data() + integers_.size() - columns_;  // check_columns() advances it
     return gathered;
   }
 
@@ -157,7 +157,7 @@ class Decoded {
     for (int64_t i = 0; i < columns_; i++) reader.number("column", 0, most_width);
   }
 
-  // The indices of each kind are 0, 1, 2 ..., and where its tensors begin.
+    // Checks that the indices of each kind are 0, 1, 2 ..., and sets the index of its first tensor.
   void count_tensors() {
     int64_t begin = 0;
     for (int64_t kind = 0; kind < RAGLANE_LOCAL; kind++) {
@@ -181,8 +181,8 @@ class Decoded {
     code.first_tensor[RAGLANE_LOCAL + 2] = begin + code.weights + code.outputs;
   }
 
-  // Go through a step: every place is within its block, every column is written before it is read, and nothing is
-  // overwritten while it is read. What a phase reads of another's is carried.
+    // Check a step: every place is within its block, every column is written before it is read, and nothing is
+    // overwritten while it is read. Columns that one phase writes and another reads are marked as carried.
   void follow() {
     int64_t columns = 0;
     for (const CodeBlock& block : blocks_) {
@@ -292,7 +292,7 @@ void check_call(const raglane_program& p) {
   present("code", p.code);
 }
 
-// The tensors of a call, checked as far as numbers tell.
+// Checks the tensors of a call as far as possible by their numbers.
 std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded) {
   const Code& code = decoded.code;
   if (p.tensor_count != decoded.tensors())
@@ -318,7 +318,7 @@ std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Deco
   return tensors;
 }
 
-// Elements that have nothing to do with each other, in pieces that are as many as there are lanes.
+// Independent elements, in pieces of as many elements as there are lanes.
 std::vector<int64_t> pieces(const raglane_program& p) {
   int64_t lanes = p.threads * tuning::most_lanes, each = std::max((p.elements + lanes - 1) / lanes, int64_t(1));
   std::vector<int64_t> offsets;

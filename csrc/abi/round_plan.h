@@ -1,5 +1,5 @@
-// How a backward pass that computes the gates again is divided into rounds. The lengths and the number of steps decide
-// alone: sums over the elements are made round after round, and their bits must not depend on the threads.
+// Divides a backward pass that recomputes the gates into rounds. This depends only on the lengths and the number of
+// steps: sums over the elements are computed round after round, and their bits must not depend on the threads.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace raglane {
 
-// There are as many rounds as the longest sequence needs. Each takes the sequences with the most left, so many that all
-// are done with the longest: so every round has about as much to do, whatever the lengths.
+// There are as many rounds as the longest sequence needs. Each takes the sequences with the most remaining steps, just
+// enough that all sequences end with the longest one: so every round has about the same work, for any lengths.
 class RoundPlan {
  public:
   // `order`: the sequences that are not empty, longest first; at least one.

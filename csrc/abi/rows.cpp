@@ -21,7 +21,7 @@ void check(const raglane_rows& rows) {
   at_least("sequences", rows.sequences, 0);
   at_least("steps", rows.steps, 0);
   at_least("elements", rows.elements, 0);
-  // Beyond these no sum below overflows, and no machine has the memory.
+    // Within these limits no sum below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   if (rows.threads > 4096 || rows.sequences > most || rows.steps > most || rows.elements > most)
     fail("sizes: got more than this kernel was written for");
@@ -31,8 +31,8 @@ void check(const raglane_rows& rows) {
   present("plan", rows.plan);
 }
 
-// Where the elements of each sequence are. A copy of all that the caller has of it: what another thread writes there after
-// the check cannot lead out of the memory.
+// The positions of the elements of each sequence, as copies of the caller's numbers, so that another thread that writes
+// to these after the check cannot cause accesses out of bounds.
 class Plan {
  public:
   // From sizes and order.
@@ -54,7 +54,7 @@ class Plan {
     return plan;
   }
 
-  // The one that made() wrote down.
+    // From a plan that made() wrote.
   static Plan kept(const raglane_rows& rows) {
     Plan plan(rows);
     std::copy_n(rows.plan, plan.numbers_.size(), plan.numbers_.begin());
@@ -71,7 +71,7 @@ class Plan {
 
   const int64_t* offsets() const { return numbers_.data(); }
   int64_t length(int64_t sequence) const { return offsets()[sequence + 1] - offsets()[sequence]; }
-  // Of a pack: its sequences, longest first, and how many of them have each step.
+    // For a pack: its sequences, longest first, and the number of sequences with each step.
   const int64_t* order() const { return offsets() + rows_.sequences + 1; }
   const int64_t* sizes() const { return order() + rows_.sequences; }
 
@@ -84,13 +84,13 @@ class Plan {
   int64_t* order() { return numbers_.data() + rows_.sequences + 1; }
   int64_t* sizes() { return order() + rows_.sequences; }
 
-  // A pack's sizes say how many sequences have each step: none more than the step before it.
+    // A pack's sizes are the numbers of sequences with each step; they never increase.
   std::vector<int64_t> lengths_of_pack() const {
     std::vector<int64_t> lengths(rows_.sequences, -1);
     int64_t running = rows_.steps > 0 ? sizes()[0] : 0;
     if (running > rows_.sequences) fail("batch_sizes[0]: got %lld; the rule: at most the sequences", (long long)running);
     for (int64_t place = rows_.sequences - 1, step = 0; place >= 0; place--) {
-      // From the shortest on: its length is the number of steps that more sequences have than stand before it.
+            // From the shortest: its length is the number of steps that more sequences have than precede it.
       while (step < rows_.steps && sizes()[step] > place) step++;
       int64_t sequence = order()[place];
       if (sequence < 0 || sequence >= rows_.sequences || lengths[sequence] >= 0)
@@ -104,7 +104,7 @@ class Plan {
     return lengths;
   }
 
-  // The offsets of sequences of these lengths, checked.
+    // The offsets of sequences of these lengths, with a check.
   void place(const std::vector<int64_t>& lengths, int64_t* offsets) const {
     int64_t total = offsets[0] = 0;
     for (int64_t b = 0; b < rows_.sequences && total <= rows_.elements; b++) {
@@ -118,13 +118,13 @@ class Plan {
   }
 };
 
-// Copies one way or the other.
+// Copies in one direction or the other.
 template <bool into_flat> struct Mover {
   const raglane_rows& rows;
   const Plan& plan;
 
   void copy(char* flat, char* table, int64_t count) const {
-    if (count == 0) return;  // where there may be no memory either
+    if (count == 0) return;  // memory may be null
     if (into_flat) std::memcpy(flat, table, count * rows.row_bytes);
     else std::memcpy(table, flat, count * rows.row_bytes);
   }
@@ -135,7 +135,7 @@ template <bool into_flat> struct Mover {
     if (!into_flat && count > 0) std::memset(table, 0, count * rows.row_bytes);
   }
 
-  // Sequences [begin, end) of a padded tensor whose steps follow each other.
+    // Sequences [begin, end) of a padded tensor with contiguous sequences.
   void sequences(int64_t begin, int64_t end) const {
     for (int64_t b = begin; b < end; b++) {
       char* table = (char*)rows.table + b * rows.sequence_stride;
@@ -150,7 +150,7 @@ template <bool into_flat> struct Mover {
     }
   }
 
-  // Steps [begin, end) of a padded tensor whose sequences lie side by side.
+    // Steps [begin, end) of a padded tensor with contiguous steps.
   void steps(int64_t begin, int64_t end) const {
     for (int64_t t = begin; t < end; t++) {
       char* table = (char*)rows.table + t * rows.step_stride;
@@ -159,7 +159,7 @@ template <bool into_flat> struct Mover {
           copy(flat(b, t), table + b * rows.sequence_stride, 1);
           continue;
         }
-        int64_t first = b;  // of neighbours that have ended
+        int64_t first = b;  // of adjacent sequences that have ended
         if (rows.sequence_stride == rows.row_bytes)
           while (b + 1 < rows.sequences && t >= plan.length(b + 1)) b++;
         fill(table + first * rows.sequence_stride, b + 1 - first);
@@ -181,7 +181,7 @@ template <bool into_flat> void move(const raglane_rows& rows, const Plan& plan) 
   bool by_step = rows.step_stride > rows.sequence_stride;
   int64_t parts = rows.is_pack ? rows.elements : by_step ? rows.steps : rows.sequences;
   int64_t bytes = rows.row_bytes * (into_flat || rows.is_pack ? rows.elements : rows.sequences * rows.steps);
-  // Below this many bytes per thread, starting it takes longer than what it saves.
+    // For fewer bytes per thread, starting it takes longer than it saves.
   int64_t useful = std::min(std::min(rows.threads, parts), 1 + bytes / raglane::tuning::thread_bytes);
   Mover<into_flat> mover{rows, plan};
   raglane::on_threads((int)std::max<int64_t>(useful, 1), [&](int thread, int threads) {

@@ -9,8 +9,8 @@ template <class A, bool RELU> struct Elman {
   using V = Vec<A>;
   static constexpr int gates = 1, slots = 1, saved = 0;
   static constexpr bool has_c = false, projects = false;
-  static constexpr int unit_vectors = 4;  // one gate alone would leave most registers idle
-  static constexpr bool whole_rows = false;  // products may rest in the output, which has no room for whole vectors
+  static constexpr int unit_vectors = 4;  // a single gate would leave most registers unused
+  static constexpr bool whole_rows = false;  // products may be in the output, which has no room for whole vectors
   static constexpr int hidden_slot(int gate) { return gate; }
   static constexpr bool only_input(int /*slot*/) { return false; }
 

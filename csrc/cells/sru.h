@@ -1,5 +1,5 @@
 // Simple recurrent unit: f = sigmoid(a_f + v_f c), r = sigmoid(a_r + v_r c), c' = n + f (c - n), h' = x + r (c' - x).
-// See src/raglane/cells/sru.py. x is the input itself, or a fourth product where the sizes differ.
+// See src/raglane/cells/sru.py. x is the input itself, or a fourth product if the sizes differ.
 #pragma once
 
 #include "cells/elementwise.h"

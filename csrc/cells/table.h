@@ -1,24 +1,24 @@
-// Every cell of the kernels, one line each: what is known of it besides its arithmetic.
+// The table of cells, one line each: all facts but their arithmetic.
 //
-// A cell's number is its place here, matrix cells before element-wise ones. The time loops, the C interface and the
-// driver are made from these lines, and Python reads them: raglane_describe_cell. A new cell is a header beside this
-// file, which is included below, and a line.
+// A cell's number is its index here, matrix cells before element-wise ones. The time loops, the C interface and the
+// driver use these lines, and Python reads them by raglane_describe_cell. A new cell is a header in this
+// folder, which is included below, and a line.
 //
-//   type       its class template, type<A>, in the header; the table is held against its constants
+//   type       its class template, type<A>, in the header, whose constants are compared with the table
 //   name       as in raglane.cells.CELLS
 //   gates      G, input products per unit
-//   slots      S, blocks of H per element that backward gives in grad_gates
-//   saved      blocks of H per element that forward keeps in gates, or 0
+//   slots      S, blocks of H per element that backward writes to grad_gates
+//   saved      blocks of H per element that forward saves in gates, or 0
 //   c          there is a second state, c
 //   projects   h may be a projection
-//   skips      the output takes up the input: as it is, or as one more product, with a gate of its own
+//   skips      the output adds the input: unchanged, or by one more product, with its own gate
 //   factors    V, recurrent factors per unit
 //   biases     blocks of H in a bias
 #pragma once
 
 #include "abi/raglane.h"
 
-// Cells whose weights meet the state as a matrix.
+// Cells with a matrix product of their state.
 //       type         name            gates  slots  saved  c  projects
 #define RAGLANE_MATRIX_CELLS(CELL)                                    \
   CELL(  RnnTanh,     "rnn_tanh",     1,     1,     0,     0, 0)      \
@@ -26,7 +26,7 @@
   CELL(  Lstm,        "lstm",         4,     4,     4,     1, 1)      \
   CELL(  Gru,         "gru",          3,     4,     4,     0, 0)
 
-// Cells where a unit's past is its own alone; of these slots are gates.
+// Cells whose units read only their own state; here slots are gates.
 //       type         name            gates  saved  c  skips  factors  biases
 #define RAGLANE_ELEMENTWISE_CELLS(CELL)                                      \
   CELL(  IndRnnTanh,  "indrnn_tanh",  1,     0,     0, 0,     1,       1)    \
@@ -58,7 +58,7 @@ inline constexpr raglane_cell_facts cell_table[cell_count] = {
 
 }  // namespace raglane
 
-// What is compiled once per instruction set has the arithmetic as well.
+// Code that is compiled once per instruction set includes the arithmetic.
 #if defined(RAGLANE_TARGET)
 #include "cells/elman.h"
 #include "cells/gru.h"
@@ -74,7 +74,7 @@ namespace raglane::RAGLANE_TARGET {
 // A line of a matrix cell agrees with the cell's header.
 template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts) {
   static_assert(Cell::saved == 0 || (Cell::unit_vectors == 1 && Cell::whole_rows), "see cells/matrix.h");
-  // The last gate alone may have a slot for its hidden product, after all others: callers rely on that.
+    // Only the last gate may have a slot for its hidden product, after all others; callers rely on this.
   bool in_order = Cell::slots == Cell::gates || (Cell::slots == Cell::gates + 1 && Cell::only_input(Cell::gates - 1));
   for (int gate = 0; gate < Cell::gates; gate++)
     in_order = in_order && Cell::hidden_slot(gate) == (gate == Cell::gates - 1 ? Cell::slots - 1 : gate);
@@ -83,7 +83,7 @@ template <class Cell> constexpr bool fits_matrix(const raglane_cell_facts& facts
          facts.projects == Cell::projects;
 }
 
-// The same of an element-wise cell. Where it skips by a product, `type::projected` has the arithmetic.
+// The same for an element-wise cell. If it skips by a product, `type::projected` has the arithmetic.
 template <class Cell> constexpr bool fits_elementwise(const raglane_cell_facts& facts) {
   if constexpr (Cell::skips) {
     using Projected = typename Cell::projected;

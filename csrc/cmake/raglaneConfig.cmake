@@ -1,6 +1,6 @@
 # find_package(raglane): the target raglane::raglane is the library of the CPU kernels and raglane.h.
 #
-# It stands in <prefix>/lib/cmake/raglane; an installed Raglane has its prefix in raglane/native.
+# Installed to <prefix>/lib/cmake/raglane; an installed Raglane has its prefix in raglane/native.
 get_filename_component(raglane_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 find_library(raglane_library NAMES libraglane_cpu.so raglane_cpu PATHS "${raglane_prefix}/lib" NO_DEFAULT_PATH NO_CACHE)
 if(NOT raglane_library OR NOT EXISTS "${raglane_prefix}/include/raglane.h")

@@ -1,11 +1,11 @@
-// The backward time loop of the element-wise cells: one for all of them and all dtypes.
+// The backward time loop of all element-wise cells and dtypes.
 //
-// Gradients of the input products, of the initial states, and what can be summed on the way: those of biases and
-// recurrent factors. The large products that follow are left to the caller.
+// It computes the gradients of input products and initial states, and sums those of biases and
+// recurrent factors. The caller computes the large products that follow.
 //
 // NOTE (order of sums): the gradients of a unit are summed row after row within a chunk, chunk after chunk within a
-// group, and then group after group. Chunks and groups depend on the lengths alone, so the sums are bit-identical at
-// any number of threads; and three stages gather fewer rounding errors than one.
+// group, and then group after group. Chunks and groups depend only on the lengths, so the sums are bit-identical for
+// any number of threads; and three stages accumulate fewer rounding errors than one.
 #pragma once
 
 #include "elementwise/walk.h"
@@ -62,8 +62,8 @@ template <class Cell, class S> class ElementwiseBackward {
                      (const S*)l_.weights[d].hidden + i * H_, 0, H_);
   }
 
-  // An empty sequence hands the gradient of its final state to its initial one; in the others, where c recurs, nothing
-  // looks at the initial h.
+    // The gradient of an empty sequence's final state is that of its initial one. In other sequences of cells with c,
+    // the initial h is not used.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {
       bool empty = l_.offsets[b] == l_.offsets[b + 1];
@@ -122,7 +122,7 @@ template <class Cell, class S> class ElementwiseBackward {
     S *grad_gates, *grad_skip;
   };
 
-  // The rows of one sequence, some of its units.
+    // A range of units in the rows of one sequence.
   void piece(const Piece& piece, int d, int64_t begin, int64_t end, A* room) {
     int64_t first = begin * width, last = end * width < H_ ? end * width : H_;
     int64_t at = (d * l_.sequences + piece.sequence) * H_, K = l_.directions, back = (d == 0 ? -1 : 1) * K * H_;
@@ -135,7 +135,7 @@ template <class Cell, class S> class ElementwiseBackward {
     for (int i = 0; i < piece.count; i++) {
       int64_t element = piece.first + (d == 0 ? -i : i), at_output = (element * K + d) * H_;
       int64_t at_gates = (d * l_.elements + element) * Cell::gates * H_;
-      bool is_first = piece.ends && i + 1 == piece.count;  // the walk goes back
+      bool is_first = piece.ends && i + 1 == piece.count;  // rows run backward
       Row row;
       row.d = room, row.sums = room + stride_;
       row.recurrent = recurrent_.get() + d * Cell::recurrent * stride_;

@@ -1,9 +1,9 @@
-// The forward time loop of the element-wise cells: one for all of them and all dtypes.
+// The forward time loop of all element-wise cells and dtypes.
 //
-// The input products of some units are made for some rows at a time, into scratch that the nearest caches hold, and
-// the cell's arithmetic follows at once. So products never travel through memory; what backward reads is written beside
-// the outputs. Threads take groups of sequences. Where one long sequence is most of the work, all threads take the same
-// rows: they divide these for the products, wait for each other, and divide the units for the arithmetic.
+// The input products of some units are computed for some rows at a time, in scratch that fits the nearest caches,
+// followed by the cell's arithmetic. So products never reach main memory; saved gates are written with the outputs.
+// Threads take groups of sequences. If one long sequence is most of the work, all threads share its rows: they divide
+// the rows for the products, and after a barrier the units for the arithmetic.
 #pragma once
 
 #include "cells/table.h"
@@ -22,13 +22,13 @@ template <class Cell, class S> class ElementwiseForward {
       : call_(call), l_(*call.layer), H_(l_.hidden_size), weights_(l_), input_(weights_.input),
         padded_(weights_.padded), panels_(input_.panels(0).count()), shares_(call, panels_, 1),
         together_(is_lopsided(call)) {
-    // As many panels' products rest in scratch at a time as the nearest caches hold besides weights and rows.
+        // As many panels' products as fit the nearest caches together with weights and rows.
     int64_t bytes = block_rows * Cell::slots * input_.panels(0).panel_columns() * (int64_t)sizeof(A);
     int64_t most = call.cache / tuning::chunk_of_cache / bytes;
     int64_t strips = together_ ? 1 : most < 1 ? panels_ : (panels_ + most - 1) / most;
     strip_ = (panels_ + strips - 1) / strips;
     stride_ = row_stride<A>(Cell::slots * strip_ * input_.panels(0).panel_columns());
-    // What the caches would lose before it is read goes past them.
+        // Results that the caches could not hold until they are read bypass them.
     int64_t row = H_ * (int64_t)sizeof(S);
     bool aligned = ((uintptr_t)l_.output | (uintptr_t)l_.gates | (uintptr_t)l_.c_states | (uintptr_t)row) % 64 == 0;
     int64_t written = l_.elements * l_.directions * row * (l_.gates ? 1 + Cell::saved : 1);
@@ -63,7 +63,7 @@ template <class Cell, class S> class ElementwiseForward {
   const int64_t padded_, panels_;
   Shares shares_;
   const bool together_;
-  int64_t strip_, stride_;  // panels whose products are made at a time; row length of those products
+  int64_t strip_, stride_;  // panels whose products are computed together; row length of these products
   bool streams_;
   Scratch<A> products_, states_;
   Barrier barrier_;
@@ -97,8 +97,8 @@ template <class Cell, class S> class ElementwiseForward {
     }
   }
 
-  // All sequences, by all threads: each makes the products of some rows, and then computes some units of all of them.
-  // Products alternate between two places, so that one wait per chunk is enough.
+    // All sequences, by all threads: each computes the products of some rows, and then some units of all of them.
+    // Products alternate between two buffers, so that one barrier per chunk is enough.
   void walk_together(int d, int thread, int threads) {
     int64_t vectors = padded_ / width, room = l_.threads * block_rows * stride_;
     GroupWalk rows(l_.offsets, {0, l_.sequences, 0}, d == 0);
@@ -112,14 +112,14 @@ template <class Cell, class S> class ElementwiseForward {
       walk(chunk, d, {vectors * thread / threads, vectors * (thread + 1) / threads, 0, products}, states_.get());
       products = products == products_.get() ? products + room : products_.get();
     }
-    barrier_.wait(threads);  // the state row is the next direction's
+    barrier_.wait(threads);  // the next direction uses the same state row
   }
 
   void multiply(int d, int64_t panel, int64_t end, int rows, const A* const* inputs, A* to) const {
     for (int64_t i = panel; i < end; i++) input_.multiply(d, i, rows, inputs, to, stride_, panel);
   }
 
-  // Vectors of units, and the products of a chunk's rows, which begin with those of a panel.
+    // Vectors of units, and the products of a chunk's rows, whose first panel is `panel`.
   struct Strip {
     int64_t begin, end, panel;
     const A* products;
@@ -161,7 +161,7 @@ template <class Cell, class S> class ElementwiseForward {
     if (Cell::has_c && piece.ends) copy_columns((S*)l_.final_c + at, (const A*)state, first, last);
   }
 
-  // `place`: the vector's among those whose products are there.
+    // `place`: the index of the vector among those with products.
   template <int N> RAGLANE_INLINE void step(const Row& row, int64_t vector, int64_t place, int count) {
     int64_t unit = vector * width;
     V a[Cell::gates * N], u[Cell::recurrent * N + 1], x[N], state[N], y[N];

@@ -1,8 +1,8 @@
-// What both element-wise loops share: how their work is divided, and in which order its rows are walked.
+// Shared by both element-wise loops: the division of their work, and the order of its rows.
 //
-// No unit looks at another, so a piece of work is some sequences times some units. Rows lie in memory one after the
-// other, and are walked in that order or the opposite one, all units of a row before the next row: memory is read and
-// written as one stream, which is what bounds these loops.
+// Units are independent, so a piece of work is a range of sequences times a range of units. Rows are processed in the
+// order of memory, or its reverse, all units of a row before the next row: memory is read and
+// written as one stream, whose bandwidth limits these loops.
 #pragma once
 
 #include "cells/elementwise.h"
@@ -10,31 +10,31 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Vectors of units whose arithmetic is done side by side; more of them where it is short.
-template <class Cell> inline constexpr int beside = registers == 32 && Cell::gates == 1 ? 4 : 2;
+// Vectors of units whose arithmetic is interleaved; more for short arithmetic.
+template <class Cell> inline constexpr int interleaved = registers == 32 && Cell::gates == 1 ? 4 : 2;
 
 // The rows of one sequence among those of a chunk; `first` is computed first.
 struct Piece {
   int64_t sequence, first;
   int count;
-  bool starts, ends;  // these rows begin the walk through the sequence, end it
+  bool starts, ends;  // these rows begin, end the loop through the sequence
 };
 
-// Some rows of a group that lie together, [begin, end), as pieces in the order of the walk.
+// Adjacent rows of a group, [begin, end), as pieces in the order of the loop.
 struct Chunk {
   int64_t begin, end;
   int count;
   Piece pieces[block_rows];
 };
 
-// The walk through a group's rows, chunk after chunk.
+// The loop through a group's rows, chunk after chunk.
 class GroupWalk {
  public:
   GroupWalk(const int64_t* offsets, const Group& group, bool ascending)
       : offsets_(offsets), left_(group.end - group.begin), ascending_(ascending),
         sequence_(ascending ? group.begin : group.end - 1) {}
 
-  // The next chunk, of `rows` rows at most; false where there is none.
+    // Advance to the next chunk, of at most `rows` rows; false if there is none.
   bool next(Chunk& chunk, int64_t rows = block_rows) {
     chunk.count = 0;
     for (int64_t room = rows; room > 0 && left_ > 0 && chunk.count < block_rows;) {
@@ -59,12 +59,12 @@ class GroupWalk {
   int64_t left_;   // sequences
   bool ascending_;
   int64_t sequence_;
-  int64_t taken_ = 0;  // rows of the sequence
+  int64_t taken_ = 0;  // rows of the sequence before this chunk
 };
 
-// A group is more than a thread's share of the work, so threads divide its units. Two threads of a Zen 5, one sequence of
-// 1,000 steps among twenty of 50, or 400 among three of 200: the rule "more than half a share" took 0.96 to 1.99 times as
-// long.
+// If a group is more than a thread's share of the work, threads divide its units. Two threads of a Zen 5, one sequence
+// of 1,000 steps among twenty of 50, or 400 among three of 200: the condition "more than half a share" took 0.96 to
+// 1.99 times as long.
 inline bool is_lopsided(const ElementwiseCall& call) {
   const raglane_layer& layer = *call.layer;
   if (layer.threads == 1 || (layer.flags & RAGLANE_NO_TEAM)) return false;
@@ -72,17 +72,17 @@ inline bool is_lopsided(const ElementwiseCall& call) {
   return call.largest * layer.threads > layer.elements * layer.directions;
 }
 
-// Some units of a group in one direction.
+// A range of units of a group in one direction.
 struct Share {
   const Group* group;
   int direction;
   int64_t begin, end;
 };
 
-// The work as shares, which threads take one after the other, the largest first.
+// The work as shares, which threads take one after the other, largest first.
 class Shares {
  public:
-  // Each group's `units` are divided into so many parts.
+    // Number of parts into which each group's `units` are divided.
   Shares(const ElementwiseCall& call, int64_t units, int64_t parts)
       : call_(call), units_(units), parts_(parts < units ? parts : units) {}
 
@@ -101,7 +101,7 @@ class Shares {
   Queue queue_;
 };
 
-// Where a vector of units stands in a prepared row, see products.h.
+// The position of a vector of units in a prepared row, see products.h.
 template <class Cell, class A> RAGLANE_INLINE int64_t prepared_at(int64_t vector) {
   constexpr int width = Lanes<A>::width, per_panel = Cell::unit_vectors;
   return (vector / per_panel * per_panel * Cell::slots + vector % per_panel) * width;
@@ -110,11 +110,11 @@ template <class Cell, class A> RAGLANE_INLINE int64_t prepared_at(int64_t vector
 template <int N> struct Constant {
   static constexpr int value = N;
 };
-// Call step(Constant<N>, vector, count) for the vectors [begin, end) of a row of so many units: `beside` at a time,
-// then one by one. `count` is a vector's width, or what is left of the row.
+// Call step(Constant<N>, vector, count) for the vectors [begin, end) of a row of units: `interleaved` at a time,
+// then one by one. `count` is a vector's width, or the number of remaining units.
 template <class Cell, class A, class Step>
 RAGLANE_INLINE void each_vector(int64_t begin, int64_t end, int64_t units, Step&& step) {
-  constexpr int width = Lanes<A>::width, together = beside<Cell>;
+  constexpr int width = Lanes<A>::width, together = interleaved<Cell>;
   int64_t vector = begin, whole = units / width < end ? units / width : end;
   for (; vector + together <= whole; vector += together) step(Constant<together>{}, vector, width);
   for (; vector < end; vector++)

@@ -1,12 +1,12 @@
-// Products of int8: rows of floats with weights that were rounded to int8 beforehand.
+// int8 products: rows of floats times weights that were rounded to int8 beforehand.
 //
-// Included by gemm.h. A number is q * scale, q from -127 to 127, and a row has one scale: the magnitude of its largest
-// number over 127. Of the weights a row is what one column of the product is made of. The sums of q * q are exact
-// integers, so that every instruction set has the same, in any order; what follows is rounded number by number:
-// start + sum * (scale of the row * scale of the column).
+// Included by gemm.h. A number is q * scale, q from -127 to 127. Each row has one scale: its largest magnitude over
+// 127. A row of the weights belongs to one column of the product. The sums of q * q are exact integers, the same in any
+// order and on every instruction set. Then each number is rounded once: start + sum * (scale of the row * scale of the
+// column).
 //
-// A row's words hold q + 128, since the instruction multiplies unsigned bytes by signed ones, and its scale stands after
-// them. A panel has two rows before its words: what the sums start from, which takes the 128 away again, and the scales.
+// A row's words contain q + 128, because the instruction multiplies unsigned by signed bytes; its scale follows them. A
+// panel has two rows before its words: the start of the sums, which subtracts the 128 again, and the scales.
 #pragma once
 
 namespace raglane::RAGLANE_TARGET {
@@ -14,7 +14,7 @@ namespace raglane::RAGLANE_TARGET {
 inline constexpr int heading_rows = 2;
 
 struct RowScale {
-  float inverse, scale;  // a row of zeros, or as good as zeros, has 0; one with a number that is not finite has NaN
+  float inverse, scale;  // 0 for a row of zeros or nearly zeros; NaN for a row with a non-finite number
 };
 inline RowScale row_scale(const float* row, int64_t count) {
   constexpr int width = Lanes<float>::width;
@@ -32,14 +32,14 @@ inline RowScale row_scale(const float* row, int64_t count) {
   return {127.0f / magnitude, magnitude / 127.0f};
 }
 
-// q + 128 of a vector of numbers. The bounds are for modes of rounding in which 127 over the largest is too large.
+// q + 128 of a vector of numbers. The bounds matter in rounding modes in which 127 over the largest is rounded up.
 RAGLANE_INLINE Lanes<float>::byte rounded_bytes(F numbers, float inverse) {
   numbers = at_most(127.0f, at_least(-127.0f, numbers * inverse));
-  // So large that the sum has no fraction: its lowest byte is the integer.
+    // A number so large that the sum has no fraction: its lowest byte is the integer.
   return lowest_bytes(numbers + (0x1.8p23f + 128.0f));
 }
 
-// A row as an operand; `to` has room for operand_words(), and for whole vectors.
+// Write a row as an operand; `to` has room for operand_words(), and for whole vectors.
 inline void to_bytes(const float* row, int64_t count, float* to) {
   constexpr int width = Lanes<float>::width;
   RowScale found = row_scale(row, count);
@@ -50,8 +50,8 @@ inline void to_bytes(const float* row, int64_t count, float* to) {
   to[words<quantised>(count)] = found.scale;
 }
 
-// Pack the rows of one vector of columns: `real` of them, which begin `row_stride` numbers after each other. `column` is
-// where the panel has the first row's part of these columns, `stride` words from one row to the next.
+// Pack the rows of one vector of columns: `real` of them, `row_stride` numbers apart. `column` is
+// the position of these columns in the panel's first row, `stride` the words from one row to the next.
 inline void pack_bytes(const float* from, int real, int64_t depth, int64_t row_stride, float* column, int64_t stride) {
   constexpr int width = Lanes<float>::width;
   store(column, F{}), store(column + stride, F{});
@@ -74,7 +74,7 @@ inline void pack_bytes(const float* from, int real, int64_t depth, int64_t row_s
   }
 }
 
-// Of what multiply_tile() is; `product.depth` counts words, the scales follow them.
+// multiply_tile() for int8; `product.depth` counts words, which the scales follow.
 template <int ROWS, int VECTORS> RAGLANE_INLINE void multiply_bytes(const Product<float>& product) {
   constexpr int width = Lanes<float>::width;
   const float* row[ROWS];

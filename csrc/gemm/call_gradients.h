@@ -1,4 +1,4 @@
-// The gradients of values and weights of a call: of layers of both kinds, and of outer products alone.
+// The gradients of values and weights of a call: for layers of both kinds, and for outer products.
 #pragma once
 
 #include "cells/table.h"
@@ -19,8 +19,8 @@ template <class S> void describe_matrix(const raglane_layer& l, int d, Direction
   of.factors[1] = {rows(l.previous_h, P), P, wanted.hidden ? P : 0};
   of.factors[2] = {rows(l.unprojected, H), H, wanted.projection ? H : 0};
   if (l.grad_values) of.terms[0] = {(const S*)l.weights[d].input, 0, gates};
-  // Of the gates' rows the first belong to input and hidden products alike. A GRU's candidate has gradients of its own
-  // for the hidden one, which stand after all others.
+    // The first rows of the gates belong to both input and hidden products. The hidden product of a GRU's candidate has
+    // its own gradients, after all others.
   of.biased = gates, of.shared = cell.slots > cell.gates ? gates - H : gates;
   of.outers[0] = {(S*)wanted.input, 0, 0, gates, 0};
   of.outers[1] = {(S*)wanted.hidden, 0, 0, of.shared, 1};
@@ -29,7 +29,7 @@ template <class S> void describe_matrix(const raglane_layer& l, int d, Direction
   of.input_bias = (S*)wanted.input_bias, of.hidden_bias = (S*)wanted.hidden_bias;
 }
 
-// Its sums over the elements, of biases and factors, are made by the walk itself.
+// The time loop itself sums the gradients of biases and factors over the elements.
 template <class S> void describe_elementwise(const raglane_layer& l, int d, DirectionGradients<S>& of) {
   const raglane_weight_gradients& wanted = l.grad_weights[d];
   const int64_t N = l.elements, H = l.hidden_size, D = l.input_size, gates = cell_table[l.cell].gates * H;
@@ -69,8 +69,8 @@ template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t
   return status;
 }
 
-// Walk the layer back, and make the gradients that the call wants, if it wants any. Their scratch is reserved
-// first: the walk may replace the saved gates, and a call that fails must leave them as they were.
+// Run the backward time loop, and compute the gradients that the call requires, if any. Their scratch is reserved
+// first: the loop may overwrite the saved gates, and a failed call must leave them unchanged.
 template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C&)) {
   if (!wants_any(*call.layer)) return walk(call);
   switch (call.layer->dtype) {
@@ -81,8 +81,8 @@ template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C
   return RAGLANE_BAD_ARGUMENT;
 }
 
-#if !defined(RAGLANE_FAMILY)  // no pairs are multiplied here
-// Outer products and sums alone, group by group.
+#if !defined(RAGLANE_FAMILY)  // pairs are not multiplied here
+// Only outer products and sums, group by group.
 template <class S> int32_t outer_products_of(const raglane_outer& o) {
   for (int64_t g = 0; g < o.groups; g++) {
     DirectionGradients<S> of = {};

@@ -1,15 +1,15 @@
 // Products of a few rows with packed weights.
 //
-// A panel holds the weights of up to four vectors of output columns, side by side for each k: the micro-kernel reads
+// A panel holds the weights of up to four vectors of output columns, adjacent for each k: the micro-kernel reads
 // one stream, and keeps rows x vectors sums in registers.
 //
-// NOTE (order of sums): a sum starts from its first value and takes k = 0, 1, 2 ... one fused multiply-add at a time,
-// whatever the number of rows beside it, in a register all the time or in memory between two parts of k. So the bits of a
-// row depend on that row and the weights alone. All divisions of work rely on this.
+// NOTE (order of sums): a sum starts from its first value and adds k = 0, 1, 2 ... one fused multiply-add at a time,
+// for any number of rows, whether it stays in a register or is stored in memory between two parts of k. So the bits of
+// a row depend only on that row and the weights. All divisions of work rely on this.
 //
-// NOTE (words): some processors multiply pairs of bfloat16 and add both products to a float. Operands are therefore
-// made of words of the size of a sum, and a word holds one number, or two that follow each other in k. An operand of
-// pairs is filled up with zeros where its last word, or its last tile, is not whole.
+// NOTE (words): some processors multiply pairs of bfloat16 and add both products to a float. Operands therefore
+// consist of words of the size of a sum. A word holds one number, or two that follow each other in k. An operand of
+// pairs is filled up with zeros to a whole word, or a whole tile.
 #pragma once
 
 #include "runtime/tuning.h"
@@ -17,8 +17,8 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Rows a tile holds at most: sums, weights and one broadcast value must fit the registers, or the tile registers.
-// Words of an operand of pairs are as many as these times some.
+// Maximum rows of a tile: sums, weights and one broadcast value must fit the registers, or the tile registers.
+// The words of an operand of pairs are a multiple of this number.
 #if defined(RAGLANE_TILES)
 inline constexpr int tile_rows = most_tile_rows, whole_words = tile_words;
 #else
@@ -26,7 +26,7 @@ inline constexpr int tile_rows = registers == 32 ? 6 : 3, whole_words = 1;
 #endif
 inline constexpr int panel_vectors = 4;
 
-// Products of a storage type are made of pairs; what their operands are stored as.
+// Products of a storage type use pairs; the storage type of their operands.
 #if defined(RAGLANE_PAIRS)
 template <class S> inline constexpr bool in_pairs = sizeof(S) == 2;
 #else
@@ -35,29 +35,29 @@ template <class S> inline constexpr bool in_pairs = false;
 template <class S, bool PAIRS = in_pairs<S>> struct Operand { using type = typename Arithmetic<S>::type; };
 template <class S> struct Operand<S, true> { using type = S; };
 
-// Products of a storage type are of int8. Then a word of an operand holds four numbers, and the row's scale is the
+// Products of a storage type use int8. Then a word of an operand holds four numbers, and the row's scale is the
 // word after its last: see bytes.h.
 template <class S> inline constexpr bool in_bytes = false;
 template <> inline constexpr bool in_bytes<quantised> = true;
 template <> struct Operand<quantised, false> { using type = quantised; };
 
-// Numbers of a storage type are operands as they stand in memory.
+// Numbers of a storage type are operands without conversion.
 template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typename Arithmetic<S>::type) && !in_bytes<S>;
 
-// Words that so many numbers of an operand take.
+// Words of a number of an operand's numbers.
 template <class S> inline int64_t words(int64_t numbers) {
   if (in_bytes<S>) return (numbers + 3) / 4;
   if (!in_pairs<S>) return numbers;
   return (numbers + 2 * whole_words - 1) / (2 * whole_words) * whole_words;
 }
 
-// The same of the whole operand.
+// Words of a whole operand.
 template <class S> inline int64_t operand_words(int64_t numbers) { return words<S>(numbers) + (in_bytes<S> ? 1 : 0); }
 
-// A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of
-// rows[r][k * step] * panel[k][v], all in words; `depth` is at least 1. `start` may be `to`; the sums are read before the
-// first k and written after the last. In AMX's tiles rows that are multiplied lie evenly spaced in memory, those of `to`
-// as well, and `step` is 1.
+// A product of a few rows: to[r][to_at[v] ...] = start[r][start_at[v] ...] + the sum over k < depth of rows[r][k *
+// step] * panel[k][v], all in words; `depth` is at least 1. `start` may be `to`: the sums are read before the first k
+// and written after the last. For AMX's tiles the rows of operands and of `to` are evenly spaced in memory, and `step`
+// is 1.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -90,7 +90,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
-  constexpr int ahead = tuning::fetch_ahead;  // what a core's second cache needs to deliver
+  constexpr int ahead = tuning::fetch_ahead;  // as much as a core's second cache needs
   const A* row[ROWS];
   V sums[ROWS][VECTORS];
 #pragma GCC unroll 8
@@ -102,7 +102,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
   const A* panel = product.panel;
   const int64_t depth = product.depth, step = product.step;
   int64_t k = 0;
-  do {  // there is a first k: for a loop without one the compiler would store all sums before it as well
+  do {  // depth is at least 1: for a loop that may be empty, the compiler would also store all sums before it
     if constexpr (registers == 32) {
       V weight[VECTORS];
 #pragma GCC unroll 8
@@ -116,7 +116,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) sums[r][v] = multiply_add<S>(x, weight[v], sums[r][v]);
       }
-    } else {  // fewer registers: hold the rows' values, and one weight at a time
+    } else {  // few registers: keep the rows' values, and one weight at a time
       V x[ROWS];
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) x[r] = splat_at(row[r] + k * step);
@@ -135,7 +135,7 @@ template <int ROWS, int VECTORS, class S> void multiply_tile(const Product<typen
     for (int v = 0; v < VECTORS; v++) store(product.to[r] + product.to_at[v], sums[r][v]);
 }
 
-// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is what the operands hold.
+// The same for 1 to tile_rows rows and 1 to panel_vectors vectors, known at run time; S is the operands' storage type.
 template <class S> inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
   return multiply_in_tiles(rows, vectors, product);
@@ -161,13 +161,13 @@ template <int... I> struct UpTo<0, I...> {
   using type = Integers<I...>;
 };
 
-// How many of `rows` rows the next tile takes, so that all tiles are as even as can be.
+// The number of rows of the next tile, so that all tiles of `rows` rows have nearly equal sizes.
 inline int next_tile(int rows) {
   int tiles = (rows + tile_rows - 1) / tile_rows;
   return (rows + tiles - 1) / tiles;
 }
 
-// One stage of a transposition: blocks of HALF x HALF change places in pairs of rows that are HALF apart.
+// One stage of a transposition: blocks of HALF x HALF are swapped in pairs of rows that are HALF apart.
 template <int HALF, class A, int... I> RAGLANE_INLINE void exchange(Vec<A>* rows, Integers<I...>) {
   constexpr int width = Lanes<A>::width;
 #pragma GCC unroll 16
@@ -188,7 +188,7 @@ template <class A> RAGLANE_INLINE void transpose(Vec<A>* rows) {
   if constexpr (Lanes<A>::width > 8) exchange<8, A>(rows, All{});
 }
 
-// Words from memory of so many numbers, with zeros after them.
+// Load words from memory for a number of numbers, followed by zeros.
 template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load_words(const S* from, int64_t numbers) {
   constexpr int width = Lanes<typename Arithmetic<S>::type>::width;
   if constexpr (!in_pairs<S>) return load(from, (int)(numbers < width ? numbers : width));
@@ -199,8 +199,8 @@ template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load_words(c
   }
 }
 
-// A matrix cut into panels of up to `units` vectors of columns, each with all gates of those columns; S is what the
-// matrix is stored as, and a panel is made of words. Of int8 two rows stand before them, see bytes.h.
+// A matrix in panels of up to `units` vectors of columns, each with all gates of those columns; S is the storage type
+// of the matrix, and a panel consists of words. In int8 two rows precede them, see bytes.h.
 template <class S> struct Panels {
   using A = typename Arithmetic<S>::type;
   A* data = nullptr;
@@ -215,14 +215,14 @@ template <class S> struct Panels {
   int64_t steps() const { return words<S>(depth); }
   int64_t size() const { return padded_columns() * gates * (heading + steps()); }
   const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * (heading + steps()); }
-  // Vectors of columns in a panel: fewer in the last.
+    // Vectors of columns in a panel; the last may have fewer.
   int units_in(int64_t panel) const {
     int64_t rest = padded_columns() - panel * panel_columns();
     return (int)(rest < panel_columns() ? rest / width : units);
   }
 
-  // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows, which
-  // begin `row_stride` numbers after each other.
+    // Pack one panel from weights (columns, depth), one matrix per gate: columns of the product are their rows,
+    // `row_stride` numbers apart.
   void pack_transposed(const S* const* matrices, int64_t panel) { pack_transposed(matrices, panel, depth); }
   [[gnu::noinline]] void pack_transposed(const S* const* matrices, int64_t panel, int64_t row_stride) {
     int in_panel = units_in(panel);
@@ -254,7 +254,7 @@ template <class S> struct Panels {
   void pack_straight(const S* matrix, int64_t panel, int64_t row_stride) {
     pack_rows([=](int64_t row) { return matrix + row * row_stride; }, panel);
   }
-  // The same of rows that lie anywhere: row(k), k < depth.
+    // The same for rows at any addresses: row(k), k < depth.
   template <class Row> void pack_rows(Row&& at_row, int64_t panel) {
     int in_panel = units_in(panel);
     A* to = data + panel * panel_columns() * steps();
@@ -269,7 +269,7 @@ template <class S> struct Panels {
           int64_t number = k * in_word + i;
           row[i] = number < depth ? load(at_row(number) + column, count) : Vec<A>{};
         }
-        if constexpr (in_word == 2) {  // the wider number has the narrow one's bits in its upper half
+        if constexpr (in_word == 2) {  // the upper half of the wider number is the narrow one
           using Word = Lanes<float>::word;
           row[0] = (F)((Word)row[1] | (Word)row[0] >> 16);
         }

@@ -1,17 +1,17 @@
-// Gradients that need the whole of a layer that was walked back: of its values, weights and biases.
+// The gradients of values, weights and biases, computed after the backward time loop of a layer.
 //
-// Each is a plain product of the gates' gradients, or their sum over the elements. They are made of some elements at a
-// time, whose rows the caches hold meanwhile.
+// Each is a product with the gates' gradients, or their sum over the elements. They are computed for blocks of
+// elements whose rows stay in the caches.
 //
-// NOTE (order of sums): over the elements as over the gates, a sum takes its terms one by one in the order of memory,
-// see gemm.h. Threads divide the results among themselves and never a sum, so its bits do not depend on them.
+// NOTE (order of sums): a sum over elements or gates adds its terms one by one in the order of memory,
+// see gemm.h. Threads divide the results, never a sum, so bits do not depend on the number of threads.
 #pragma once
 
 #include "scan/scan.h"
 
 namespace raglane::RAGLANE_TARGET {
 
-// What is to be made of one direction, whatever the kind of its layer.
+// The gradients of one direction of a layer of either kind.
 template <class S> struct DirectionGradients {
   // Gradients of products: `columns` of a row of (N, stride).
   struct Rows {
@@ -32,12 +32,12 @@ template <class S> struct DirectionGradients {
     int64_t from, depth;
   };
   Rows rows[2];     // of the gates' arguments; of a projection's result
-  Rows factors[3];  // the values; h before each element; what a projection reads. No columns where it is not needed
+  Rows factors[3];  // the values; h before each element; the input of a projection. No columns if not needed
   Outer outers[4];
   Term terms[2];
-  const S* passed;  // what reaches the values past all products, (N, D), or null
+  const S* passed;  // the gradient that reaches the values without a product, (N, D), or null
   S *input_bias, *hidden_bias;
-  int64_t biased, shared;  // the rows of a bias; the first of them have the same gradient in both
+  int64_t biased, shared;  // the rows of a bias; the first `shared` have the same gradient in both biases
 };
 
 template <class S> class LayerGradients {
@@ -45,7 +45,7 @@ template <class S> class LayerGradients {
   using V = Vec<A>;
   using Direction = DirectionGradients<S>;
   static constexpr int width = Lanes<A>::width;
-  static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result that are one piece of work
+  static constexpr int unit_rows = tuning::unit_tiles * tile_rows;  // rows of a result in one piece of work
   static constexpr int64_t part_depth = tuning::part_depth;  // of elements or gates
   static constexpr bool widens = sizeof(S) != sizeof(A);
   static constexpr int most_outers = 4, most_terms = 2, most_factors = 3;
@@ -57,24 +57,24 @@ template <class S> class LayerGradients {
     part_.elements = elements;
   }
 
-  // What work() takes, where it is called for one part of the elements after the other.
+    // Arguments of work(), if it is called for several parts of the elements.
   struct Part {
-    int64_t elements = 0;                // at most as many as the constructor was told
-    const int64_t* place = nullptr;      // which elements they are in the values; null for 0, 1, 2 ...
-    const S* const* previous = nullptr;  // h before each, where `place` is
+    int64_t elements = 0;                // at most the number passed to the constructor
+    const int64_t* place = nullptr;      // their indexes in the values; null for 0, 1, 2 ...
+    const S* const* previous = nullptr;  // h before each, if `place` is not null
     bool first = true, last = true;      // of all parts
-    bool adds_values = false;            // there are gradients of the values that are to be added to
+    bool adds_values = false;            // add to existing gradients of the values
   };
   void take(const Part& part) { part_ = part; }
 
   bool reserve(bool poison) {
     int64_t size = 0;
-    // The first pass counts, the second gives out.
+        // The first pass counts, the second assigns memory.
     for (A* memory = nullptr;; memory = memory_.get()) {
       size = 0;
       auto room = [&](int64_t reals) {
         A* at = memory ? memory + size : nullptr;
-        size += (reals + 15) / 16 * 16;  // so that all begin where vectors want it
+        size += (reals + 15) / 16 * 16;  // aligned for vectors
         return at;
       };
       auto panels = [&](Panels<S>& to, int64_t columns, int64_t depth) {
@@ -84,7 +84,7 @@ template <class S> class LayerGradients {
       for (int d = 0; d < count_; d++) {
         const Direction& of = of_[d];
         for (int i = 0; i < most_terms; i++) panels(terms_[d][i], grad_values_ ? D_ : 0, of.terms[i].depth);
-        // The values are the same in both directions.
+                // Both directions have the same values.
         for (int i = 0; i < most_factors; i++)
           if (d == 0 || i > 0) panels(factors_[d][i], of.factors[i].columns, most_);
           else factors_[d][i] = factors_[0][i];
@@ -101,7 +101,7 @@ template <class S> class LayerGradients {
 
   void work(int thread, int threads) {
     int64_t unit = 0;
-    // Work is dealt out piece by piece, so that each thread gets its part of every matrix.
+        // Work is assigned piece by piece, so that each thread gets a part of every matrix.
     auto mine = [&] { return unit++ % threads == thread; };
     auto pack = [&](const Panels<S>& panels, auto&& at_row) {
       for (int64_t panel = 0; panel < panels.count(); panel++)
@@ -161,7 +161,7 @@ template <class S> class LayerGradients {
   S* grad_values_;
   const int64_t most_;
   Part part_;
-  // What is read vector by vector, packed: weights, and the other factor of outer products, of a block of elements.
+    // Packed operands: weights, and the second factor of outer products, of a block of elements.
   Panels<S> terms_[2][most_terms], factors_[2][most_factors];
   A* sums_[2] = {};         // of biases
   A* wide_[2][2] = {};      // of bfloat16, the rows of a block
@@ -181,11 +181,11 @@ template <class S> class LayerGradients {
         block.factors[d][i] = factors_[d][i], block.factors[d][i].depth = block.end - begin;
     return block;
   }
-  // Sums go on from those of the elements before.
+    // Sums continue from those of the previous elements.
   bool continues(const Block& block) const { return block.begin > 0 || !part_.first; }
 
-  // A result (rows, columns) of some terms: the sum over k of left[row * row_step + k * step] times row k of what is
-  // packed in `right`, added to what is there, to what is `passed`, or to nothing.
+    // A result (rows, columns) of a range of terms: the sum over k of left[row * row_step + k * step] times row k of
+    // the packed `right`, added to the present result, to `passed`, or to zeros.
   template <class To> struct Task {
     To* to;
     const int64_t* place;  // of a row in `to`; null for 0, 1, 2 ...
@@ -227,7 +227,7 @@ template <class S> class LayerGradients {
   static int64_t wide_stride(const typename Direction::Rows& rows) {
     return rows.columns ? row_stride<A>(rows.columns) : 0;
   }
-  // Rows of a direction from a block's first element on, in the type that is computed with.
+    // Rows of a direction from a block's first element, in the type of the computation.
   const A* rows(int d, int i, const Block& block) const {
     if constexpr (widens) return wide_[d][i];
     else return of_[d].rows[i].data + block.begin * of_[d].rows[i].stride;
@@ -238,8 +238,8 @@ template <class S> class LayerGradients {
     copy_columns(wide_[d][i] + (n - begin) * wide_stride(rows), rows.data + n * rows.stride, 0, rows.columns);
   }
 
-  // One panel of the columns of rows [begin, end), at most unit_rows. The sums rest in memory between two parts of k, so
-  // that the parts of both factors stay in the nearest cache for all rows.
+    // One panel of the columns of rows [begin, end), at most unit_rows. Sums are stored between two parts of k, so
+    // that the parts of both factors stay in the nearest cache for all rows.
   template <class To> void multiply_rows(const Task<To>& task, int64_t panel, int64_t begin, int64_t end) const {
     alignas(64) A memory[unit_rows][panel_vectors * width] = {};
     static constexpr int64_t places[panel_vectors] = {0, width, 2 * width, 3 * width};
@@ -275,7 +275,7 @@ template <class S> class LayerGradients {
     each_vector([](const A* sum, To* there, int n) { store(there, load(sum), n); });
   }
 
-  // The gradients of biases, for a panel's columns of the gates from `first` on.
+    // The gradients of biases, for the panel's columns of the gates from `first`.
   void sum_columns(int d, int64_t first, const Block& block) const {
     const Direction& of = of_[d];
     A* sums = sums_[d] + first;

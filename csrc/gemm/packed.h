@@ -1,4 +1,4 @@
-// The weights of a forward loop, packed for it: by the call itself, or by an earlier one and kept by the caller.
+// The packed weights of a forward loop, from the call itself, or from an earlier one and kept by the caller.
 #pragma once
 
 #include "abi/call.h"
@@ -7,7 +7,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Weights that are packed in scratch, unless the caller has kept them. `Own` is one of the classes below.
+// Weights packed in scratch, unless the caller passes packed ones. `Own` is one of the classes below.
 template <class Own, class Cell, class S> class PackedWeights {
  public:
   using A = typename Arithmetic<S>::type;
@@ -23,11 +23,11 @@ template <class Own, class Cell, class S> class PackedWeights {
   }
   bool reserve(bool poison) {
     if (!l_.packed && !scratch_.reserve(size(), poison)) return false;
-    // What is kept is not written to: pack() leaves it alone.
+        // pack() does not write to weights of the caller.
     place(l_.packed ? (A*)((unsigned char*)l_.packed + sizeof(PackedHeader)) : scratch_.get());
     return true;
   }
-  // One thread's part.
+    // The part of one thread.
   void pack(int thread, int threads) {
     for (int d = 0; !l_.packed && d < l_.directions; d++) own().pack(d, thread, threads);
   }
@@ -41,7 +41,7 @@ template <class Own, class Cell, class S> class PackedWeights {
   const Own& own() const { return static_cast<const Own&>(*this); }
 };
 
-// Of a cell whose weights meet the state as a matrix.
+// Of a cell with a matrix product of its state.
 template <class Cell, class S> class MatrixWeights : public PackedWeights<MatrixWeights<Cell, S>, Cell, S> {
   using Base = PackedWeights<MatrixWeights<Cell, S>, Cell, S>;
   using Base::l_;
@@ -127,7 +127,7 @@ template <class Cell, class S> class ElementwiseWeights : public PackedWeights<E
   }
 };
 
-// Pack weights for calls to come: into the caller's memory, behind a header that is there.
+// Pack weights for later calls, into the caller's memory after an existing header.
 template <class Weights, class C> class Packing {
  public:
   explicit Packing(const C& call) : call_(call), weights_(*call.layer) {}

@@ -1,7 +1,7 @@
 // Input products: rows of the values times one direction's packed weights, plus the biases.
 //
-// NOTE (prepared rows): a row of products lies panel after panel, a panel's part slot after slot, and a slot holds the
-// panel's units in whole vectors. So a tile of the time loop reads few and whole stretches, and needs no masks.
+// NOTE (prepared rows): a row of products is stored panel after panel, each panel slot after slot, and a slot holds the
+// panel's units in whole vectors. So a tile of the time loop reads a few contiguous ranges, and needs no masks.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -10,7 +10,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// to[i] = from[i] for i in [begin, end), between a storage type and the type it is computed with.
+// to[i] = from[i] for i in [begin, end), between a storage type and its type of computation.
 template <class To, class From> RAGLANE_INLINE void copy_columns(To* to, const From* from, int64_t begin, int64_t end) {
   using A = typename Arithmetic<From>::type;
   constexpr int width = Lanes<A>::width;
@@ -20,27 +20,27 @@ template <class To, class From> RAGLANE_INLINE void copy_columns(To* to, const F
   }
 }
 
-// Zeros in the words of an operand that its numbers do not fill.
+// Write zeros to the unused numbers in the words of an operand.
 template <class S> RAGLANE_INLINE void clear_rest(void* row, int64_t numbers) {
   if constexpr (in_pairs<S>) memset((S*)row + numbers, 0, (2 * words<S>(numbers) - numbers) * sizeof(S));
 }
 
-// A row length that keeps rows aligned, and rows of a power of two out of each other's cache sets.
+// A row length that keeps rows aligned, and rows of a power of two in different cache sets.
 template <class A> int64_t row_stride(int64_t columns) {
   constexpr int width = Lanes<A>::width;
   return (columns + width - 1) / width * width + 64 / (int64_t)sizeof(A);
 }
 
-// Where the gates of one panel stand in a prepared row, and their biases.
+// The positions of the gates of one panel in a prepared row, and of their biases.
 template <class Cell, class A> struct PanelPlace {
   static constexpr int width = Lanes<A>::width;
   static constexpr int slot_size = Cell::unit_vectors * width;
-  int64_t unit;   // the panel's first
-  int64_t chunk;  // where the panel's part of a row begins
-  int units;      // vectors of them
+  int64_t unit;   // index of the panel's first unit
+  int64_t chunk;  // begin of the panel's part of a row
+  int units;      // number of vectors of units
   const A* bias;
   int64_t bias_stride;
-  int64_t of_input[panel_vectors], of_bias[panel_vectors];  // where each vector of the panel is added; its bias
+  int64_t of_input[panel_vectors], of_bias[panel_vectors];  // positions of each vector of the panel and of its bias
 
   template <class S> PanelPlace(const Panels<S>& panels, const A* biases, int64_t panel)
       : unit(panel * panels.panel_columns()), chunk(unit * Cell::slots), units(panels.units_in(panel)),
@@ -50,7 +50,7 @@ template <class Cell, class A> struct PanelPlace {
       of_input[v] = v / units * slot_size + v % units * width;
     }
   }
-  // The slots that no input reaches.
+    // The slots without an input product.
   void start(A* to, int from_slot) const {
     for (int slot = from_slot; slot < Cell::slots; slot++)
       for (int u = 0; u < units; u++)
@@ -73,13 +73,13 @@ template <class Cell, class S> class InputProducts {
     for (Panels<S>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
   }
 
-  // Reals that a direction's weights and biases take, and where they are to be.
+    // Reals of a direction's weights and biases, and their memory.
   int64_t size() const { return panels_[0].size() + Cell::slots * panels_[0].padded_columns(); }
   void place(int d, A* memory) {
     panels_[d].data = memory;
     bias_[d] = memory + panels_[d].size();
   }
-  // Room for rows in words, where the values cannot be read as they are.
+    // Room for rows in words, if the values cannot be read directly.
   bool reserve(int64_t threads, bool poison) {
     return is_operand<S> || copies_.reserve(threads * block_rows * x_stride_, poison);
   }
@@ -108,7 +108,7 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
-  // An element's input in words: the values themselves, or a copy in the `place`-th row of the thread's room.
+    // An element's input in words: the values themselves, or a copy in row `place` of the thread's room.
   const A* row(int64_t element, int thread, int place) const {
     const S* row = values_ + element * input_size_;
     if constexpr (is_operand<S>) return row;
@@ -124,7 +124,7 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
-  // The products of some rows with one panel, into prepared rows that begin with panel `first_panel`.
+    // The products of several rows with one panel, into prepared rows that begin with panel `first_panel`.
   void multiply(int d, int64_t panel, int rows, const A* const* from, A* to, int64_t stride,
                 int64_t first_panel = 0) const {
     Place place = at(d, panel);

@@ -1,21 +1,21 @@
 // Products of pairs of bfloat16 in AMX's tile registers: 16 rows x 16 sums, and 16 words of k at a time.
 //
 // Included by gemm.h. Tiles 0 to 3 hold the sums, 4 the rows, 5 to 7 the weights. A sum takes the words of k in order,
-// whatever the number of rows beside it.
+// for any number of rows.
 #pragma once
 
 #include <stdlib.h>
 
 namespace raglane::RAGLANE_TARGET {
 
-// The tile registers for as long as a thread works on a call. Others in the process shape them as they need them.
+// Configures the tile registers while a thread works on a call; other code in the process may configure them too.
 class TileRegisters {
  public:
   TileRegisters() { rows_ = 0; }
   ~TileRegisters() {
     if (rows_) release_tiles();
   }
-  // Let the tiles have so many rows. That empties them.
+    // Set the number of rows of the tiles, which clears them.
   static void shape(int rows) {
     if (rows == rows_) return;
     TileShapes shapes = {};
@@ -32,7 +32,7 @@ class TileRegisters {
   static inline thread_local int rows_ = 0;
 };
 
-// Bytes from one row to the next, or -1 where the rows are not evenly spaced.
+// Bytes from one row to the next, or -1 if the rows are not evenly spaced.
 template <class P> RAGLANE_INLINE int64_t row_spacing(const P* rows, int count) {
   if (count == 1) return 0;
   int64_t spacing = (const char*)rows[1] - (const char*)rows[0];

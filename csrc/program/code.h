@@ -1,7 +1,7 @@
-// A program, decoded and checked: plain data, which the kernels of all instruction sets read.
+// A decoded and checked program: plain data for the kernels of all instruction sets.
 //
-// A step is divided into phases: instructions that take rows by themselves, and products, which take all lanes at once.
-// What a phase computes for itself alone is kept for a few rows; a local that lives across a product is kept per lane.
+// A step is divided into phases: instructions that process rows one by one, and products, which process all lanes
+// together. A local that only one phase uses is kept for a few rows; one that lives across a product is kept per lane.
 #pragma once
 
 #include "abi/call.h"
@@ -16,7 +16,7 @@ struct Place {
 
 struct CodeBlock {
   int64_t kind, width, index;
-  bool carried;  // of a local: one phase reads what another writes
+  bool carried;  // of a local: written by one phase and read by another
 };
 
 struct CodeWeight {
@@ -36,18 +36,18 @@ struct CodeOutput {
   int64_t width;
 };
 
-// Those of the states follow those of the outputs.
+// Slots of the states follow those of the outputs.
 struct Code {
   int64_t blocks, weights, instructions, outputs, states;
   const CodeBlock* block;
   const CodeWeight* weight;
   const CodeInstruction* instruction;
   const CodeOutput* output;
-  // Where the tensors of each kind of block begin in the call's; then weights, outputs, final states.
+    // The index of the first tensor of each kind of block in the call's list; then weights, outputs, final states.
   int64_t first_tensor[RAGLANE_LOCAL + 3];
 };
 
-// How many results and operands an operation has. `each`: it takes one number at a time.
+// The number of results and operands of an operation. `each`: it is applied number by number.
 struct OperationFacts {
   int results, operands;
   bool each;
@@ -64,7 +64,7 @@ inline OperationFacts facts_of_operation(int64_t operation) {
   return {1, operation < RAGLANE_OF_ADD ? 1 : 2, true};
 }
 
-// Columns that an operation reads of an operand (of a gather none is known), and writes of a result.
+// Columns that an operation reads of an operand (unknown for a gather), and writes of a result.
 inline int64_t columns_read(const CodeInstruction& instruction, int operand, const CodeWeight* weights) {
   if (instruction.operation == RAGLANE_OF_NORM_BACKWARD && operand == 2) return instruction.segments;
   if (instruction.operation == RAGLANE_OF_PRODUCT && operand == 1)

@@ -1,7 +1,7 @@
-// What the instructions of a program compute, row by row: those on one number at a time, and those on whole rows.
+// The instructions of a program: those that are applied number by number, and those on whole rows.
 //
-// NOTE (bits): a number's bits depend on its own operands alone, and a sum's on the row that it is of: vectors are loaded
-// and stored in part where a row is not whole, and the terms of a sum come in an order that the row's length gives.
+// NOTE (bits): the bits of a number depend only on its own operands, and those of a sum on its row: incomplete vectors
+// are loaded and stored partially, and the order of a sum depends only on the length of the row.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -10,14 +10,14 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Where an operand or a result lies: the lanes' rows of a slot, from a column on.
+// The position of an operand or a result: the lanes' rows of a slot, from a column.
 struct At {
-  int64_t slot;   // of the first lane's pointer in the table of rows
+  int64_t slot;   // index of the first lane's pointer in the table of rows
   int64_t start;
-  int64_t step;   // 1; or 0 where one column stands for all
+  int64_t step;   // 1; or 0 to repeat one column
 };
 
-// An instruction as it is run, for lanes that follow each other.
+// An instruction for a range of adjacent lanes.
 template <class A> struct Operation {
   void (*run)(const Operation& operation, A* const* rows, int first, int count);
   At to[2], from[3];
@@ -32,7 +32,7 @@ template <class A> RAGLANE_INLINE A* row_of(const At& at, A* const* rows, int la
 
 // ---- one number at a time ---------------------------------------------------------------------------------------
 
-// F::apply<A, N>(x, y, z) puts what N vectors of three operands give into the first.
+// F::apply<A, N>(x, y, z) stores its result for N vectors of three operands in the first.
 template <class A, class F, int OPERANDS>
 void each(const Operation<A>& operation, A* const* rows, int first, int count) {
   using V = Vec<A>;
@@ -70,10 +70,10 @@ void each(const Operation<A>& operation, A* const* rows, int first, int count) {
   }
 }
 
-// 1 where a comparison holds, else 0.
+// 1 if a comparison holds, else 0.
 template <class V, class M> RAGLANE_INLINE V truth(M holds) { return holds ? V{} + 1 : V{}; }
 
-// Operations whose vectors do not look at each other. x, y, z: a vector of each operand.
+// Operations on independent vectors. x, y, z: a vector of each operand.
 #define RAGLANE_LANEWISE(name, expression)                                              \
   struct name {                                                                         \
     template <class A, int N>                                                           \
@@ -92,8 +92,8 @@ template <class V, class M> RAGLANE_INLINE V truth(M holds) { return holds ? V{}
       expression;                                                                       \
     }                                                                                   \
   };
-// Number by number, by a function of the C library, for what few cells have. It is called by the name that the compiler
-// knows: an inline function of C++ could become the same one for all instruction sets.
+// Number by number, by a function of the C library, for rare operations. It is called by its builtin name, because an
+// inline function of C++ could be merged by the linker into one version for all instruction sets.
 #define RAGLANE_BY_NUMBER(name, function, arguments)                                             \
   struct name {                                                                                  \
     template <class A, int N>                                                                    \
@@ -173,8 +173,8 @@ struct Largest {
   template <class V> static RAGLANE_INLINE V join(V x, V y) { return (x > y) | (x != x) ? x : y; }
 };
 
-// All that vector_at(i, count) gives for i = 0, width, 2 * width ... joined, in every entry of the result. Four vectors
-// are joined side by side, then these, then their entries.
+// Reduce vector_at(i, count) for i = 0, width, 2 * width ...; every entry of the result is the total. Four vectors
+// are reduced in parallel, then these four, then their entries.
 template <class F, class A, class At> RAGLANE_INLINE Vec<A> reduced(int64_t columns, A neutral, At&& vector_at) {
   constexpr int width = Lanes<A>::width;
   Vec<A> four[4];
@@ -194,7 +194,7 @@ template <class F, class A, class At> RAGLANE_INLINE Vec<A> reduced(int64_t colu
   return folded<F, A, width / 2>(all, typename UpTo<width>::type{});
 }
 
-// body(i, count) for the vectors of some columns.
+// Call body(i, count) for the vectors of a range of columns.
 template <class A, class Body> RAGLANE_INLINE void by_vectors(int64_t columns, Body&& body) {
   constexpr int width = Lanes<A>::width;
   int64_t i = 0;
@@ -285,7 +285,7 @@ template <class A> void gather(const Operation<A>& operation, A* const* rows, in
   }
 }
 
-// From and to the caller's rows of bfloat16.
+// Conversions from and to the caller's rows of bfloat16.
 template <class A> void widen(const Operation<A>& operation, A* const* rows, int first, int count) {
   if constexpr (sizeof(A) == 4)
     for (int lane = first; lane < first + count; lane++) {
@@ -306,7 +306,7 @@ template <class A> void round_off(const Operation<A>& operation, A* const* rows,
     }
 }
 
-// By raglane_operation; null for products, which take all lanes at once.
+// By raglane_operation; null for products, which process all lanes together.
 template <class A> using Run = void (*)(const Operation<A>&, A* const*, int, int);
 template <class A> Run<A> run_of(int64_t operation) {
   static constexpr Run<A> table[RAGLANE_OPERATIONS] = {

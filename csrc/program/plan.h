@@ -1,8 +1,8 @@
-// What a call makes of a program before its loop: where the rows of everything lie, and what is run when.
+// The plan of a program for one call: the memory of its rows, and the order of its work.
 //
-// What rows read and write lies in slots: those of the program's blocks, of its outputs, of numbers, and of what is added
-// here, such as an element's row that is widened. A table has, for each slot and lane, where the lane's row of it is;
-// instructions look up nothing else.
+// Rows are in slots: those of the program's blocks, of its outputs, of numbers, and of rows
+// added here, such as a widened row of an element. A table has the address of the row of each slot and lane;
+// instructions use only this table.
 #pragma once
 
 #include "program/product.h"
@@ -15,28 +15,28 @@ template <class A> class ProgramPlan {
   static constexpr int width = Lanes<A>::width;
 
  protected:
-  // Where the rows of a slot are.
+    // The memory of a slot's rows.
   enum Home {
-    in_tensor,  // the caller's, by element
+    in_tensor,  // the caller's, indexed by element
     in_lane,    // in the lane's scratch
-    in_block,   // in scratch that the lanes of other blocks of rows use as well
+    in_block,   // in scratch shared with the lanes of other blocks of rows
     in_call,    // one row for all lanes
-    prepared    // a product of an element's row that was made before the loop
+    prepared    // a product of an element's row that was computed before the loop
   };
   struct Slot {
     Home home;
     int64_t width;
-    int64_t place;  // in_tensor: which tensor; else numbers before it
+    int64_t place;  // in_tensor: index of the tensor; otherwise numbers before it
   };
-  // Instructions [begin, end), and then a product, where there is one. While they run, the rows of elements that they
-  // will read in the next step are fetched.
+    // Instructions [begin, end), followed by a product if there is one. While they run, the rows of elements that they
+    // will read in the next step are prefetched.
   struct Phase {
     int64_t begin, end, first_fetch, end_fetch;
     bool multiplies;
     LaneProduct<A> product;
   };
   struct Fetch {
-    int64_t slot, next, bytes;  // `next`: from a lane's row to that of the next step
+    int64_t slot, next, bytes;  // `next`: bytes from a lane's row to that of the next step
   };
 
   explicit ProgramPlan(const ProgramCall& call)
@@ -65,7 +65,7 @@ template <class A> class ProgramPlan {
   const ProgramCall& call_;
   const raglane_program& p_;
   const Code& code_;
-  int64_t operation_;  // most of them; then how many there are
+  int64_t operation_;  // the maximum; then their number
   int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0, product_count_ = 0;
   int64_t first_number_ = 0;
   int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, prepared_size_ = 0, packed_size_ = 0;
@@ -74,7 +74,7 @@ template <class A> class ProgramPlan {
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
-  Scratch<LaneProduct<A>> products_;  // those that are made before the loop
+  Scratch<LaneProduct<A>> products_;  // those that are computed before the loop
   Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
   Scratch<A> numbers_;
@@ -84,7 +84,7 @@ template <class A> class ProgramPlan {
   }
   bool is_narrow(const raglane_tensor& tensor) const { return tensor.dtype != p_.dtype; }
 
-  // Of a slot that has a row for each element, the bytes from one to the next; else 0.
+    // For a slot with a row per element, the bytes from one to the next; otherwise 0.
   int64_t row_bytes(const Slot& slot) const {
     if (slot.home == prepared) return row_stride<A>(slot.width) * (int64_t)sizeof(A);
     if (slot.home != in_tensor) return 0;
@@ -95,7 +95,7 @@ template <class A> class ProgramPlan {
   const CodeOutput& next(int64_t state) const { return code_.output[code_.outputs + state]; }
 
  private:
-  // Choose teams, and where products of elements alone are made: as for layers, see scan/prepared.h.
+    // Choose teams, and the products of elements that are prepared before the loop, as for layers: see scan/prepared.h.
   void decide() {
     int64_t bytes = 0, results = 0;
     for (int64_t w = 0; w < code_.weights; w++)
@@ -111,7 +111,7 @@ template <class A> class ProgramPlan {
     if (p_.flags & RAGLANE_PREPARE) prepares_ = true;
   }
 
-  // A product depends on the element alone, and nothing else writes to where its result is.
+    // A product depends only on the element, and nothing else writes to its result.
   bool can_prepare(const CodeInstruction& i) const {
     if (i.operation != RAGLANE_OF_PRODUCT || i.width != code_.block[i.results[0].block].width) return false;
     for (int o = 0; o < 2; o++) {
@@ -150,8 +150,8 @@ template <class A> class ProgramPlan {
     return add_slot(in_call, 1);
   }
 
-  // The slots of the blocks, in their order; then those of the outputs. What a lane takes along when it moves comes
-  // first in its scratch.
+    // The slots of the blocks, in their order; then those of the outputs. Rows that a lane copies when it moves come
+    // first in its scratch.
   void lay_out() {
     slot_count_ = code_.blocks;
     for (int pass = 0; pass < 2; pass++)
@@ -173,7 +173,7 @@ template <class A> class ProgramPlan {
       add_slot(in_tensor, code_.output[o].width, code_.first_tensor[RAGLANE_LOCAL + 1] + o);
   }
 
-  // A local that becomes a state, or is an output, is computed where it goes, if nothing there is still to be read.
+    // A local that becomes a state or an output is computed in its memory, if nothing there has still to be read.
   void add_local(int64_t local) {
     int64_t columns = code_.block[local].width;
     for (int64_t s = 0; s < code_.states; s++)
@@ -206,7 +206,7 @@ template <class A> class ProgramPlan {
   }
   static constexpr At nowhere = {-1, 0, 0};
   static At all_of(int64_t slot) { return {slot * most_lanes, 0, 1}; }
-  // Whole vectors may be read that begin within the columns of a place.
+    // Whole vectors may be read if they begin within the columns of a place.
   bool is_padded(const At& at) const { return at.step == 0 || slots_.get()[at.slot / most_lanes].home != in_tensor; }
 
   Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
@@ -217,7 +217,7 @@ template <class A> class ProgramPlan {
 
   void translate() {
     operation_ = 0;
-    // Numbers are slots that follow each other, so all others come before them.
+        // Numbers are consecutive slots, so all other slots come before them.
     int64_t raw = slot_count_;
     for (int64_t b = 0; b < code_.blocks; b++)
       if (code_.block[b].kind == RAGLANE_ELEMENT && is_narrow(tensor(RAGLANE_ELEMENT, code_.block[b].index)))
@@ -269,7 +269,7 @@ template <class A> class ProgramPlan {
     phase.end_fetch = fetch_count_;
   }
 
-  // An operand is one column of an operation that takes them all.
+    // An operand is one column of an operation that reads all columns.
   bool must_spread(const CodeInstruction& i, int operand) const {
     OperationFacts facts = facts_of_operation(i.operation);
     if (facts.each || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
@@ -280,7 +280,7 @@ template <class A> class ProgramPlan {
     OperationFacts facts = facts_of_operation(i.operation);
     Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
                               i.segments,             (A)i.epsilon,       i.columns};
-    // Whole vectors, where what lies beyond the columns is padding.
+        // Whole vectors, if the numbers beyond the columns are padding.
     bool whole = facts.each;
     for (int r = 0; r < facts.results; r++) {
       operation.to[r] = at(i.results[r]);
@@ -305,7 +305,7 @@ template <class A> class ProgramPlan {
             ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
   }
 
-  // The next value of a state is what another state is now, or its own in other columns.
+    // The next value of a state is the current value of another state, or its own in other columns.
   bool meets_states(int64_t state) const {
     return is_state(code_, next(state).place) && !stays(state);
   }
@@ -317,13 +317,13 @@ template <class A> class ProgramPlan {
            next.place.start == 0;
   }
 
-  // From a lane's row of a slot to that of the next step.
+    // Bytes from a lane's row of a slot to that of the next step.
   int64_t next_row(int64_t slot) const {
     int64_t bytes = row_bytes(slots_.get()[slot]);
     return p_.ascending ? bytes : -bytes;
   }
 
-  // Outputs of states are copied when a step begins, all others when it ends.
+    // Outputs that are states are copied when a step begins, all others when it ends.
   void copy_outputs(bool of_states) {
     for (int64_t o = 0; o < code_.outputs; o++) {
       const CodeOutput& output = code_.output[o];
@@ -336,7 +336,7 @@ template <class A> class ProgramPlan {
   }
   static bool is_in(const Slot& slot, int64_t tensor) { return slot.home == in_tensor && slot.place == tensor; }
 
-  // What the end of a step copies.
+    // The copies at the end of a step.
   void finish_step(int64_t copies) {
     const Run<A> copy = run_of<A>(RAGLANE_OF_COPY);
     copy_outputs(false);

@@ -1,4 +1,4 @@
-// The products of a program: all lanes of a thread with weights that are packed once per call.
+// The products of a program: all lanes of a thread times weights that are packed once per call.
 #pragma once
 
 #include "program/operations.h"
@@ -7,7 +7,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// A weight, packed: the panels of its groups follow each other.
+// A packed weight: the panels of its groups are consecutive.
 template <class A> struct PackedWeight {
   Panels<A> panels;  // of the first group
   int64_t groups;
@@ -25,7 +25,7 @@ template <class A> struct PackedWeight {
     return panels.at(panel % panels.count()) + panel / panels.count() * panels.size();
   }
 
-  // Pack one panel, whatever way the weight lies in memory: of a backward program it is the forward's, transposed.
+    // Pack one panel of a weight with any strides: a backward program reads the forward program's weight transposed.
   void pack(int64_t panel) {
     const A* matrix = from + panel / panels.count() * strides[0];
     Panels<A> own = panels;
@@ -51,11 +51,11 @@ template <class A> struct LaneProduct {
   const PackedWeight<A>* weight;
   bool to_whole;     // the last group's last vectors may be stored whole
   bool start_whole;  // vectors of the start may be loaded beyond a group
-  int64_t next;      // where the start is an element's: bytes to the row of the next step; else 0
+  int64_t next;      // if the start is an element's row: bytes to the row of the next step; otherwise 0
 };
 
-// A member's part of the products of lanes [0, active). Back and forth over the panels: what was read last is still in
-// the cache when it is read next.
+// The part of one member of the products of lanes [0, active). Alternately forward and backward over the panels,
+// because those that were read last are still in the cache.
 template <class A>
 void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, const Team& team, bool backwards) {
   constexpr int width = Lanes<A>::width;
@@ -63,7 +63,7 @@ void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, c
   const Panels<A>& panels = weight.panels;
   const int64_t first_panel = weight.count() * team.member / team.members;
   const int64_t end_panel = weight.count() * (team.member + 1) / team.members;
-  static constexpr int64_t beside[panel_vectors] = {0, width, 2 * width, 3 * width}, same[panel_vectors] = {};
+  static constexpr int64_t adjacent[panel_vectors] = {0, width, 2 * width, 3 * width}, same[panel_vectors] = {};
   for (int64_t i = first_panel; i < end_panel; i++) {
     const int64_t at = backwards ? first_panel + end_panel - 1 - i : i, group = at / panels.count(), panel = at % panels.count();
     const int vectors = panels.units_in(panel);
@@ -96,8 +96,8 @@ void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, c
           start[r] = memory[r];
         }
       }
-      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, product.start.step ? beside : same, to,
-                                  beside, product.from.step});
+      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, product.start.step ? adjacent : same, to,
+                                  adjacent, product.from.step});
       for (int r = 0; r < size && !direct; r++)
         by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
           store(row_of(product.to, rows, first + r) + column + c, load(memory[r] + c), n);

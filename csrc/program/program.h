@@ -1,6 +1,6 @@
-// The time loop of programs: one for all of them.
+// The time loop of all programs.
 //
-// Lanes and teams as in the other loops. A team divides the columns of products, and the lanes for all else.
+// Lanes and teams are as in the other loops. A team divides the columns of products; for the rest it divides the lanes.
 #pragma once
 
 #include "program/plan.h"
@@ -87,7 +87,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
 
   static A** rows_of(A** table, int64_t slot) { return table + slot * most_lanes; }
 
-  // The table of a thread, but for rows of elements, which change from step to step.
+    // The table of a thread, without rows of elements, which change from step to step.
   void fill(A** table, A* scratch, A* blocks) {
     for (int64_t s = 0; s < slot_count_; s++)
       for (int lane = 0; lane < most_lanes; lane++) {
@@ -112,7 +112,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
 
   A** table_of(int thread) const { return tables_.get() + thread * slot_count_ * most_lanes; }
 
-  // A thread's part of what is made before the loop, in as many rows as there may be lanes.
+    // A thread's part of the products before the loop, on at most as many rows as lanes.
   void prepare(int thread, int threads) {
     A** table = table_of(thread);
     fill(table, lanes_.get(), blocks_.get());
@@ -132,7 +132,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     A** table = table_of(thread);
     fill(table, scratch, blocks_.get() + thread * program_rows * block_size_);
     LaneSet lanes(call_, team, &queue_, capacity_, p_.ascending);
-    // All members go through the lanes alike, and the first one copies.
+        // All members advance their lanes in the same way, and the first one copies.
     auto start = [&](int lane) {
       if (team.member > 0) return;
       for (int64_t b = 0; b < code_.blocks; b++) {
@@ -165,7 +165,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     }
   }
 
-  // A member's lanes, then its part of the product's columns, for which it needs what all have written.
+    // A member's lanes, then, after the barrier, its part of the product's columns.
   void run(const Phase& phase, A* const* table, int active, const Team& team, bool backwards) {
     const int begin = active * team.member / team.members, end = active * (team.member + 1) / team.members;
     if (phase.end > phase.begin)

@@ -1,4 +1,4 @@
-// Which blocks of a program may be in one place.
+// Decides which blocks of a program may share memory.
 #pragma once
 
 #include "program/code.h"
@@ -9,17 +9,17 @@ inline bool is_state(const Code& code, const Place& place) {
   return place.block >= 0 && code.block[place.block].kind == RAGLANE_STATE;
 }
 
-// An output, or a state's next value, is a local and nothing else.
+// An output, or a state's next value, that is a local and nothing else.
 inline bool is_all_of(const Code& code, const CodeOutput& output, int64_t local) {
   return output.place.block == local && output.place.start == 0 && !output.place.spread &&
          output.width == code.block[local].width;
 }
 
-// A local may be written where another block is: no column of that block is read after the local's is written.
+// A local may share the memory of another block if no column of that block is read after the local's is written.
 inline bool may_share(const Code& code, int64_t local, int64_t other) {
   struct Read {
     int64_t instruction, begin, end;
-    bool is_beside;  // each column is read when what takes its place is written
+    bool is_beside;  // each column is read when its replacement is written
   };
   constexpr int most = 24;
   Read reads[most];
@@ -39,7 +39,7 @@ inline bool may_share(const Code& code, int64_t local, int64_t other) {
       note(by.operands[o], by.operation == RAGLANE_OF_GATHER ? -1 : columns_read(by, o, code.weight), i, facts.each);
   }
   for (int64_t o = 0; o < code.outputs + code.states; o++)
-    if (o >= code.outputs || !is_state(code, code.output[o].place))  // outputs of states are copied before all else
+    if (o >= code.outputs || !is_state(code, code.output[o].place))  // outputs of states are copied first
       note(code.output[o].place, code.output[o].width, code.instructions, false);
   if (count > most) return false;
   for (int64_t i = 0; i < code.instructions; i++) {

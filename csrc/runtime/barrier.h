@@ -1,4 +1,4 @@
-// Where the threads of a team wait for each other.
+// The barrier of a team of threads.
 #pragma once
 
 #include <sched.h>
@@ -8,7 +8,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Used once per step. Those that wait read one line of the cache, those that arrive write another.
+// Used once per step. Waiting threads read one cache line, arriving threads write another.
 struct Barrier {
   alignas(64) int arrived = 0;
   alignas(64) int round = 0;
@@ -22,7 +22,7 @@ struct Barrier {
       return;
     }
     for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
-      // On a shared core, the thread that is waited for may need this one's place.
+            // On a shared core, yield to the thread that has not arrived yet.
       if (spins > tuning::spins) sched_yield();
 #if defined(__x86_64__)
       else __builtin_ia32_pause();

@@ -23,19 +23,19 @@ std::mutex lock;
 Block waiting[most_waiting];
 int count = 0;
 
-// glibc keeps blocks as large as the largest that it once took back, up to 32 MB, and twice as much at the end of its
-// heap. So it is given one, untouched: it would learn that from those that it does not see any more.
+// glibc raises its threshold for returning blocks to the largest block that was freed, up to 32 MB, and trims its heap
+// at twice that. The kernels' own blocks never reach glibc, so one untouched block of that size is freed here.
 bool teach_allocator() {
-  void* volatile block = malloc((32 << 20) - (64 << 10));  // which no compiler may leave out
+  void* volatile block = malloc((32 << 20) - (64 << 10));    // volatile, so that no compiler removes it
   free(block);
   return true;
 }
 
-[[maybe_unused]] const bool taught = teach_allocator();  // when the kernels are loaded
+[[maybe_unused]] const bool taught = teach_allocator();  // when the library is loaded
 
 Block remove(int place) { return std::exchange(waiting[place], waiting[--count]); }
 
-// The smallest that is large enough, and not much too large; -1 where there is none.
+// The smallest free block that is large enough, and not much too large; -1 if there is none.
 int fitting(size_t bytes) {
   int found = -1;
   for (int i = 0; i < count; i++)
@@ -44,7 +44,7 @@ int fitting(size_t bytes) {
   return found;
 }
 
-// The one that a new block stands in for: the largest that is too small, or else the largest; -1 where there is none.
+// The free block to replace by a new one: the largest that is too small, otherwise the largest; -1 if there is none.
 int unfitting(size_t bytes) {
   int found = -1;
   for (int i = 0; i < count; i++) {
@@ -59,8 +59,8 @@ int unfitting(size_t bytes) {
 
 }  // namespace
 
-// NOTE (forks): a process that was forked while another thread held the lock finds it held for ever. So no call waits
-// for it: one that does not get it does without what waits.
+// NOTE (forks): if a process forks while another thread holds the lock, it stays locked in the child. So no call waits
+// for the lock: without it, a call does not use the free blocks.
 Block take_block(size_t bytes) {
   Block old;
   if (std::unique_lock mine(lock, std::try_to_lock); mine) {
@@ -70,7 +70,7 @@ Block take_block(size_t bytes) {
     if (found >= 0) old = remove(found);
   }
   if (old.data) munmap(old.data, old.size);
-  // Lengths differ a little from call to call, so a sixteenth to an eighth is added; pages that are never written cost nothing.
+    // Lengths vary from call to call, so a sixteenth to an eighth is added; unwritten pages cost nothing.
   size_t step = 4096;
   while (step < bytes / 16) step *= 2;
   const size_t size = (bytes + step - 1) / step * step;

@@ -1,8 +1,8 @@
-// Large blocks of memory, which stay for the next call.
+// An allocator for large blocks of memory, which are kept for the next call.
 //
-// What a call needs, the next one needs again, about as much of it. The C library hands blocks of more than 32 MB back to
-// the system at once, and a new one costs a fault for each of its pages; see tuning.h for how much that is. Blocks that wait
-// here are the system's if it runs out of memory, and are never more than were in use at once.
+// Consecutive calls need blocks of similar sizes. The C library returns blocks of more than 32 MB to the system at
+// once, and a new one costs a page fault per page; tuning.h has the measurements. The system may reclaim the pages of
+// free blocks. Free and used blocks together never exceed the maximum that was in use at one time.
 #pragma once
 
 #include <stddef.h>
@@ -14,10 +14,10 @@ struct Block {
   size_t size = 0;  // bytes
 };
 
-// A block of so many bytes at least, of unknown content; no data where there is no memory.
+// Return an uninitialised block of at least `size` bytes; its data is null if memory is exhausted.
 Block take_block(size_t bytes);
 
-// Give back a block that is no longer read or written.
+// Free a block that is no longer read or written.
 void give_block(Block block);
 
 }  // namespace raglane

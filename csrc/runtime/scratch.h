@@ -1,4 +1,4 @@
-// Memory of one call.
+// Scratch memory of one call.
 #pragma once
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Aligned for vectors, given back at the call's end.
+// Aligned for vectors, and freed at the end of the call.
 template <class T> class Scratch {
  public:
   Scratch() = default;
@@ -30,7 +30,7 @@ template <class T> class Scratch {
 
  private:
   T* data_ = nullptr;
-  Block block_;  // where it is large
+  Block block_;    // if it is large
 };
 
 }  // namespace raglane::RAGLANE_TARGET

@@ -1,4 +1,4 @@
-// The start of all threads of a call.
+// Starts the threads of a call.
 #pragma once
 
 #include <omp.h>
@@ -11,12 +11,12 @@
 
 namespace raglane {
 
-// How a thread rounds, and what it takes denormal numbers for. Every thread has a control word of its own, and a
-// thread that OpenMP started long ago has what held then. So all threads of a call take the caller's: bits must not
-// depend on which thread computes them.
+// The rounding mode and the treatment of denormal numbers. Each thread has its own control word, and a thread that
+// OpenMP started earlier has the word of that time. So all threads of a call use the caller's: results must not depend
+// on the thread that computes them.
 #if defined(__x86_64__)
 using ControlWord = uint32_t;
-inline ControlWord control_word() { return __builtin_ia32_stmxcsr() & ~0x3fu; }  // without what has happened so far
+inline ControlWord control_word() { return __builtin_ia32_stmxcsr() & ~0x3fu; }  // without the exception flags
 inline void set_control_word(ControlWord word) { __builtin_ia32_ldmxcsr(word); }
 #elif defined(__aarch64__)
 using ControlWord = uint64_t;
@@ -32,7 +32,7 @@ inline ControlWord control_word() { return 0; }
 inline void set_control_word(ControlWord) {}
 #endif
 
-// A thread takes the caller's control word for as long as it works on a call.
+// Sets the caller's control word in a thread while it works on a call.
 class UnderControl {
  public:
   explicit UnderControl(ControlWord callers) : own_(control_word()), differs_(own_ != callers) {
@@ -48,11 +48,11 @@ class UnderControl {
   const bool differs_;
 };
 
-// Run body(thread, threads) on as many threads.
+// Run body(thread, threads) on up to `threads` threads.
 template <class Body> void on_threads(int threads, Body&& body) {
   if (threads == 1) return body(0, 1);
   const ControlWord callers = control_word();
-#if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not know OpenMP's barriers
+#if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not support OpenMP's barriers
   std::vector<std::thread> started;
   for (int i = 0; i < threads; i++)
     started.emplace_back([&, i] {

@@ -1,12 +1,12 @@
-// What was chosen for speed alone: where one way to do the work ends and another begins, and how much is done at once.
+// Constants chosen only for speed: thresholds between two methods, and sizes of pieces of work.
 //
-// The comment of each says what was measured; docs/performance.md has where and how. "One thread" stands for float32 on
-// one core of a Zen 5 with AVX-512 and 1 MB of L2: medians of interleaved calls, in processor time, in which differences
-// of 3 % mean nothing. "Two threads" stands for wall time on two free cores of the same processor. What these cost each
-// other changes from minute to minute, perhaps with the caches that they share: "near" and "apart" are the two states.
-// (B, H, D): sequences, hidden size, input size. Bits of outputs depend on none of it. Bits of gradients depend on those
-// that say so, since these set the order of a sum, or who makes it. What follows from the number of registers is where it
-// is used.
+// The comment of each states the measurement; docs/performance.md describes the setup. "One thread" means float32 on
+// one core of a Zen 5 with AVX-512 and 1 MB of L2: medians of interleaved calls, in processor time, where differences
+// of 3 % are noise. "Two threads" means wall time on two free cores of the same processor. The cost of communication
+// between the cores changes from minute to minute, perhaps with the caches they share: "near" and "apart" are the two
+// states. (B, H, D): sequences, hidden size, input size. Outputs have the same bits for any values. Some constants set
+// the order of a sum of gradients, or who computes it, and so their bits; their comments say so. Constants that follow
+// from the number of registers are defined at their use.
 #pragma once
 
 #include <stddef.h>
@@ -16,113 +16,114 @@ namespace raglane::tuning {
 
 // ---- threads ----------------------------------------------------------------------------------------------------
 
-// Operations that are worth the start of a thread. Two threads, calls of 20 to 100 microseconds: 1e6 and 2e6 take 0.78 to
+// Operations from which starting a thread pays. Two threads, calls of 20 to 100 microseconds: 1e6 and 2e6 take 0.78 to
 // 1.02 times as long near and 1.00 to 1.32 apart, 8e6 up to 1.22 and 16e6 up to 1.54 near.
 inline constexpr double thread_operations = 4e6;
-// What a gate of an element-wise cell costs besides its product, in operations. One thread at H 256, lognormal lengths:
-// minGRU 52, minLSTM 59, QRNN 67. IndRNN and SRU were not measured.
+// Cost of a gate of an element-wise cell in addition to its product, in operations. One thread, H 256, lognormal
+// lengths: minGRU 52, minLSTM 59, QRNN 67. IndRNN and SRU were not measured.
 inline constexpr double row_operations = 40;
-// What an instruction of a program costs per number, in operations. Two threads: 1.5 to 24 take 0.97 to 1.06 times as
+// Cost of an instruction of a program per number, in operations. Two threads: 1.5 to 24 take 0.97 to 1.06 times as
 // long, without a trend.
 inline constexpr double instruction_operations = 6;
-// Gates of an element-wise cell, whichever it is, where its work is estimated: most have 3.
+// Gates of an element-wise cell in estimates of its work: most cells have 3.
 inline constexpr double counted_gates = 3;
-// Bytes of rows to be moved that are worth the start of a thread. Two threads: 32 to 128 KB take 0.99 to 1.03 times as
+// Bytes of moved rows from which starting a thread pays. Two threads: 32 to 128 KB take 0.99 to 1.03 times as
 // long, 512 KB up to 1.11, 4 MB up to 1.32.
 inline constexpr int64_t thread_bytes = 256 << 10;
-// How often a waiting thread looks before it gives up its core each time. Two threads, teams: 0 takes 0.99 to 1.08 times
+// Number of polls of a waiting thread before it yields its core. Two threads, teams: 0 takes 0.99 to 1.08 times
 // as long, 20 up to 1.01, 2,000 and 20,000 0.98 to 1.01.
 inline constexpr int spins = 200;
 
-// From this many rows per thread, each thread has lanes of its own; with fewer, threads form teams. Lanes of its own:
-// the backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 ms in place of 12.3.
+// From this many rows per thread, each thread has its own lanes; with fewer, threads form teams. Own lanes:
+// the backward loop 6.7 to 5.4 ms at (64, 256, 256). Teams: one sequence at H 512 in 6.7 instead of 12.3 ms.
 inline constexpr double own_rows = 3;
-// Rows that a team should have, and the fewest that are counted with. Two threads, LSTM: in place of 6, 4 takes up to 1.13
+// Rows of a team, and the minimum in its estimate. Two threads, LSTM: instead of 6, 4 takes up to 1.13
 // times as long, 2 up to 1.39, 12 as long.
 inline constexpr double team_rows = 6, fewest_rows = 0.1;
-// Bytes of weights per step that make a wait per step worth it. Two threads, LSTM, GRU and RNN, 1 and 4 rows: without
+// Bytes of weights per step from which a barrier per step pays. Two threads, LSTM, GRU and RNN, 1 and 4 rows: without
 // teams 144 KB take up to 1.39 times as long near, and 0.81 to 0.99 apart; 256 KB 0.84 to 1.41, 1 MB 1.01 to 1.32.
 // Teams at 64 KB take 0.77 to 1.49 times as long.
 inline constexpr int64_t team_weights = 128 << 10;
 
 // ---- lanes ------------------------------------------------------------------------------------------------------
 
-// Lanes of a team at most. 96 gained nothing.
+// Maximum of lanes of a team. 96 gained nothing.
 inline constexpr int most_lanes = 48;
-// Lanes that a team may have however small the cache is. One thread, LSTM: at H 1,024 from 6 to 48 lanes take 0.97 to
-// 1.05 times as long. At H 2,048 24 lanes take 0.89 to 0.92 times as long as 12, 48 take 0.78 to 0.82, and 6 up to 1.16:
-// there weights are what is read, so a larger number may be better. It was not raised because programs, whose lanes take
-// more memory, were not measured.
+// Lanes that a team may have in a cache of any size. One thread, LSTM: at H 1,024 from 6 to 48 lanes take 0.97 to 1.05
+// times as long. At H 2,048 24 lanes take 0.89 to 0.92 times as long as 12, 48 take 0.78 to 0.82, and 6 up to 1.16:
+// there the time is spent reading weights, so a larger number may be better. It was not raised, because programs, whose
+// lanes take more memory, were not measured.
 inline constexpr int64_t least_most = 12;
-// The lanes' states take one part in this many of a core's cache. One thread, LSTM and GRU: 1, 4 and 8 take 0.97 to 1.03
-// times as long at H from 256 to 1,024, but 8 in training at 1,024 1.06.
+// The lanes' states take one part in this many of a core's cache. One thread, LSTM and GRU: 1, 4 and 8 take 0.97 to
+// 1.03 times as long at H from 256 to 1,024, but 8 in training at 1,024 1.06.
 inline constexpr int64_t lanes_of_cache = 2;
-// Lanes in proportion to the average number of rows. One thread, lognormal lengths, H 128 and 256: 1.0 takes 0.97 to 1.02
-// times as long, 1.3 and 1.6 0.97 to 1.03, 2.5 0.98 to 1.06 (inference 1.01 to 1.06).
+// Lanes in proportion to the average number of rows. One thread, lognormal lengths, H 128 and 256: 1.0 takes 0.97 to
+// 1.02 times as long, 1.3 and 1.6 0.97 to 1.03, 2.5 0.98 to 1.06 (inference 1.01 to 1.06).
 inline constexpr double lane_surplus = 1.15;
 
 // ---- input products -----------------------------------------------------------------------------------------------
 
-// From this many rows input products are folded into the loop, else they are prepared. Folded: 10.5 to 9.4 ms at (64,
-// 256, 256), equal lengths, where 24 rows or more are alive.
+// From this many rows input products are folded into the loop; with fewer they are prepared. Folded: 10.5 to 9.4 ms at
+// (64, 256, 256), equal lengths, with 24 rows or more.
 inline constexpr double fold_rows = 24;
-// The same where the weights take at most one part in this many of a core's cache. One thread, equal lengths: in place of
-// 4 rows, 1 takes 1.03 to 1.16 times as long where 2 or 3 rows are alive; 8 to 24 take 0.96 to 1.06 for 2 to 18 rows,
-// without a trend. In place of one part in 2, all of the cache and one part in 4 and 8 take 0.92 to 1.06.
+// The same for weights that take at most one part in this many of a core's cache. One thread, equal lengths: instead of
+// 4 rows, 1 takes 1.03 to 1.16 times as long with 2 or 3 rows; 8 to 24 take 0.96 to 1.06 for 2 to 18 rows,
+// without a trend. Instead of one part in 2, all of the cache and one part in 4 and 8 take 0.92 to 1.06.
 inline constexpr double fold_rows_cached = 4;
 inline constexpr int64_t weights_of_cache = 2;
-// Bytes of input products in scratch at most: a bound of memory, not of time.
+// Maximum of bytes of input products in scratch: a limit of memory, not of time.
 inline constexpr int64_t most_products = int64_t(256) << 20;
 
-// Rows whose products are made together, and of a chunk of the element-wise loops: gradients of biases and recurrent
-// factors are summed chunk by chunk, so their bits depend on it. With it a training forward of an element-wise cell
-// takes 1.03 to 1.22 times torch's product alone; other numbers were not measured.
+// Rows whose products are computed together, and of a chunk of the element-wise loops: gradients of biases and
+// recurrent factors are summed chunk by chunk, so their bits depend on it. With it a training forward of an
+// element-wise cell takes 1.03 to 1.22 times torch's product; other numbers were not measured.
 inline constexpr int block_rows = 96;
 // A chunk's products take one part in this many of a core's cache. One thread, H from 256 to 1,024: 1, 2, 8 and 16 take
 // 0.92 to 1.06 times as long, without a trend.
 inline constexpr int64_t chunk_of_cache = 4;
-// How many k's ahead a product fetches its weights. One thread, panels of 512 KB, 1 to 6 rows: 0 to 32 take 0.98 to 1.03
-// times as long.
+// Distance in k at which a product prefetches its weights. One thread, panels of 512 KB, 1 to 6 rows: 0 to 32 take 0.98
+// to 1.03 times as long.
 inline constexpr int fetch_ahead = 8;
 
-// Results go past the caches where they take more than this many times a core's. Saved gates: 20.3 to 18.7 ms at (48,
+// Results larger than this many times a core's cache bypass the caches. Saved gates: 20.3 to 18.7 ms at (48,
 // 128, 64), 160 steps each. Element-wise cells of three gates gained 3 to 8 %, minGRU lost 2 to 3 %.
 inline constexpr int64_t streamed_caches = 8;
 
 // ---- element-wise cells ---------------------------------------------------------------------------------------------
 
-// Elements of a group of sequences at least, and groups at most, about: gradients of biases and recurrent factors are
-// summed group by group, so their bits depend on both. One thread, H 128 and 256: groups of 64 to 1,024 elements take 0.94
-// to 1.04 times as long. Two threads: 8 to 2,048 groups at most take 0.99 to 1.02 times as long.
+// Approximate minimum of elements of a group of sequences, and maximum of groups: gradients of biases and recurrent
+// factors are summed group by group, so their bits depend on both. One thread, H 128 and 256: groups of 64 to 1,024
+// elements take 0.94 to 1.04 times as long. Two threads: at most 8 to 2,048 groups take 0.99 to 1.02 times as long.
 inline constexpr int64_t group_elements = 256, most_groups = 128;
 
 // ---- programs -------------------------------------------------------------------------------------------------------
 
-// Rows whose instructions follow each other while they are in the nearest cache.
+// Rows that run instruction after instruction while they are in the nearest cache.
 inline constexpr int program_rows = 6;
 
 // ---- gradients of values and weights --------------------------------------------------------------------------------
 
-// Up to this many elements, with this many weights in a direction, callers ask the kernels for them in bfloat16 as well:
+// Up to this many elements and weights in a direction, callers let the kernels compute them in bfloat16 as well:
 // their bits depend on it. Of a small training step of 500 to 550 microseconds torch's products and sums took 130.
 inline constexpr int64_t few_elements = 640, few_weights = 100'000;
-// Tiles of rows that are one piece of work, and terms that are summed before the next rows' turn. Backward of an LSTM with
-// H from 128 to 512, on AVX-512: 64 terms take 1 to 3 % longer, 256 as long; 2 or 8 tiles up to 6 % longer.
+// Tiles of rows in one piece of work, and terms that are summed before the next rows follow. Backward pass of an LSTM
+// with H from 128 to 512, on AVX-512: 64 terms take 1 to 3 % longer, 256 as long; 2 or 8 tiles up to 6 % longer.
 inline constexpr int unit_tiles = 4;
 inline constexpr int64_t part_depth = 128;
-// Elements whose rows are packed at a time. 256 or 1,024 take up to 6 % longer.
+// Elements whose rows are packed together. 256 or 1,024 take up to 6 % longer.
 inline constexpr int64_t gradient_rows = 512;
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// Bytes of a block that stays for the next call: glibc keeps what is smaller, at no cost. Without the faults of new pages
-// a training step of an LSTM is 1.13 times as fast at (64, 256, 256) from 140 steps on, and 1.3 times at (256, 128, 64).
-// From 8 MB on, it would be 0.93 to 0.96 times as fast at (32, 128, 128): to offer pages to the system has its price.
+// Bytes from which a block is kept for the next call; glibc keeps smaller ones at no cost. Without the page faults a
+// training step of an LSTM is 1.13 times as fast at (64, 256, 256) from 140 steps on, and 1.3 times at (256, 128, 64).
+// From 8 MB on, it would be 0.93 to 0.96 times as fast at (32, 128, 128), because offering pages to the system costs
+// time.
 inline constexpr size_t least_block = 32 << 20;
 
 // ---- the machine ----------------------------------------------------------------------------------------------------
 
-// Bytes of a core's cache where the system does not say.
+// Bytes of a core's cache if the system does not report it.
 inline constexpr int64_t unknown_cache = 512 << 10;
 
 }  // namespace raglane::tuning

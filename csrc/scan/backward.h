@@ -1,7 +1,7 @@
 // The backward time loop: one for all cells and dtypes.
 //
-// A lane walks its sequence from the element that forward computed last. What is sequential is done here: gradients
-// of the gates' arguments, and through W_hh of the state before. All else is left to the caller.
+// A lane runs its sequence from the element that forward computed last. The sequential part is computed here: gradients
+// of the gates' arguments and, through W_hh, of the previous state. The caller computes the rest.
 #pragma once
 
 #include "scan/scan.h"
@@ -11,7 +11,7 @@ namespace raglane::RAGLANE_TARGET {
 template <class Cell, class S> class BackwardScan {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
-  using X = typename Operand<S>::type;  // what products read
+  using X = typename Operand<S>::type;  // the type of the products' operands
   static constexpr int width = Lanes<A>::width;
 
  public:
@@ -36,7 +36,7 @@ template <class Cell, class S> class BackwardScan {
       projection_[d].data = hidden_[d].data + hidden_[0].size();
     }
     if (!rows_.reserve(l_.threads * lanes * row_size(), poison)) return false;
-    // What numbers do not fill stays zero.
+        // Unused numbers of words stay zero.
     if (in_pairs<S>) memset((void*)rows_.get(), 0, l_.threads * lanes * row_size() * sizeof(A));
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
@@ -49,7 +49,7 @@ template <class Cell, class S> class BackwardScan {
     walk(thread, threads);
   }
 
-  // The parts of work(), for a pass in rounds: before the first of them,
+    // The parts of work(), for a pass in rounds: once before all rounds,
   void prepare(int thread, int threads) {
     for (int d = 0; d < l_.directions; d++) {
       for (int64_t panel = thread; panel < hidden_[d].count(); panel += threads)
@@ -60,7 +60,7 @@ template <class Cell, class S> class BackwardScan {
     }
     if (thread == threads - 1) pass_empty();
   }
-  // by one thread, before each,
+    // by one thread before each round,
   void begin() {
     members_ = wanted_members(call_, hidden_[0].size() * (int64_t)sizeof(A), hidden_[0].count());
     Division division((int)l_.threads, (int)call_.directions(), members_);
@@ -68,7 +68,7 @@ template <class Cell, class S> class BackwardScan {
     capacity_ = lane_capacity(call_, teams, row_size() * (int64_t)sizeof(A));
     for (Queue& queue : queues_) queue = {};
   }
-  // and the walk itself.
+    // and the time loop of a round.
   void walk(int thread, int threads) {
     const int directions = (int)call_.directions();
     Division division(threads, directions, members_);
@@ -89,8 +89,8 @@ template <class Cell, class S> class BackwardScan {
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-  // A lane's scratch: dh, dc, the gates' gradients of this step and of the last (first those that depend on h), and
-  // what comes out of a projection and what goes into it.
+    // A lane's scratch: dh, dc, the gates' gradients of this and the previous step (first those that depend on h), and
+    // the output and input of a projection.
   int64_t row_size() const {
     int64_t projected = c_stride_ + (in_pairs<S> ? h_stride_ : 0);
     return h_stride_ + (Cell::has_c ? c_stride_ : 0) + 2 * gate_stride_ + (l_.projection_size ? projected : 0);
@@ -98,10 +98,10 @@ template <class Cell, class S> class BackwardScan {
 
   struct Step {
     A* dh[most_lanes];           // gradient of h, P wide
-    A* dm[most_lanes];           // gradient of what the cell gives out, H wide: dh where there is no projection
+    A* dm[most_lanes];           // gradient of the cell's output, H wide; without a projection it is dh
     A* dc[most_lanes];
-    A* da[most_lanes];           // gradients of the arguments that depend on h, as products read them
-    A* projected[most_lanes];    // dh as products read it, where there is a projection
+    A* da[most_lanes];           // gradients of the arguments that depend on h, as operands of products
+    A* projected[most_lanes];    // dh as an operand of products, with a projection
     const S* grad_output[most_lanes];
     const S* grad_c_states[most_lanes];
     const S* output[most_lanes];
@@ -110,13 +110,13 @@ template <class Cell, class S> class BackwardScan {
     const S* h_before[most_lanes];
     const S* c_before[most_lanes];
     S* grad_gates[most_lanes];
-    S* previous_h[most_lanes];   // null in a round, where gradients read h where it is
+    S* previous_h[most_lanes];   // null in a round, where gradients read h from the outputs
     S* grad_h[most_lanes];
     S* unprojected[most_lanes];
   };
 
-  // An empty sequence hands the gradient of its final state to its initial one; in rounds all do: the gradient of the
-  // state that a round begins with waits there for the next.
+    // The gradient of an empty sequence's final state is that of its initial one. In rounds every sequence's gradient
+    // of the initial state holds the gradient of the state between two rounds.
   void pass_empty() {
     for (int64_t b = 0; b < l_.sequences; b++) {
       if (!call_.rounds && l_.offsets[b] != l_.offsets[b + 1]) continue;
@@ -132,7 +132,7 @@ template <class Cell, class S> class BackwardScan {
     else memset((void*)to, 0, count * sizeof(S));
   }
 
-  // `place`: of the direction, among those that are walked at once.
+    // `place`: the index of the direction among those of the pass.
   void scan(int place, int thread, const Division& division) {
     const int d = (int)call_.first_direction() + place;
     Team team = division.team(thread, place, barriers_.get());
@@ -143,7 +143,7 @@ template <class Cell, class S> class BackwardScan {
     A* dm = da_last + capacity_ * gate_stride_;
     int64_t first_panel = hidden_[d].count() * team.member / team.members;
     int64_t end_panel = hidden_[d].count() * (team.member + 1) / team.members;
-    // Without a team the member's share is everything; with one there is no projection, and P is H.
+        // Without a team, one member computes everything; with a team there is no projection, and P is H.
     int64_t begin = first_panel * hidden_[d].panel_columns(), end = end_panel * hidden_[d].panel_columns();
     end = team.member + 1 == team.members ? H_ : end;
     int64_t h_end = team.members > 1 ? end : P_;
@@ -171,10 +171,11 @@ template <class Cell, class S> class BackwardScan {
       if (l_.projection_size) unproject(step, lanes.active, d);
       for (int lane = 0; lane < lanes.active; lane++)
         gates(step, lane, lane + 1 < lanes.active ? lane + 1 : lane, begin, end);
-      // All of a row's gate gradients are needed now: dh of the step before is what passed the products by, plus the
-      // gates' gradients x W_hh. The next step writes other memory, so one wait per step is enough.
+            // Now all gate gradients of a row are needed: dh of the previous step is the gradient that did not pass the
+            // products, plus the gates' gradients x W_hh. The next step writes other memory, so one barrier per step is
+            // enough.
       team.barrier->wait(team.members);
-      // By now every thread has read the saved gates, which the gradients may replace.
+            // After the barrier every thread has read the saved gates, which the gradients may overwrite.
       for (int lane = 0; lane < lanes.active; lane++) give_gates(step, lane, begin, end);
       for (int64_t i = first_panel; i < end_panel; i++)
         multiply_panel(hidden_[d], backwards ? first_panel + end_panel - 1 - i : i, lanes.active, step.da, step.dh);
@@ -189,7 +190,7 @@ template <class Cell, class S> class BackwardScan {
     else if (end > begin) memset((void*)(to + begin), 0, (end - begin) * sizeof(A));
   }
 
-  // Where the first lane's rows begin.
+    // The begin of the first lane's rows.
   struct Rows {
     A *dh, *dm, *dc, *da, *projected;
   };
@@ -225,8 +226,8 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-  // Bring a vector of units of what a lane's step reads into the cache: rows of many lanes lie far from each other, where
-  // the processor does not see them coming.
+    // Prefetch a vector of units of the rows that a lane's step reads: rows of many lanes are far apart,
+    // so the processor does not prefetch them itself.
   RAGLANE_INLINE void fetch(const Step& step, int lane, int64_t unit) const {
     for (int s = 0; s < Cell::saved; s++) __builtin_prefetch(step.gates[lane] + unit * Cell::saved + s * width);
     __builtin_prefetch(step.h_before[lane] + unit);
@@ -237,10 +238,10 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-  // The elementwise part of one lane's step: gradients of the gates' arguments for the units in [begin, end). Meanwhile
-  // the rows of the next lane are fetched.
+    // The element-wise part of one lane's step: gradients of the gates' arguments for the units in [begin, end), while
+    // the rows of the next lane are prefetched.
   [[gnu::noinline]] void gates(const Step& step, int lane, int next, int64_t begin, int64_t end) {
-    // Copies on the stack: the compiler cannot know that the stores below leave `step` alone.
+        // Copies on the stack, because the compiler must assume that the stores below change `step`.
     const S* gates = step.gates[lane];
     const S* output = step.output[lane];
     const S* h_before = step.h_before[lane];
@@ -280,7 +281,7 @@ template <class Cell, class S> class BackwardScan {
     }
   }
 
-  // Where a slot's gradient stands in a row of scratch: the products through h read the first `gates` blocks.
+    // The position of a slot's gradient in a row of scratch: the products through h read the first `gates` blocks.
   static constexpr int block(int slot) {
     for (int gate = 0; gate < Cell::gates; gate++)
       if (Cell::hidden_slot(gate) == slot) return gate;
@@ -296,7 +297,7 @@ template <class Cell, class S> class BackwardScan {
       copy_columns(step.grad_gates[lane] + slot * H_, (const X*)step.da[lane] + at_slot(slot), begin, end);
   }
 
-  // What comes before the cell's own gradients where h is a projection: h = W_hr m, so dm = dh W_hr.
+    // The step before the cell's own gradients if h is a projection: h = W_hr m, so dm = dh W_hr.
   void unproject(const Step& step, int active, int d) {
     for (int lane = 0; lane < active; lane++) {
       for (int64_t column = 0; column < P_; column += width) {

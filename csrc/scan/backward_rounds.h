@@ -1,13 +1,13 @@
-// The backward pass of a layer that has not saved its gates: round after round they are computed again.
+// The backward pass of a layer without saved gates, which are recomputed round after round.
 //
-// A round takes so many steps at most of some sequences, from where the round before has left them. The outputs, and c,
-// are there for every element. So all gates of a round are computed side by side, by products as large as the round: no
-// step waits for another. Then the round is walked back, and its part of all gradients is made, before the next one
-// takes its memory. Directions take turns.
+// A round covers a limited number of steps of some sequences, from the end of the previous round. The outputs and c are
+// saved for every element, so all gates of a round are computed in parallel by products as large as the round, without
+// a sequential loop. Then the backward time loop of the round runs, and its gradients are added, before the next round
+// reuses its memory. Directions run one after the other.
 //
-// NOTE (bits): gates are summed in the forward loop's order, so they have its bits wherever states are stored in the
-// type that they are computed in; and so have the gradients of values and initial states. Sums over the elements take
-// them round after round, and those of a round in the order of its rows.
+// NOTE (bits): gates are summed in the forward loop's order, so they have the same bits if states are stored in the
+// type in which they are computed. The same holds for gradients of values and initial states. Sums over the elements
+// add round after round, and within a round in the order of its rows.
 #pragma once
 
 #include "gemm/call_gradients.h"
@@ -45,7 +45,7 @@ template <class Cell, class S> class BackwardRounds {
     S* memory = rows_.get() + rows * l_.gate_stride;
     if (l_.projection_size) mine_.grad_h = memory, mine_.unprojected = memory + rows * P_;
     raglane_layer alone = mine_;
-    alone.elements = 0;  // the rows of either direction begin where the memory does
+    alone.elements = 0;  // the rows of both directions begin at the same address
     for (int d = 0; d < l_.directions; d++) {
       describe_matrix(alone, d, of_[d]);
       if (!gradients_[d].reserve(poison)) return false;
@@ -76,7 +76,7 @@ template <class Cell, class S> class BackwardRounds {
  private:
   const raglane_layer& l_;
   const Rounds& rounds_;
-  raglane_layer mine_;  // the layer, with memory of a round in place of what it would have saved
+  raglane_layer mine_;  // the layer, with memory of a round in place of saved tensors
   Round round_ = {};
   struct Now : Call {
     Now(const Call& call, const raglane_layer* part, const Round* of) : Call(call) { layer = part, round = of; }
@@ -87,18 +87,18 @@ template <class Cell, class S> class BackwardRounds {
   DirectionGradients<S> of_[2];
   LayerGradients<S> gradients_[2];
   Scratch<int64_t> numbers_;
-  // Of each sequence what the round takes, where its rows begin, and how much of it is left after the round.
+    // Of each sequence the steps of the round, the begin of its rows, and the number of steps after the round.
   int64_t *begins_, *ends_, *row_, *left_;
   int64_t* element_;  // of each row
-  Scratch<const S*> h_before_, c_before_;  // the states before it, where they are stored
+  Scratch<const S*> h_before_, c_before_;  // the previous states, by pointer
   Scratch<S> rows_;
-  Scratch<A> copies_;  // of h, where products cannot read what is stored
+  Scratch<A> copies_;  // of h, if products cannot read the stored type
   Barrier barrier_;
 
-  // Say what a round takes.
+    // Set up a round.
   void begin(int64_t d, int64_t round) {
     round_.direction = d;
-    // What a round leaves there the next one goes on from.
+        // The next round continues from the gradients that a round stores there.
     mine_.grad_final_h = mine_.grad_initial_h, mine_.grad_final_c = mine_.grad_initial_c;
     if (round == 0)
       for (int64_t b = 0; b < l_.sequences; b++) left_[b] = l_.offsets[b + 1] - l_.offsets[b];
@@ -129,7 +129,7 @@ template <class Cell, class S> class BackwardRounds {
 
   // ---- the gates ------------------------------------------------------------------------------------------------
 
-  // One thread's part, in blocks of rows.
+    // The part of one thread, in blocks of rows.
   void compute_gates(int thread, int threads) {
     const int64_t total = now_.elements;
     int64_t blocks = (total + block_rows - 1) / block_rows;
@@ -149,7 +149,7 @@ template <class Cell, class S> class BackwardRounds {
     }
   }
 
-  // Rows [first, first + size), the units of one panel: as the forward loop computes them.
+    // Rows [first, first + size), the units of one panel, in the same way as in the forward loop.
   void compute_tile(int64_t panel, int64_t first, int size, const A* const* x, const A* const* h) {
     constexpr int together = registers == 32 ? 2 : 1;
     const int d = (int)round_.direction;
@@ -189,7 +189,7 @@ template <class Cell, class S> class BackwardRounds {
     Cell::template open<ROWS>(arguments, c, save, last);
   }
 
-  // A row of h as products read it: as it is stored, or a copy in the `place`-th row of the thread's room.
+    // A row of h as an operand: the stored row, or a copy in row `place` of the thread's room.
   const A* operand(const S* h, int thread, int64_t place) const {
     if constexpr (is_operand<S>) return h;
     else {

@@ -10,10 +10,10 @@ namespace raglane::RAGLANE_TARGET {
 template <class Cell, class S> class ForwardScan {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
-  using X = typename Operand<S>::type;  // what products read
+  using X = typename Operand<S>::type;  // the type of the products' operands
   static constexpr int width = Lanes<A>::width;
-  static constexpr bool has_operands = in_pairs<S> || in_bytes<S>;  // beside the states
-  static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose arithmetic is done together
+  static constexpr bool has_operands = in_pairs<S> || in_bytes<S>;  // in addition to the states
+  static constexpr int finished_rows = tile_rows < 6 ? tile_rows : 6;  // whose element-wise arithmetic is interleaved
 
  public:
   explicit ForwardScan(const Call& call)
@@ -30,7 +30,7 @@ template <class Cell, class S> class ForwardScan {
     if (!weights_.reserve(poison)) return false;
     int64_t rows = l_.threads * capacity_;
     if (!states_.reserve(rows * state_size_, poison) || !operands_.reserve(rows * operand_size_, false)) return false;
-    memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // what numbers do not fill stays zero
+    memset((void*)operands_.get(), 0, rows * operand_size_ * sizeof(A));  // unused numbers of words stay zero
     if (!barriers_.reserve(l_.threads + 1, false)) return false;
     for (int64_t i = 0; i <= l_.threads; i++) barriers_.get()[i] = Barrier{};
     return input_.reserve(l_.threads, poison) && prepared_.reserve(poison);
@@ -60,22 +60,22 @@ template <class Cell, class S> class ForwardScan {
   MatrixWeights<Cell, S> weights_;
   InputProducts<Cell, S>& input_;
   PreparedProducts<Cell, S> prepared_;
-  bool streams_ = false;  // saved gates go past the caches, which would not hold them until they are read
+  bool streams_ = false;  // saved gates bypass the caches, which could not hold them until they are read
   int members_ = 1, capacity_ = 1;
   Scratch<A> states_, operands_;
   Scratch<Barrier> barriers_;
   Queue queues_[2];
 
-  // Where the rows of a team's step lie. Those of lanes follow each other in scratch, those of elements in the caller's
+    // The rows of a team's step. Those of lanes are adjacent in scratch, those of elements in the caller's
   // memory.
   struct Step {
     int d;
-    const int64_t* element;        // what each lane computes now
+    const int64_t* element;        // the element that each lane computes
     A *before, *after, *c;         // of the first lane: h before and after, c
-    A *operand, *next_operand;     // `before` as products read it, and `after` as they will
+    A *operand, *next_operand;     // `before` and `after` as operands of products
     int64_t after_stride, next_stride;
-    S *output, *gates, *c_states;     // of the first element; null where they are not wanted
-    const A* x[most_lanes];        // a lane's input, where input products are folded in
+    S *output, *gates, *c_states;     // of the first element; null if not needed
+    const A* x[most_lanes];        // a lane's input, if input products are folded in
     const A* operands[most_lanes]; // a lane's row of `operand`
   };
 
@@ -110,7 +110,7 @@ template <class Cell, class S> class ForwardScan {
 
   int count_at(int64_t column) const { return (int)(H_ - column < width ? H_ - column : width); }
 
-  // The gates' arguments of a tile while they are summed: for each row, for each slot, the units of one panel. Prepared
+    // The gates' arguments of a tile while they are summed: for each row and slot, the units of one panel. Prepared
   // and saved rows have the same layout, panel after panel.
   struct Sums : PanelPlace<Cell, A> {
     using Place = PanelPlace<Cell, A>;
@@ -131,17 +131,19 @@ template <class Cell, class S> class ForwardScan {
   void scan(int d, int thread, const Division& division) {
     Team team = division.team(thread, d, barriers_.get());
     bool ascending = d == 0;
-    // A team's scratch: h twice, c, and what a projection reads; in pairs, h twice and what a projection reads again.
+        // A team's scratch: h twice, c, and the input of a projection; with pairs, operands of both h and of that
+        // input.
     A* before = states_.get() + division.slot(thread) * capacity_ * state_size_;
     A* after = before + capacity_ * h_stride_;
     A* c = after + capacity_ * h_stride_;
     A* unprojected = c + (Cell::has_c ? capacity_ * c_stride_ : 0);
-    // Bytes are made of whole rows, which no member has by itself before the wait: so each makes all of them.
+        // int8 operands need whole rows, which a member has only after the barrier, so each member converts all of
+        // them.
     int64_t slot = in_bytes<S> ? thread : division.slot(thread);
     A* operand = has_operands ? operands_.get() + slot * capacity_ * operand_size_ : before;
     A* next_operand = has_operands ? operand + capacity_ * operand_stride_ : after;
     A* projected = has_operands ? next_operand + capacity_ * operand_stride_ : unprojected;
-    // This member's share of the panels, and their columns.
+        // The panels of this member, and their columns.
     int64_t first_panel = weights_.hidden[d].count() * team.member / team.members;
     int64_t end_panel = weights_.hidden[d].count() * (team.member + 1) / team.members;
     int64_t begin = first_panel * weights_.hidden[d].panel_columns(), end = end_panel * weights_.hidden[d].panel_columns();
@@ -183,7 +185,7 @@ template <class Cell, class S> class ForwardScan {
         if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
         step.operands[lane] = operand + lane * operand_stride_;
       }
-      // Back and forth over the panels: what was read last is still in the cache when it is read next.
+            // Alternately forward and backward over the panels: those that were read last are still in the cache.
       for (int64_t i = first_panel; i < end_panel; i++)
         for (int first = 0, size; first < lanes.active; first += size) {
           size = next_tile(lanes.active - first);
@@ -200,15 +202,16 @@ template <class Cell, class S> class ForwardScan {
     finish_streams();
   }
 
-  // A lane's row of h as products read it.
+    // A lane's row of h as an operand.
   X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
 
-  // Some rows, the units of one panel: from the products to the new state while all of it is in the nearest cache.
+    // The units of one panel for several rows: from the products to the new state, while all data is in the nearest
+    // cache.
   void tile(const Step& step, int first, int size, int64_t panel) {
     const int d = step.d;
     Sums sums(input_.at(d, panel));
     int vectors = Cell::gates * sums.units;
-    const A* prepared[tile_rows];  // what the hidden product starts from
+    const A* prepared[tile_rows];  // the start of the hidden product
     for (int r = 0; r < size; r++) {
       const int64_t element = step.element[first + r];
       fetch(step, element, sums);
@@ -235,8 +238,8 @@ template <class Cell, class S> class ForwardScan {
                sums.row + begin, prepared + begin);
   }
 
-  // Bring what the tile will write into the cache while it is multiplied, and what the next panel's tile starts from:
-  // pieces of some lines here and there, which the processor does not see coming.
+    // Prefetch the memory that the tile will write, and the start of the next panel's tile, during the product:
+    // short ranges at many addresses, which the processor does not prefetch itself.
   RAGLANE_INLINE void fetch(const Step& step, int64_t element, const Sums& sums) {
     if (step.output && l_.projection_size == 0)
       __builtin_prefetch(step.output + element * l_.directions * P_ + sums.unit, 1);
@@ -253,8 +256,8 @@ template <class Cell, class S> class ForwardScan {
       }
   }
 
-  // The cell's arithmetic for one vector of units. Its parts take several rows side by side, because for one row each is
-  // a long chain of operations: first up to the tanh in which every cell ends, then all tanh, then the rest.
+    // The cell's arithmetic for one vector of units. It interleaves several rows, because that of one row
+    // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
                              const A* const* prepared) {
     int64_t unit = sums.unit + u * width;
@@ -267,7 +270,7 @@ template <class Cell, class S> class ForwardScan {
     for (; r < size; r++)
       open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
-    // Copies on the stack: the compiler cannot know that the stores below leave them alone.
+        // Copies on the stack, because the compiler must assume that the stores below change them.
     const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
     const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
     const int64_t* elements = step.element;
@@ -307,7 +310,7 @@ template <class Cell, class S> class ForwardScan {
     for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 8
       for (int slot = 0; slot < Cell::slots; slot++) {
-        // A slot that the hidden product does not reach stands where it was prepared.
+                // A slot without a hidden product is read from the prepared row.
         const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
       }

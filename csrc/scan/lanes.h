@@ -1,12 +1,12 @@
-// Which sequence runs in which lane at which step, and who works on it.
+// Assigns sequences to lanes at each step, and lanes to threads.
 //
-// A team is one thread, or several that share their lanes and divide the hidden units among them. A team holds up to
-// `capacity` lanes; a lane works through one sequence and then takes the next that waits, longest first. The live
-// lanes stand together at the front.
+// A team is one thread, or several that share their lanes and divide the hidden units. A team holds up to
+// `capacity` lanes; a lane runs one sequence and then takes the next one, longest first. The active
+// lanes are contiguous, at the front.
 //
-// NOTE (teams): every thread of a team keeps a LaneSet of its own, and all of them go through the same sequence of
-// states. That needs a source of sequences that gives each the same answers: with several threads per team, a
-// fixed share of the order in place of the shared counter.
+// NOTE (teams): every thread of a team keeps its own LaneSet, and all of them go through the same states. This
+// requires a source of sequences that gives each thread the same answers: with several threads per team, a
+// fixed share of the order instead of the shared counter.
 #pragma once
 
 #include "abi/call.h"
@@ -15,23 +15,23 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// The sequences of one direction that no team has taken.
+// The sequences of one direction that are not assigned to a team.
 struct alignas(64) Queue {
   int64_t taken = 0;
 };
 
 struct Team {
-  int index, count;      // this team among those that serve the direction, and how many they are
-  int member, members;   // this thread among those of the team
-  bool dealt;            // this team has a share dealt out; else it only takes from the counter
+  int index, count;      // index of this team among those of the direction, and their number
+  int member, members;   // index of this thread in the team, and the number of its threads
+  bool dealt;            // this team begins with a fixed share; otherwise it takes all from the counter
   Barrier* barrier;
 };
 
 using tuning::most_lanes;
-inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // as many, or a multiple, leave no tile half full
+inline constexpr int even_lanes = tile_rows == 3 ? 6 : tile_rows;  // multiples of this fill all tiles
 
-// How many lanes a team should hold: so many that the work is done when the longest sequence is, with some to spare,
-// and no more, so that the rows are used evenly.
+// The number of lanes of a team: just enough to finish with the longest sequence, plus a margin,
+// so that rows are used evenly.
 inline int lane_capacity(const Batch& batch, int64_t teams, int64_t row_bytes) {
   if (batch.ordered == 0) return 1;
   int64_t needed = (int64_t)(tuning::lane_surplus * (double)batch.elements / (double)(teams * batch.longest)) + 1;
@@ -47,10 +47,10 @@ class LaneSet {
  public:
   int active = 0;
   int64_t sequence[most_lanes];
-  int64_t element[most_lanes];  // the row of the values that the lane computes now
-  int64_t left[most_lanes];     // how many elements of the sequence remain, that one included
+  int64_t element[most_lanes];  // the index in the values of the element that the lane computes
+  int64_t left[most_lanes];     // number of remaining elements of the sequence, including that one
 
-  // `ascending`: elements are computed from a sequence's start to its end.
+    // `ascending`: elements are computed from the start of a sequence to its end.
   LaneSet(const Batch& batch, const Team& team, Queue* queue, int capacity, bool ascending)
       : batch_(batch), team_(team), queue_(queue), capacity_(capacity), step_(ascending ? 1 : -1) {}
 
@@ -59,8 +59,8 @@ class LaneSet {
     while (active < capacity_ && take(active)) begin(active++);
   }
 
-  // Go to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes another;
-  // else the last live lane moves into its place: move(from, to).
+    // Advance to the next step. finish(lane) is called for a lane whose sequence ended, then begin(lane) if it takes
+    // another one. Otherwise the last active lane moves to its place: move(from, to).
   template <class Finish, class Begin, class Move> void advance(Finish&& finish, Begin&& begin, Move&& move) {
     at_once_ = 0;
     for (int lane = 0; lane < active;) {
@@ -87,8 +87,8 @@ class LaneSet {
   int capacity_;
   int64_t step_;
   int64_t share_ = 0;
-  int64_t worked_ = 0;   // elements of what it has taken
-  int64_t at_once_ = 0;  // how many it has taken from the counter at this step
+  int64_t worked_ = 0;   // number of elements of its sequences
+  int64_t at_once_ = 0;  // number of sequences taken from the counter at this step
 
   bool take(int lane) {
     int64_t place = next();
@@ -101,7 +101,7 @@ class LaneSet {
     return true;
   }
 
-  // The first sequences are dealt out like cards, back and forth, so that no team holds all the long ones.
+    // The first sequences are assigned in alternating order of teams, so that none gets all the long ones.
   int64_t next() {
     bool fixed = team_.dealt && (team_.members > 1 || share_ < capacity_);
     if (fixed) {
@@ -109,8 +109,8 @@ class LaneSet {
       return round * team_.count + (round % 2 ? team_.count - 1 - team_.index : team_.index);
     }
     const int64_t dealt = (int64_t)team_.count * capacity_;
-    // Where many lanes end at once, a team that has its share of the work would fill them all, and leave few to the
-    // others, whose lanes end now, too.
+        // If many lanes end at the same step, a team that has its share of the work does not fill all of them, to leave
+        // sequences for the other teams, whose lanes end now too.
     if (team_.dealt && worked_ * team_.count >= batch_.elements) {
       int64_t waiting = batch_.ordered - dealt - __atomic_load_n(&queue_->taken, __ATOMIC_RELAXED);
       if (at_once_ * (team_.count - 1) >= waiting) return batch_.ordered;

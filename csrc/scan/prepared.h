@@ -1,8 +1,8 @@
 // Input products of a whole layer, prepared before its forward loop.
 //
-// That is done where few rows are alive: folded into the loop, the products cost no memory traffic, but their weights
-// are read at every step, which for few rows takes longer than it saves. Prepared rows rest where the saved gates, or an
-// Elman network's outputs, will replace them one by one, else in scratch.
+// This is done for few active rows: products folded into the loop need no memory traffic, but their weights
+// are read at every step, which for few rows takes longer. Prepared rows are stored where the saved gates, or
+// the outputs of an Elman network, will replace them one by one, otherwise in scratch.
 #pragma once
 
 #include "scan/scan.h"
@@ -15,12 +15,12 @@ template <class Cell, class S> class PreparedProducts {
  public:
   PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
 
-  // Choose, for this many rows on average and weights of this many bytes.
+    // Choose, for an average number of rows and the bytes of the weights.
   void decide(double rows, int64_t weight_bytes, int64_t cache) {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
     wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
-    // Where gates are not saved to spare memory, there is none for products either.
+        // If gates are not saved, to save memory, products are not stored either.
     if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
     if (l_.flags & RAGLANE_FOLD) wanted_ = false;
     if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
@@ -43,7 +43,7 @@ template <class Cell, class S> class PreparedProducts {
     return true;
   }
 
-  // One thread's part of a direction, in blocks of rows.
+    // The part of one thread in a direction, in blocks of rows.
   void make(int d, int thread, int threads) const {
     int64_t blocks = (l_.elements + block_rows - 1) / block_rows;
     blocks = (blocks + threads - 1) / threads * threads;

@@ -1,4 +1,4 @@
-// What both time loops share: how threads form teams, and the start of all threads.
+// Shared by both time loops: how threads form teams, and the start of all threads.
 #pragma once
 
 #include "gemm/products.h"
@@ -7,7 +7,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// How the threads of a call are divided: first by direction, then into teams of `members`.
+// Division of the threads of a call: first by direction, then into teams of `members`.
 struct Division {
   int threads, directions, members;
 
@@ -15,10 +15,10 @@ struct Division {
     int least = threads / directions;
     members = wanted < least ? wanted : least > 1 ? least : 1;
   }
-  // Teams that serve a direction first of all.
+    // Teams whose home is a direction.
   int teams(int direction) const { return (threads - direction + directions - 1) / directions / members; }
 
-  // The team of a thread in a direction. In its home direction it gets a share dealt out; in another it helps.
+    // The team of a thread in a direction. It has a fixed share in its home direction, and helps in the other.
   Team team(int thread, int direction, Barrier* barriers) const {
     bool home = thread % directions == direction;
     int place = thread / directions;
@@ -26,18 +26,18 @@ struct Division {
             barriers + slot(thread)};
   }
   bool idle(int thread) const { return thread / directions / members >= teams(thread % directions); }
-  // A number of the thread's team among all teams, below the number of threads.
+    // Index of the thread's team among all teams, below the number of threads.
   int slot(int thread) const { return thread / directions / members * directions + thread % directions; }
 };
 
-// How many rows are alive at a time, on average, where `teams` share the sequences.
+// The average number of active rows, if `teams` share the sequences.
 inline double average_rows(const Batch& batch, int64_t teams) {
   return batch.longest == 0 ? 0 : (double)batch.elements / ((double)batch.longest * (double)teams);
 }
 
-// How many threads a team needs, of `most`. Lanes of its own are the best that a thread can have, as long as it has
-// some: with a row or two it waits for weights, and others may have none. `bytes` of weights are read per step; a wait
-// must be worth it.
+// The number of threads of a team, at most `most`. Own lanes are best for a thread if there are enough of them: with
+// one or two rows it waits for weights, and other threads may have no rows. `bytes` of weights are read per step; they
+// must be worth a barrier per step.
 inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int64_t most) {
   if (most < 2 || (flags & RAGLANE_NO_TEAM)) return 1;
   if (flags & RAGLANE_TEAM) return (int)most;
@@ -47,7 +47,7 @@ inline int wanted_members(const Batch& batch, int64_t flags, int64_t bytes, int6
   return (int)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
-// The same for a layer whose weights are so many panels.
+// The same for a layer with a number of panels of weights.
 inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   const raglane_layer& layer = *call.layer;
   if (layer.projection_size > 0) return 1;
@@ -55,7 +55,7 @@ inline int wanted_members(const Call& call, int64_t bytes, int64_t panels) {
   return (int)(members < panels ? members : panels);
 }
 
-// One thread's part of a call.
+// The part of one thread in a call.
 template <class Scan> void work(Scan& scan, int thread, int threads) {
 #if defined(RAGLANE_TILES)
   TileRegisters registers;
@@ -68,7 +68,7 @@ template <class Scan, class C> void start(Scan& scan, const C& call) {
   on_threads((int)call.layer->threads, [&](int thread, int threads) { work(scan, thread, threads); });
 }
 
-// The same for a scan that is made for one call.
+// The same for a scan constructed for one call.
 template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;

@@ -1,9 +1,9 @@
 // exp, expm1, tanh, sigmoid, log, log1p and erf on a vector: in float at most 4 ulp from the true value, over the whole
 // range.
 //
-// The way of the first four: x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh is built on
-// exp - 1, which keeps its accuracy near zero; sigmoid on exp(-|x|), which never overflows and reaches down into the
-// denormal numbers. NaN goes through all.
+// The first four use x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh uses
+// exp - 1, which is accurate near zero; sigmoid uses exp(-|x|), which never overflows and includes
+// denormal numbers. NaN gives NaN.
 #pragma once
 
 #include "simd/simd.h"
@@ -33,8 +33,8 @@ template <> struct Reduction<double> {
       1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 };
 
-// All functions take N vectors and treat them step by step side by side: each is one long chain of operations, and
-// the processor looks ahead too little to find the next one by itself.
+// All functions interleave the steps of N vectors: each is one long chain of operations, and
+// the processor's window is too small to overlap it with the next.
 template <class A, int N> struct Split {
   Vec<A> shifted[N];  // magic + n: its lowest bits are the integer n
   Vec<A> n[N];
@@ -69,14 +69,14 @@ template <class A> RAGLANE_INLINE Vec<A> power_of_two(typename Lanes<A>::integer
   return (Vec<A>)((n + Reduction<A>::bias) << Reduction<A>::mantissa);
 }
 
-// x * 2^n, n as numbers of x's type and as integers. 2^n alone may be no normal number; the second product rounds.
+// x * 2^n, n as numbers of x's type and as integers. 2^n may not be a normal number; the second product rounds.
 template <class V, class I> RAGLANE_INLINE V times_power_of_two(V x, V, I n) {
   using A = decltype(x[0] + x[0]);
   I half = n >> 1;
   return x * power_of_two<A>(half) * power_of_two<A>(n - half);
 }
 
-// exp(x), down into the denormal numbers.
+// exp(x), including denormal results.
 template <class A, int N> RAGLANE_INLINE Vec<A> whole(const Split<A, N>& s, int i) {
   return times_power_of_two(s.tail[i] + (A)1, s.n[i], s.integer(i));
 }
@@ -98,7 +98,7 @@ template <class A> RAGLANE_INLINE Vec<A> below_zero(Vec<A> x) {
   return (Vec<A>)((I)x | sign_bit<A>());
 }
 
-// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them: they share most of the way.
+// x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them: they share most of the work.
 template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x) {
   using R = Reduction<A>;
   using V = Vec<A>;
@@ -132,7 +132,7 @@ template <class A, int N> RAGLANE_INLINE void expm1(Vec<A>* x) {
   RAGLANE_EACH x[i] = at_most(R::highest, at_least((A)-40, x[i]));  // below that it is -1
   Split<A, N> s = split<A, N>(x);
   RAGLANE_EACH {
-    V power = power_of_two<A>(s.integer(i));  // no number where n is large, where 1 is nothing beside it
+    V power = power_of_two<A>(s.integer(i));  // not finite for large n, where the 1 vanishes
     x[i] = s.n[i] > (A)60 ? whole(s, i) : fma(power, s.tail[i], power - (A)1);
   }
 }
@@ -168,8 +168,8 @@ template <class A> RAGLANE_INLINE Scaled<A> scaled(Vec<A> x) {
   return {fma(is_small, splat<V>(-L::by), whole), (V)((I)x - (n << Reduction<A>::mantissa))};
 }
 
-// log(1 + f) for |f| < 0.42: 2 atanh(f / (2 + f)), by Taylor's polynomial; the first term left out is 1e-9 of the sum in
-// float, 1e-18 in double.
+// log(1 + f) for |f| < 0.42: 2 atanh(f / (2 + f)), by Taylor's polynomial; the first term left out is 1e-9 of the sum
+// in float, 1e-18 in double.
 template <class A> RAGLANE_INLINE Vec<A> log_near_one(Vec<A> f) {
   using V = Vec<A>;
   constexpr int terms = Logarithm<A>::terms;
@@ -180,7 +180,7 @@ template <class A> RAGLANE_INLINE Vec<A> log_near_one(Vec<A> f) {
   return fma(twice * square, p, twice);
 }
 
-// The same with n * ln 2 + rest added, and what a logarithm of x is at its ends.
+// The same with n * ln 2 + rest added, and the values of a logarithm at the ends of its range.
 template <class A> RAGLANE_INLINE Vec<A> log_from(Vec<A> x, Vec<A> f, Vec<A> n, Vec<A> rest) {
   using R = Reduction<A>;
   using V = Vec<A>;
@@ -196,7 +196,7 @@ template <class A> RAGLANE_INLINE Vec<A> log(Vec<A> x) {
   return log_from<A>(x, s.m - (A)1, s.n, Vec<A>{});
 }
 
-// log(1 + x): near zero x is its own f; elsewhere what was lost in 1 + x, divided by it, is added.
+// log(1 + x): near zero x is its own f; otherwise the rounding error of 1 + x, divided by it, is added.
 template <class A> RAGLANE_INLINE Vec<A> log1p(Vec<A> x) {
   using V = Vec<A>;
   V sum = x + (A)1, one = sum - x, lost = (x - (sum - one)) + ((A)1 - one);

@@ -3,24 +3,24 @@
 
 #include "simd/avx512bf16.h"
 
-#define RAGLANE_TILES 1  // products of pairs are made in tile registers
+#define RAGLANE_TILES 1  // products of pairs use tile registers
 
 namespace raglane::RAGLANE_TARGET {
 
 inline constexpr int tile_words = 16, most_tile_rows = 16;
 
-// What LDTILECFG reads.
+// The operand of LDTILECFG.
 struct alignas(64) TileShapes {
   uint8_t palette, first_row, unused[14];
   uint16_t bytes[16];
   uint8_t rows[16];
 };
 
-// GCC's intrinsics do not say what memory they read: let all be written to memory by now, `from` among it.
+// GCC's intrinsics do not declare the memory that they read, so all of it, e.g. `from`, must be written before.
 RAGLANE_INLINE void flush(const void* from) { asm volatile("" ::"r"(from) : "memory"); }
 
 #if defined(RAGLANE_EMULATE)
-// Where no processor has the instructions. The same but for denormal numbers, which they take for 0.
+// An emulation for processors without the instructions, which, unlike it, flush denormal numbers to 0.
 struct EmulatedTile {
   int rows;
   float words[most_tile_rows][tile_words];
@@ -61,7 +61,7 @@ RAGLANE_INLINE void configure_tiles(const TileShapes& shapes) {
   _tile_loadconfig(&shapes);
 }
 RAGLANE_INLINE void release_tiles() { _tile_release(); }
-// The intrinsics want a tile's number written out.
+// The intrinsics require the tile's number as a literal.
 #define RAGLANE_ALL_TILES(WITH) WITH(0) WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) WITH(7)
 template <int TILE> RAGLANE_INLINE void load_tile(const void* from, int64_t stride) {
 #define RAGLANE_WITH(tile) \

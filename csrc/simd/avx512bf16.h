@@ -3,14 +3,14 @@
 
 #include "simd/avx512.h"
 
-#define RAGLANE_PAIRS 1           // products of bfloat16 are made of pairs
-#define RAGLANE_FAMILY avx512  // whose loops are taken where no pairs are multiplied
+#define RAGLANE_PAIRS 1           // products of bfloat16 use pairs
+#define RAGLANE_FAMILY avx512  // the set whose loops run everything but products of pairs
 
 namespace raglane::RAGLANE_TARGET {
 
 // c plus the products of two pairs of bfloat16, in each entry: the later number of a pair first, rounded twice.
 RAGLANE_INLINE F dot(F a, F b, F c) {
-#if defined(RAGLANE_EMULATE)  // where no processor has the instruction; it takes denormal numbers for 0
+#if defined(RAGLANE_EMULATE)  // for processors without the instruction, which flushes denormal numbers to 0
   using Word = Lanes<float>::word;
   c = fma((F)((Word)a & 0xffff0000u), (F)((Word)b & 0xffff0000u), c);
   return fma((F)((Word)a << 16), (F)((Word)b << 16), c);

@@ -1,4 +1,4 @@
-// What NEON adds to the portable vectors.
+// NEON's additions to the portable vectors.
 #pragma once
 
 #include <arm_neon.h>

@@ -1,4 +1,4 @@
-// Vectors of 16 bytes: ARM's NEON, SSE2 where x86 has nothing better, or what the compiler makes of the language.
+// Vectors of 16 bytes: ARM's NEON, baseline SSE2 of x86, or the compiler's own implementation.
 #pragma once
 
 #include <stdint.h>

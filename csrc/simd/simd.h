@@ -1,10 +1,10 @@
 // The vectors of the instruction set that this translation unit is compiled for, and their operations.
 //
-// One source serves all sets: arithmetic is written with the vector extensions of GCC and Clang. What these lack stands
-// in the file of each set, and for sets that have nothing better below: a function of a set's own types is preferred to
-// a template. RAGLANE_TARGET names the instruction set, its file and the namespace, so that the same template compiled
-// twice never meets itself in the linker. For that reason, too, nothing of std:: that a compiler may emit out of line is
-// used in what is compiled more than once.
+// One source serves all sets: arithmetic is written with the vector extensions of GCC and Clang. Other operations
+// are in the file of each set, with defaults below: overload resolution prefers a function of a set's own types to
+// a template. RAGLANE_TARGET is the instruction set, its file and the namespace, so that the linker does not merge
+// templates that are compiled for several sets. For the same reason, code that is compiled several times uses nothing
+// of std:: that a compiler may emit out of line.
 #pragma once
 
 #define RAGLANE_TEXT_(text) #text
@@ -13,11 +13,11 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// A store that goes past the caches where the processor has one; `to` is aligned to the vector as stored. Before another
-// thread reads that, finish_streams() must be called.
+// A store that bypasses the caches if the processor supports it; `to` is aligned to the vector as stored. Before
+// another thread reads the data, finish_streams() must be called.
 template <class S> RAGLANE_INLINE void stream(S* to, Vec<typename Arithmetic<S>::type> v) { store(to, v); }
 
-// The first `count` entries, with zeros after them; nothing past them is touched.
+// The first `count` entries, followed by zeros; memory after them is not read.
 template <class S> RAGLANE_INLINE Vec<typename Arithmetic<S>::type> load(const S* from, int count) {
   constexpr int width = Lanes<typename Arithmetic<S>::type>::width;
   if (count == width) return load(from);
@@ -41,8 +41,8 @@ RAGLANE_INLINE void stream(quantised* to, F v) { stream((float*)to, v); }
 template <class V> RAGLANE_INLINE V fma(V a, V b, V c) { return a * b + c; }
 template <class V> RAGLANE_INLINE V fnma(V a, V b, V c) { return fma(-a, b, c); }
 
-// c plus the products of four unsigned bytes of a and four signed ones of b, in each entry. Exact, so that all ways give
-// the same. dot_halves() adds the products of two numbers of 16 bits.
+// c plus the products of four unsigned bytes of a and four signed ones of b, in each entry, exactly, so that all
+// implementations agree. dot_halves() adds the products of two numbers of 16 bits.
 template <class V> RAGLANE_INLINE V dot_bytes(V a, V b, V c) {
 #if defined(__SSE2__)
   // The first and third byte, then the others, as numbers of 16 bits: the instruction for bytes would saturate.
@@ -56,12 +56,12 @@ template <class V> RAGLANE_INLINE V dot_bytes(V a, V b, V c) {
 #endif
 }
 
-// The lowest byte of each entry; what GCC 12 makes of its own conversion takes ten times as long.
+// The lowest byte of each entry; GCC 12's own conversion takes ten times as long.
 template <class V> RAGLANE_INLINE Lanes<float>::byte lowest_bytes(V v) {
   return __builtin_convertvector((Lanes<float>::word)v, Lanes<float>::byte);
 }
 
-// The larger of a bound and x, the smaller; a NaN in x stays.
+// The larger of a bound and x, the smaller; NaN if x is NaN.
 template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) { return x < bound ? splat<Vec<A>>(bound) : x; }
 template <class A> RAGLANE_INLINE Vec<A> at_most(A bound, Vec<A> x) { return x > bound ? splat<Vec<A>>(bound) : x; }
 
@@ -71,7 +71,7 @@ template <class V> RAGLANE_INLINE V square_root(V x) {
   return x;
 }
 
-// numerator = numerator / denominator, N vectors side by side, for denominators in [1, 4].
+// numerator = numerator / denominator, N vectors interleaved, for denominators in [1, 4].
 template <int N, class V> RAGLANE_INLINE void quotient(V* numerator, const V* denominator) {
   RAGLANE_EACH numerator[i] = numerator[i] / denominator[i];
 }

@@ -1,6 +1,6 @@
-// The vector types, for vectors of vector_bytes, and how whole ones are read and written.
+// The vector types of vector_bytes, and loads and stores of whole vectors.
 //
-// Included by the file of each instruction set, which has said how long a vector is and what its operations need.
+// Included by the file of each instruction set, which defines the vector's length and the operations.
 #pragma once
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #define RAGLANE_INLINE inline __attribute__((always_inline))
 #define RAGLANE_INLINE_LAMBDA __attribute__((always_inline))
 
-// The same for N vectors side by side.
+// The same for N vectors.
 #define RAGLANE_EACH _Pragma("GCC unroll 16") for (int i = 0; i < N; i++)
 
 namespace raglane::RAGLANE_TARGET {
@@ -19,12 +19,12 @@ inline constexpr int registers = RAGLANE_REGISTERS;
 struct bfloat16 {
   uint16_t bits;
 };
-// A float whose products with weights are of int8; see gemm/bytes.h.
+// A float whose products with weights use int8; see gemm/bytes.h.
 struct quantised {
   float number;
 };
 
-// What a storage type is computed with.
+// The type of computation of a storage type.
 template <class S> struct Arithmetic { using type = S; };
 template <> struct Arithmetic<bfloat16> { using type = float; };
 template <> struct Arithmetic<quantised> { using type = float; };

@@ -1,4 +1,4 @@
-// The functions that the cells compute with, on arrays: for tests.
+// The functions of the cells on arrays, for tests.
 #pragma once
 
 #include "abi/raglane.h"

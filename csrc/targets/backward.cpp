@@ -1,4 +1,4 @@
-// The backward loop, and what follows it, for the instruction set that the build names, and its table of entries; see
+// The backward loop, the gradients after it, and the table of entries, for one instruction set; see
 // run.h.
 #include "gemm/call_gradients.h"
 #include "scan/backward.h"
@@ -8,7 +8,7 @@
 #include "targets/run.h"
 #include "targets/targets.h"
 
-// What follows a loop that goes back has no pairs to multiply, so it is the family's.
+// The gradients after the loop use no pairs, so they are the family's.
 #if defined(RAGLANE_FAMILY)
 namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));

@@ -1,4 +1,4 @@
-// The forward loop with weights of int8, for the instruction set that the build names; see run.h.
+// The forward loop with int8 weights, for one instruction set; see run.h.
 #include "scan/forward.h"
 #include "targets/run.h"
 #include "targets/targets.h"

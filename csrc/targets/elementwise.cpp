@@ -1,10 +1,10 @@
-// The element-wise loops for the instruction set that the build names; see run.h.
+// The element-wise loops for one instruction set; see run.h.
 #include "elementwise/backward.h"
 #include "elementwise/forward.h"
 #include "gemm/call_gradients.h"
 #include "targets/run.h"
 
-// What follows a loop that goes back has no pairs to multiply, so it is the family's.
+// The gradients after the loop use no pairs, so they are the family's.
 #if defined(RAGLANE_FAMILY)
 namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const ElementwiseCall& call, int32_t (*walk)(const ElementwiseCall&));

@@ -1,4 +1,4 @@
-// The forward loop for the instruction set that the build names; see run.h.
+// The forward loop for one instruction set; see run.h.
 #include "scan/forward.h"
 #include "targets/run.h"
 

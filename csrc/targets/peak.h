@@ -1,4 +1,4 @@
-// The most operations per second that a core has for products: a yardstick for benchmarks.
+// The peak of operations per second of a core for products, for benchmarks.
 #pragma once
 
 #include "abi/raglane.h"
@@ -6,18 +6,18 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// Independent sums hide each other's latency: enough of them for two multiply-adds of five cycles at a time.
+// Enough independent sums to hide the latency of two multiply-adds of five cycles.
 inline constexpr int chains = 12;
 
-// `rounds` times a fused multiply-add in each chain, registers alone; returns the operations. Sums of pairs of bfloat16
-// are those of the instruction that the products use. All numbers are zeros: none is denormal or too large.
+// Run `rounds` fused multiply-adds in each chain, only in registers; return the operations. For bfloat16 pairs
+// it is the instruction of the products. All numbers are zeros, so none is denormal or overflows.
 template <class S> int64_t multiply_registers(int64_t rounds) {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   const volatile A zero = 0;
   V sums[chains];
 #pragma GCC unroll 12
-  for (int i = 0; i < chains; i++) {  // read anew for each, or the compiler makes all chains one
+  for (int i = 0; i < chains; i++) {  // volatile reads, so that the compiler does not merge the chains
     A read = zero;
     sums[i] = splat_at(&read);
   }
@@ -30,7 +30,7 @@ template <class S> int64_t multiply_registers(int64_t rounds) {
   A total = 0;
 #pragma GCC unroll 12
   for (int i = 0; i < chains; i++) total += sums[i][0];
-  const volatile A kept = total;  // or the compiler leaves it all out
+  const volatile A kept = total;  // so that the compiler does not remove the loop
   (void)kept;
   return rounds * chains * Lanes<A>::width * (in_pairs<S> ? 4 : 2);
 }

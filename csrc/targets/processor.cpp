@@ -1,4 +1,4 @@
-// The instruction sets of this build and of this processor.
+// The instruction sets of this build and processor.
 #include "targets/processor.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ enum Register { EAX, EBX, ECX, EDX };
 }
 #endif
 
-// Tile registers are 8 KB per thread, so a process has to ask Linux for them, once.
+// Tile registers take 8 KB per thread, so Linux requires a process to request them once.
 [[maybe_unused]] bool tiles_permitted() {
 #if defined(__linux__) && defined(__x86_64__)
   const long request_permission = 0x1023, tile_data = 18;
@@ -41,9 +41,9 @@ enum Register { EAX, EBX, ECX, EDX };
 
 struct Set {
   const char *name, *family;
-  const Kernels* kernels;          // null where there are none,
-  const ByteKernels* byte_kernels; // and all three where this build is without the set
-  bool here;                       // this processor has it
+  const Kernels* kernels;          // null if there are none,
+  const ByteKernels* byte_kernels; // and all three if this build is without the set
+  bool here;                       // this processor supports it
 };
 
 #define RAGLANE_SET(name, family, loops, bytes, flags, detected)             \
@@ -57,7 +57,7 @@ struct Sets {
 
   Sets() {
     for (Set* set = all; set->name; set++) {
-#if defined(RAGLANE_EMULATE)  // what adds to a family for bfloat16 runs without its instructions
+#if defined(RAGLANE_EMULATE)  // extensions for bfloat16 are emulated
       set->here = set->here || (set->kernels && !set->byte_kernels);
 #endif
       set->here = set->here && family_of(*set).here;
@@ -70,7 +70,7 @@ struct Sets {
   }
 };
 
-// Found out once: on a virtual machine CPUID is the hypervisor's to answer, which takes microseconds.
+// Cached: in a virtual machine the hypervisor emulates CPUID, which takes microseconds.
 const Sets& sets() {
   static const Sets all;
   return all;

@@ -1,6 +1,6 @@
-// The loop of programs for the instruction set that the build names.
+// The loop of programs for one instruction set.
 #include "simd/simd.h"
-#if !defined(RAGLANE_FAMILY)  // which has the loop: no product of a program is made of pairs
+#if !defined(RAGLANE_FAMILY)  // no product of a program uses pairs, so a set with a family has no loop of its own
 #include "program/program.h"
 #endif
 #include "abi/call.h"

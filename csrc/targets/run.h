@@ -1,5 +1,5 @@
-// From a call's cell and dtype to the loop that is compiled for them. Included by the files that the build compiles once
-// per instruction set, with that set's flags.
+// Dispatch from a call's cell and dtype to the compiled loop. Included by the files that the build compiles
+// once per instruction set, with that set's flags.
 #pragma once
 
 #include "cells/table.h"
@@ -18,7 +18,7 @@ template <template <class, class> class Loop, class S> int32_t run_cell(const Ca
   return RAGLANE_BAD_ARGUMENT;
 }
 
-// An element-wise cell, which may take up its input in two ways.
+// An element-wise cell, which adds its input unchanged or by a product.
 template <template <class, class> class Loop, class Cell, class S> int32_t run_skipping(const ElementwiseCall& call) {
   if constexpr (Cell::skips)
     if (call.layer->weights[0].skip) return launch<Loop<typename Cell::projected, S>>(call);
@@ -36,10 +36,10 @@ template <template <class, class> class Loop, class S> int32_t run_cell(const El
   return RAGLANE_BAD_ARGUMENT;
 }
 
-// Run a loop of either kind on a call of its kind.
+// Run a loop of either kind.
 template <template <class, class> class Loop, class C> int32_t run(const C& call) {
   switch (call.layer->dtype) {
-#if !defined(RAGLANE_FAMILY)  // which has these loops
+#if !defined(RAGLANE_FAMILY)  // the family has these loops
     case RAGLANE_FLOAT32: return run_cell<Loop, float>(call);
     case RAGLANE_FLOAT64: return run_cell<Loop, double>(call);
 #endif

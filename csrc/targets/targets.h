@@ -1,19 +1,20 @@
-// The instruction sets, and what each provides. A set is a line here and the file of its operations in simd/.
+// The table of instruction sets. A set is a line here and a file of operations in simd/.
 #pragma once
 
 #include <stdint.h>
 
 #include "abi/call.h"
 
-// TARGET(name, family, loops, bytes, flags, detected), numbered from 0 on, a better one after those that it is better than.
+// TARGET(name, family, loops, bytes, flags, detected), numbered from 0; a better set follows those that it improves
+// on.
 //   name      of the namespace, of the file in simd/, and in Python
-//   family    the set that it adds to, whose flags and detection it takes as well
-//   loops     1: of every dtype, or of bfloat16 alone where `bytes` is 0: then the family has the others. Where this is
-//             0, the set is no choice of a caller's: its family takes its bytes where the processor has it. Such sets
+//   family    the set that it extends, including its flags and detection
+//   loops     1: of every dtype, or only of bfloat16 if `bytes` is 0: then the family has the others.
+//             0: callers cannot choose the set; its family uses its int8 loops if the processor supports it. Such sets
 //             come last.
-//   bytes     1: the loops of weights of int8
+//   bytes     1: the loops of int8 weights
 //   flags     for the compiler. CMakeLists.txt reads them here, and defines RAGLANE_BUILT_name as 1 or 0.
-//   detected  the processor has it; see processor.cpp
+//   detected  the processor supports it; see processor.cpp
 #define RAGLANE_TARGETS(TARGET)                                                                                        \
   TARGET(portable, portable, 1, 1, "", true)                                                                           \
   TARGET(avx2, portable, 1, 1, "-mavx2 -mfma -mprfchw", RAGLANE_CPU("avx2") && RAGLANE_CPU("fma"))                     \
@@ -26,7 +27,7 @@
   TARGET(avx2vnni, avx2, 0, 1, "-mavxvnni", cpu_bit(1, EAX, 4))                                                        \
   TARGET(avx512vnni, avx512, 0, 1, "-mavx512vnni", cpu_bit(0, ECX, 11))
 
-// A value, or {} where the condition is 0: RAGLANE_BUILT_name, `loops` or `bytes`.
+// A value, or {} if the condition is 0: RAGLANE_BUILT_name, `loops` or `bytes`.
 #define RAGLANE_IF(condition, value) RAGLANE_IF_(condition, value)
 #define RAGLANE_IF_(condition, value) RAGLANE_IF_##condition(value)
 #define RAGLANE_IF_0(value) {}
@@ -34,7 +35,7 @@
 
 namespace raglane {
 
-// What the loops of an instruction set are. They return a raglane_status.
+// The loops of an instruction set. They return a raglane_status.
 struct Kernels {
   int32_t (*forward)(const Call&);
   int32_t (*backward)(const Call&);
@@ -47,7 +48,7 @@ struct Kernels {
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
   int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
 };
-// The same for weights of int8, of which there is inference alone.
+// The same for int8 weights, only for inference.
 struct ByteKernels {
   int32_t (*forward)(const Call&);
   int32_t (*pack)(const Call&);

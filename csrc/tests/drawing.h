@@ -29,7 +29,7 @@ inline Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
 
 inline int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
 
-// An instruction set that is here.
+// Return a supported instruction set.
 inline int64_t any_isa(std::mt19937& random) {
   std::vector<int64_t> isas;
   for (int64_t isa = 0; raglane_isa_name(isa); isa++)

@@ -3,7 +3,7 @@
 
 #include "tests/drawing.h"
 
-// A random program in integers, and what it is run on: a few instructions that each write a local of their own, with
+// A random program in integers, and its inputs: a few instructions that each write their own local, with
 // products among them.
 struct DrawnProgram {
   raglane_program call{};
@@ -24,7 +24,7 @@ struct DrawnProgram {
   void place(std::vector<int64_t>& to, int64_t block, int64_t start, int64_t spread) {
     to.insert(to.end(), {block, start, spread, 0});
   }
-  // Columns that are there: of what was computed last, more often than not.
+    // Existing columns, more often than not of the latest local.
   void operand(std::vector<int64_t>& to, int64_t width) {
     std::vector<int64_t> fits;
     for (int64_t b = 0; b < (int64_t)widths.size(); b++)

@@ -1,6 +1,6 @@
 // A randomised driver for the sanitizers: many small calls through the C interface, with every buffer on the heap at
 // its exact size, so that AddressSanitizer sees the first byte outside of one. It checks what can be checked without
-// a second implementation: that results are finite, and bit-identical however the work is divided.
+// a second implementation: that results are finite, and bit-identical for any division of the work.
 //
 //   drive [rounds] [seed]
 #include <algorithm>
@@ -18,10 +18,10 @@ struct Case {
   raglane_cell_facts cell{};
   std::vector<int64_t> offsets;
   std::vector<Bytes> inputs;   // values, h, c, weights
-  std::vector<Bytes> results;  // output, final h, final c, gates, cells, then what backward gives
+  std::vector<Bytes> results;  // output, final h, final c, gates, cells, then the results of backward
 };
 
-// The numbers of all cells of a kind, as the library tells them.
+// The numbers of all cells of a kind, from the library.
 std::vector<int64_t> cells_of_kind(bool is_elementwise) {
   std::vector<int64_t> cells;
   raglane_cell_facts facts;
@@ -30,7 +30,7 @@ std::vector<int64_t> cells_of_kind(bool is_elementwise) {
   return cells;
 }
 
-// What both kinds of layers have; sequences are shorter than `longest`.
+// Facts of layers of both kinds; sequences are shorter than `longest`.
 void draw_common(Case& c, const std::vector<int64_t>& cells, int dtypes, int longest, std::mt19937& random) {
   raglane_layer& l = c.layer;
   l.abi = RAGLANE_ABI;
@@ -46,7 +46,7 @@ void draw_common(Case& c, const std::vector<int64_t>& cells, int dtypes, int lon
   c.inputs.reserve(64), c.results.reserve(64);
 }
 
-// Buffers of their exact size, for as long as the case lives.
+// Buffers of their exact size, freed with the case.
 const void* in(Case& c, int64_t count, std::mt19937& random) {
   return c.inputs.emplace_back(random_reals(c.layer.dtype, count, random)).data();
 }
@@ -57,7 +57,7 @@ void* out(Case& c, int64_t count) {
 Case draw_matrix(std::mt19937& random) {
   Case c;
   static const std::vector<int64_t> cells = cells_of_kind(false);
-  draw_common(c, cells, 4, below(random, 8) ? 9 : 200, random);  // sometimes more than are packed at a time
+  draw_common(c, cells, 4, below(random, 8) ? 9 : 200, random);  // sometimes more than are packed together
   raglane_layer& l = c.layer;
   l.projection_size = c.cell.projects && below(random, 3) == 0 ? 1 + below(random, 40) : 0;
   int64_t gates = c.cell.gates, saved = c.cell.saved;
@@ -86,7 +86,7 @@ Case draw_matrix(std::mt19937& random) {
   l.grad_initial_h = below(random, 3) ? out(c, K * l.sequences * P) : nullptr;
   l.grad_initial_c = has_c && below(random, 3) ? out(c, K * l.sequences * H) : nullptr;
   if (!saved || l.dtype == RAGLANE_INT8) l.gates = nullptr;
-  if (below(random, 3) == 0) {  // what rounds have scratch for
+  if (below(random, 3) == 0) {  // with the scratch of rounds
     l.checkpoint_every = 1 + below(random, below(random, 2) ? 6 : 300);
     l.gates = l.grad_gates = l.previous_h = l.grad_h = l.unprojected = nullptr;
   }
@@ -147,7 +147,7 @@ struct Packed {
   ~Packed() { std::free(memory); }
 };
 
-// After each of a case's runs but the last, until it has happened, its weights are packed for the others, or are not.
+// After each run of a case but the last, pack its weights for the other runs, or not.
 void pack_some(Case& c, Packed& packed, std::mt19937& random) {
   char message[256] = "";
   int64_t bytes = 0;
@@ -178,11 +178,11 @@ void check(Case& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
   std::exit(1);
 }
 
-// Rows to a padded tensor or a pack and back, with any number of threads: what comes back is what went.
+// Rows to a padded tensor or a pack and back, with any number of threads: the result must equal the input.
 void check_rows(std::mt19937& random, int round, unsigned seed) {
   raglane_rows r{};
   r.abi = RAGLANE_ABI, r.is_pack = below(random, 2);
-  // Often a few bytes, sometimes so many that threads divide them.
+    // Often a few bytes, sometimes enough for several threads.
   r.row_bytes = below(random, 4) ? below(random, 40) : 20000;
   r.sequences = below(random, 12);
   std::vector<int64_t> drawn(r.sequences), order(r.sequences), sizes;
@@ -212,7 +212,7 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
     if (function(&r, message, sizeof message) != RAGLANE_OK) std::fprintf(stderr, "failed: %s\n", message), std::exit(1);
   };
   run(raglane_flatten, table, flat);
-  r.sizes = r.order = nullptr;  // which nobody reads again
+  r.sizes = r.order = nullptr;  // which are not read again
   run(raglane_scatter, again, flat);
   run(raglane_gather, again, back);
   bool kept = !r.is_pack || again == table;
@@ -221,7 +221,7 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
   std::exit(1);
 }
 
-// A program has the same bits on any number of threads, with lanes of their own or as a team.
+// A program has the same bits on any number of threads, with their own lanes or as a team.
 void check_program(std::mt19937& random, int round, unsigned seed) {
   DrawnProgram drawn(random);
   drawn.draw();
@@ -273,7 +273,7 @@ int main(int count, char** words) {
   int rounds = count > 1 ? std::atoi(words[1]) : 300;
   unsigned seed = count > 2 ? (unsigned)std::atoi(words[2]) : 1;
   drive(rounds, seed);
-  // From two threads at once: the kernels share nothing.
+    // From two threads at once, because the kernels share no state.
   std::thread other([=] { drive(rounds / 4, seed + 1); });
   drive(rounds / 4, seed + 2);
   other.join();

@@ -1,5 +1,5 @@
-// How fast the micro-kernels multiply, by shape and instruction set, as a share of the peak: the fused multiply-adds of
-// the same instruction set in registers alone, measured beside them. One thread; everything in a core's own caches.
+// The speed of the micro-kernels, by shape and instruction set, as a share of the peak: the fused multiply-adds of
+// the same instruction set only in registers, measured in turn. One thread; all data in a core's own caches.
 //
 //   rates [seconds per figure]
 #include "tests/rates.h"
@@ -29,7 +29,7 @@ double now() {
   return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// Operations per second of run(rounds), which returns how many it did: the best of five, since others share the core.
+// Operations per second of run(rounds), which returns their number: the best of five, because others share the core.
 double rate(const std::function<int64_t(int64_t)>& run) {
   int64_t rounds = 1;
   double best = 0;
@@ -58,7 +58,7 @@ void print(const char* set, const char* dtype, int64_t number, const Rates& rate
     for (int vectors = 1; vectors <= rates.most_vectors; vectors++) {
       std::printf("  %3d x %-10d", rows, vectors);
       for (int64_t depth : depths) {
-        // Panels of 256 KB: a core's second cache holds them, its first does not, as in a layer of some hundred units.
+                // Panels of 256 KB fit a core's second cache, but not the first, as in a layer of some hundred units.
         int64_t panels = std::max<int64_t>(1, (1 << 16) / (depth * vectors * rates.width));
         Shape shape{rows, vectors, depth};
         double here = rate([&](int64_t rounds) { return rates.multiply(number, shape, panels, rounds); });

@@ -1,4 +1,4 @@
-// The micro-kernels by themselves, for the instruction set that the build names; see rates.cpp.
+// The micro-kernels for one instruction set; see rates.cpp.
 #include "runtime/scratch.h"
 #include "targets/peak.h"
 #include "tests/rates.h"

@@ -1,5 +1,5 @@
-// Every float through the functions that cells compute with, of every instruction set here: how far from the true value, which is
-// computed in double, in units in the last place of the nearest float. Fails where that is more than four.
+// Tests the functions of the cells with every float, for every supported instruction set: the error, computed in
+// double, in units in the last place of the nearest float. Fails if it is more than four.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +28,7 @@ double truth(int function, double x) {
   }
 }
 
-// From one float to the next, as far from zero as x.
+// The distance from one float to the next one away from zero.
 double spacing(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -39,13 +39,13 @@ double spacing(float x) {
   return space;
 }
 
-// The error of one value in units in the last place, infinite where it is no such thing.
+// The error of one value in units in the last place, infinite if it is not a number.
 double error(float x, float got, double wanted) {
   const double wrong = std::numeric_limits<double>::infinity();
   if (std::isnan(wanted) || std::isnan(got)) return std::isnan(wanted) && std::isnan(got) ? 0 : wrong;
   float nearest = (float)wanted;
   if (got == nearest && std::isinf(got)) return 0;
-  // Where one of the two overflows the other must be next to it.
+    // If one of the two overflows, the other must be adjacent to it.
   if (std::isinf(got) || std::isinf(nearest)) return wanted > 3.4028e38 ? 0 : wrong;
   return std::abs((double)got - wanted) / spacing(nearest);
 }

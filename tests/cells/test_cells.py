@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from cell_requests import possible, random_weights
-from looped import looped
 from naive_cells import NAIVE_STEPS, naive_step
 from raglane import cells
 from raglane.cells import CELLS, CellSpec, Weights
-from raglane.cells.elementwise import ElementwiseWeights, seen
-from raglane.cells.spec import bounded, masked, summed_bias
 
 D, H, P, R = 3, 5, 2, 4
 
@@ -41,6 +39,13 @@ def _randn(*shape: int, device: torch.device) -> Tensor:
 def _state(cell: CellSpec, device: torch.device, rows: int = R) -> tuple[Tensor, ...]:
     parts = possible(cell, [_randn(rows, size, device=device).detach() for size in cell.state_sizes(H)])
     return tuple(part.requires_grad_() for part in parts)
+
+
+def _drawn(name: str, device: torch.device, bias: bool = True) -> tuple[CellSpec, Any, Tensor, tuple[Tensor, ...]]:
+    """A cell with random weights, values and states."""
+    cell = CELLS[name]
+    weights = random_weights(cell, D, H, bias, device=device)
+    return cell, weights, _randn(R, D, device=device), _state(cell, device)
 
 
 def _given(weights: Any) -> list[Tensor]:
@@ -82,19 +87,17 @@ def test_every_cell_is_compared() -> None:
     assert all(cell.name == name for name, cell in CELLS.items())
 
 
-@looped("bias", [True, False])
-@looped("name", CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", CELLS)
 def test_step_is_the_papers(name: str, bias: bool, device: torch.device) -> None:
-    cell = CELLS[name]
-    weights, values, state = random_weights(cell, D, H, bias, device=device), _randn(R, D, device=device), None
-    state = _state(cell, device)
+    cell, weights, values, state = _drawn(name, device, bias)
     output, new = _step(cell, weights, values, state)
     assert torch.equal(output, new[0])
     _assert_same(new, _naive(name, weights, values, state), [values, *state, *_given(weights)])
 
 
-@looped("bias", [True, False])
-@looped("name", TORCH_CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", TORCH_CELLS)
 def test_step_is_torchs(name: str, bias: bool, device: torch.device) -> None:
     cell = CELLS[name]
     module = TORCH_CELLS[name](bias=bias, device=device, dtype=torch.float64)
@@ -126,8 +129,8 @@ def test_lstm_with_projection_is_torchs(device: torch.device) -> None:
     _assert_same(_naive("lstm", weights, values, state), final, [values, *state, *module.parameters()])
 
 
-@looped("clip", [0.3, 1.0])
-@looped(
+@pytest.mark.parametrize("clip", [0.3, 1.0])
+@pytest.mark.parametrize(
     ("name", "clipped"),
     [
         ("rnn_tanh", lambda clip: cells.Elman("tanh", clip)),
@@ -142,11 +145,7 @@ def test_lstm_with_projection_is_torchs(device: torch.device) -> None:
 def test_clip(name: str, clipped: Any, clip: float, device: torch.device) -> None:
     cell = clipped(clip)
     assert cell.name not in CELLS  # no kernel may take it for the plain cell
-    weights, values, state = (
-        random_weights(cell, D, H, device=device),
-        _randn(R, D, device=device),
-        _state(cell, device),
-    )
+    _, weights, values, state = _drawn(name, device)
     _, new = _step(cell, weights, values, state)
     _assert_same(new, _naive(name, weights, values, state, clip=clip), [values, *state, *_given(weights)])
     assert not torch.allclose(new[0], _step(CELLS[name], weights, values, state)[0])
@@ -155,14 +154,9 @@ def test_clip(name: str, clipped: Any, clip: float, device: torch.device) -> Non
 # -- dropout's mask ---------------------------------------------------------------------------------------------------
 
 
-@looped("name", READ_STATE)
+@pytest.mark.parametrize("name", READ_STATE)
 def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.device) -> None:
-    cell = CELLS[name]
-    weights, values, state = (
-        random_weights(cell, D, H, device=device),
-        _randn(R, D, device=device),
-        _state(cell, device),
-    )
+    cell, weights, values, state = _drawn(name, device)
     masks = torch.tensor(
         [[0.0, 2.0, 0.0, 1.0, 0.5], [1.0] * H, [0.0] * H, [3.0, 1.0, 1.0, 1.0, 1.0]], device=device
     ).double()
@@ -174,15 +168,10 @@ def test_a_mask_acts_where_weights_read_the_state(name: str, device: torch.devic
     assert not torch.allclose(new[0][[0, 2, 3]], plain[0][[0, 2, 3]])
 
 
-@looped("name", [name for name in CELLS if name not in READ_STATE])
+@pytest.mark.parametrize("name", [name for name in CELLS if name not in READ_STATE])
 def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> None:
     """Their new state is linear in the old one: no weight meets it."""
-    cell = CELLS[name]
-    weights, values, state = (
-        random_weights(cell, D, H, device=device),
-        _randn(R, D, device=device),
-        _state(cell, device),
-    )
+    cell, weights, values, state = _drawn(name, device)
     steps = [_step(cell, weights, values, tuple(scale * part for part in state))[1] for scale in (0.0, 1.0, 2.0)]
     for zero, one, two in zip(*steps, strict=True):
         torch.testing.assert_close(two - one, one - zero, rtol=0, atol=1e-14)
@@ -191,38 +180,7 @@ def test_cells_whose_weights_read_no_state(name: str, device: torch.device) -> N
 # -- what holds for every step ----------------------------------------------------------------------------------------
 
 
-@looped("bias", [True, False])
-@looped("name", CELLS)
-def test_sizes_and_names(name: str, bias: bool) -> None:
-    cell = CELLS[name]
-    assert cell.state_sizes(H) == (H,) * len(cell.states)
-    assert cell.states[0] == "h"
-    assert len(set(cell.gates)) == len(cell.gates)
-    shapes = cell.shapes(D, H, bias)
-    # Of a channel's three columns a GRU-D multiplies two by these weights.
-    assert shapes["weight_ih"] == (len(cell.gates) * H, D - (name == "grud"))
-    assert len(shapes) == len(cell.weights_type._fields) - (cell.weights_type is Weights)  # that of a projection
-    assert all((shape is None) or bias for name, shape in shapes.items() if name.startswith("bias"))
-    assert list(shapes) == list(cell.above().shapes(H, H, not bias))  # the names depend on nothing
-    prepared = cell.prepare(random_weights(cell, D, H, bias), torch.zeros(R, D).double(), torch.tensor([0, R]))
-    assert prepared.shape[0] == R
-
-
-@looped("name", CELLS)
-def test_blocks_are_the_rows_of_a_gate(name: str) -> None:
-    """The gates' blocks are of H rows each, one after the other, without a gap."""
-    cell = CELLS[name]
-    shapes = cell.shapes(D, H)
-    blocks = [cell.block("weight_ih", gate, H) for gate in cell.gates]
-    assert [row for block in blocks for row in range(block.start, block.stop)] == list(range(len(cell.gates) * H))
-    # SRU's candidate has no bias.
-    biased = cell.gates[1:] if name == "sru" else cell.gates
-    rows = [row for gate in biased for row in range(H * len(cell.gates))[cell.block("bias_ih", gate, H)]]
-    assert shapes["bias_ih"] == (len(rows),)
-    assert rows == list(range(len(rows)))
-
-
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_a_gates_bias_moves_that_gate(name: str, device: torch.device) -> None:
     """What ``block`` names is what ``prepare`` adds: seen by the columns that a bias changes."""
     cell = CELLS[name]
@@ -237,7 +195,7 @@ def test_a_gates_bias_moves_that_gate(name: str, device: torch.device) -> None:
         assert moved.tolist() == list(range(before.shape[1])[cell.block("weight_ih", gate, H)])
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_initial_weights(name: str) -> None:
     cell, size = CELLS[name], 64
     for parameter, shape in cell.shapes(D, size).items():
@@ -261,7 +219,7 @@ def test_initial_weights(name: str) -> None:
         assert high - 0.2 * (high - low) < float(tensor.max()) <= high
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_a_step_changes_nothing_it_was_given(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, state = random_weights(cell, D, H, device=device), _state(cell, device)
@@ -275,7 +233,7 @@ def test_a_step_changes_nothing_it_was_given(name: str, device: torch.device) ->
     assert all(torch.equal(a, b) for a, b in zip([*before, kept], [*given, prepared], strict=True))
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_a_step_of_no_rows(name: str, device: torch.device) -> None:
     cell = CELLS[name]
     weights, state = random_weights(cell, D, H, device=device), _state(cell, device, rows=0)
@@ -287,15 +245,10 @@ def test_a_step_of_no_rows(name: str, device: torch.device) -> None:
     assert all(gradient is None or not gradient.any() for gradient in gradients)
 
 
-@looped("poison", [torch.nan, torch.inf])
-@looped("name", CELLS)
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", CELLS)
 def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.device) -> None:
-    cell = CELLS[name]
-    weights, values, state = (
-        random_weights(cell, D, H, device=device),
-        _randn(R, D, device=device),
-        _state(cell, device),
-    )
+    cell, weights, values, state = _drawn(name, device)
     clean, _ = _step(cell, weights, values, state)
     with torch.no_grad():
         values[1] = torch.nan
@@ -308,29 +261,9 @@ def test_rows_do_not_look_at_each_other(name: str, poison: float, device: torch.
         assert gradient is None or bool(gradient[others].isfinite().all())
 
 
-@looped("name", CELLS)
-@looped("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_dtype_stays_itself(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    cell = CELLS[name]
-    weights = random_weights(cell, D, H, dtype=dtype, device=device)
-    values = torch.randn(R, D, device=device).to(dtype)
-    state = tuple(part.detach().to(dtype) for part in _state(cell, device))
-    output, new = _step(cell, weights, values, state)
-    assert {output.dtype, *(part.dtype for part in new)} == {dtype}
-    precise = type(weights)(*(None if part is None else part.double() for part in weights))
-    exact, _ = _step(cell, precise, values.double(), tuple(part.double() for part in state))
-    tolerance = 16 * torch.finfo(dtype).eps
-    torch.testing.assert_close(output.double(), exact, rtol=tolerance, atol=tolerance)
-
-
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_gradients_are_the_limits_of_differences(name: str, device: torch.device) -> None:
-    cell = CELLS[name]
-    weights, values, state = (
-        random_weights(cell, D, H, device=device),
-        _randn(R, D, device=device),
-        _state(cell, device),
-    )
+    cell, weights, values, state = _drawn(name, device)
     present = [part is not None for part in weights]
 
     def function(values: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -357,23 +290,3 @@ def test_sru_lets_the_input_past_it(device: torch.device) -> None:
         output, _ = _step(cell, shut, values, _state(cell, device))
         wanted = values if size == H else values @ weights.skip.t()
         torch.testing.assert_close(output, wanted, rtol=0, atol=1e-14)
-
-
-def test_summed_bias() -> None:
-    one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    assert summed_bias(None, None) is None
-    assert summed_bias(one, None) is one
-    assert summed_bias(None, two) is two
-    both = summed_bias(one, two)
-    assert both is not None
-    assert both.tolist() == [3.0]
-
-
-def test_what_weights_read() -> None:
-    state, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 3.0]])
-    assert masked(state, None) is state
-    assert masked(state, mask).tolist() == [[0.0, 6.0]]
-    weights = ElementwiseWeights(torch.zeros(4, 1), torch.tensor([1.0, 10.0, 100.0, 1000.0]))
-    assert seen(weights, state, mask).tolist() == [[0.0, 60.0, 0.0, 6000.0]]
-    assert bounded(state, None) is state
-    assert bounded(-state, 1.5).tolist() == [[-1.0, -1.5]]

@@ -60,7 +60,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     ids = [line.partition(",")[0] for line in Path("p.csv").read_text().splitlines()[1:]]
     assert ids == [str(row) for row in range(30) if row != 2]
     Path("b.jsonl").rename("p.skipped.jsonl")
-    fails(["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip], capsys, "another file than the data")
+    fails(["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip], capsys, "a file other than the data")
     # A run that replaces this one, and leaves nothing out, has no such file.
     _write("a.jsonl", {})
     assert main(["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip]) == 0

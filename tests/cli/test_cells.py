@@ -119,4 +119,4 @@ def test_a_cell_that_knows_missing_values_wants_features(tmp_path: Path, capsys:
     data = tmp_path / "words.csv"
     data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     assert _train(data, tmp_path / "run", "--cell", "grud", "--missing", "elapsed") == 2
-    assert "--cell must be the cell grud reads features of elements, got 'grud'." in capsys.readouterr().err
+    assert "--cell must be a cell other than grud for tokens" in capsys.readouterr().err

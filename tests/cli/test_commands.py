@@ -143,7 +143,7 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: pytest.Captur
         assert [entry.removeprefix("'") for entry in escaped] == plain
     for output in ("p.jsonl", "p.parquet"):
         command = ["predict", run, data, "-o", str(tmp_path / output), "--escape-formulas"]
-        fails(command, capsys, "--escape-formulas", "a .csv file")
+        fails(command, capsys, "--escape-formulas", "except for .csv")
         assert not (tmp_path / output).exists()
 
 

@@ -39,7 +39,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
     assert "is already complete: nothing to do" in capsys.readouterr().out
     with Path("words.jsonl").open("a") as file:
         file.write("\n{\n")
-    fails(["convert", "words.jsonl", "words"], capsys, "where other data was converted", "--overwrite")
+    fails(["convert", "words.jsonl", "words"], capsys, "contains other converted data", "--overwrite")
     before = tree(Path("words"))
     fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25 must be ... got bad JSON")
     assert tree(Path("words")) == before
@@ -56,7 +56,7 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
         (["absent.csv", "out"], ["absent.csv", "no such file"]),
-        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no usable answer"]),
+        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no valid response"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
@@ -192,14 +192,14 @@ def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str])
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
         assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
     assert main(["train", "rolls", *FAST, "--out", "run"]) == 0
-    assert "loss: bce, since every channel is 0 or 1" in capsys.readouterr().out
+    assert "loss: bce, because all channels are 0 or 1" in capsys.readouterr().out
     assert main(["train", "half", *FAST, "--out", "half-run"]) == 0
     assert "bce" not in capsys.readouterr().out
     chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert _run("half", "folder-chunks", *chunked)["weights.safetensors"] == wanted["weights.safetensors"]
     asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
-    fails(asked, capsys, "channels that are 0 or 1", "--loss mse")
+    fails(asked, capsys, "0 or 1 for the loss bce", "--loss mse")
 
 
 def test_balanced_classes_and_rare_tokens_of_converted_data_are_those_of_the_data() -> None:

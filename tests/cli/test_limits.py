@@ -80,7 +80,7 @@ def test_a_model_for_which_there_is_no_memory(
     pieces = [
         "memory must be ... got a model of",
         "weights to train, which needs",
-        "bytes; the rule: at most the 1,000,000,000 bytes",
+        "at most the 1,000,000,000 bytes",
         "--hidden-size",
     ]
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
@@ -131,7 +131,7 @@ def test_a_configuration_that_asks_for_a_model_that_is_not_there(
     run, data = str(work / "classify"), str(work / "ok.csv")
     try:
         for command in (["evaluate", run, data], ["predict", run, data, "-o", str(work / "p.csv")]):
-            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json asks for"]
+            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
             fails(command, capsys, "best/", *pieces)
     finally:
         config.write_bytes(before)

@@ -39,13 +39,17 @@ def test_predictions_never_replace_the_data_or_the_model(
     monkeypatch.chdir(tmp_path)
     command = ["predict", str(work / "run")]
     for output in ("data.csv", str(data), "./../" + tmp_path.name + "/data.csv", "link.csv", "hard.csv"):
-        fails([*command, str(data), "-o", output], capsys, "output must be ", "the data, which it would replace")
-    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output must be ", "the data")
-    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output must be ", "the data")
+        fails([*command, str(data), "-o", output], capsys, "output: got", "a file other than the data")
+    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output: got", "the data")
+    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output: got", "the data")
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
-        fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "no file of the run")
-    fails([*command, str(data), "-o", str(dangling)], capsys, "no file of the run")
-    fails(["predict", str(work / "run" / "best"), "data.csv", "-o", str(work / "run/best/p.csv")], capsys, "no file")
+        fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "a file that is not of the run")
+    fails([*command, str(data), "-o", str(dangling)], capsys, "a file that is not of the run")
+    fails(
+        ["predict", str(work / "run" / "best"), "data.csv", "-o", str(work / "run/best/p.csv")],
+        capsys,
+        "a file that is not of",
+    )
     assert (tree(tmp_path), tree(work)) == (before, model)
     assert main([*command, "data.csv", "-o", "new.csv", "-q"]) == 0
     assert main([*command, "data.csv", "-o", "new.csv", "-q"]) == 0

@@ -20,8 +20,8 @@ from raglane.training.run import load_description, train
 from raglane.training.settings import Settings
 
 _FAST = ["--epochs", "1", "--hidden-size", "3", "--threads", "1"]
-_NOTE = "its class follows from the initial state alone"
-_NOTES = "their class follows from the initial state alone"
+_NOTE = "its class follows from the initial state only"
+_NOTES = "their class follows from the initial state only"
 
 
 def _write(path: Path, lengths: list[int]) -> Path:

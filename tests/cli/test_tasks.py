@@ -168,12 +168,12 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     assert "mean MAE " in printed
     assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
     assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
-    assert "loss: bce, since every channel is 0 or 1; for errors of numbers: --loss mse" in capsys.readouterr().out
+    assert "loss: bce, because all channels are 0 or 1; for squared errors: --loss mse" in capsys.readouterr().out
     assert main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"]) == 0
     assert main(["evaluate", str(tmp_path / "rolls"), str(notes)]) == 0
     assert "independent nats " in capsys.readouterr().out
     halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
-    fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "binary cross-entropy is for channels")
+    fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
     fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
 
@@ -208,7 +208,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "--task language",
     )
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
-    fails([*command, "--bidirectional"], capsys, "--bidirectional", "forwards only")
+    fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
     fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")

@@ -32,7 +32,7 @@ def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
         ({"x": [[1], [], [2, 3]], "y": lists}, tags, "row 2, step 0, column 'y'"),
     ):
         parquet.write_table(pa.table(table), path := tmp_path / "data.parquet")
-        with pytest.raises(DataError, match=rf"got b'caf.*xe9' in {place}; the rule: a text in UTF-8. "):
+        with pytest.raises(DataError, match=rf"a text in UTF-8, got b'caf.*xe9' in {place}"):
             read(path, columns)
 
 

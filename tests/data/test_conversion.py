@@ -114,7 +114,7 @@ def test_a_conversion_that_was_done_is_not_done_again(tmp_path: Path) -> None:
     assert convert(path, tmp_path / "out").was_there
     assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == before
     _rows(path, path.read_text().split("\n")[:5])
-    with pytest.raises(ArgumentError, match=r"where other data was converted.*overwrite"):
+    with pytest.raises(ArgumentError, match=r"contains other converted data.*overwrite"):
         convert(path, tmp_path / "out")
     assert convert(path, tmp_path / "out", overwrite=True).statistics.sequences == 3
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
@@ -187,12 +187,12 @@ def test_damaged_files_are_named(table: pa.Table, tmp_path: Path) -> None:
 
 def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
     for url in ("memory://nowhere/a.parquet", "nosuch://a/b.parquet", "memory://nowhere/*.parquet"):
-        with pytest.raises(DataError, match=f"{url[:8]}.*(no usable answer|no file)") as caught:
+        with pytest.raises(DataError, match=f"{url[:8]}.*(no valid response|no file)") as caught:
             convert(url, tmp_path / "out")
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="no such file"):
         convert(tmp_path / "a.parquet", tmp_path / "out")
-    with pytest.raises(DataError, match=r"no file.*a pattern fits"):
+    with pytest.raises(DataError, match=r"no file.*a pattern that matches"):
         convert(str(tmp_path / "*.parquet"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -224,7 +224,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     _rows(tmp_path / "full" / "mine.txt", ["mine"])
     for overwrite in (False, True):
-        with pytest.raises(ArgumentError, match="something else is"):
+        with pytest.raises(ArgumentError, match="contains something else"):
             convert(path, tmp_path / "full", overwrite=overwrite)
     with pytest.raises(ArgumentError, match="a file"):
         convert(path, path)

@@ -13,18 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raglane as rl
-from looped import looped
-from made_datasets import of_tensors
+from made_datasets import dataset, of_tensors
 from raglane.data import BatchLimit, BatchSampler, Dataset, split
-from raglane.data.records import Columns, Records, offsets_of, place_of
+from raglane.data.records import Columns, offsets_of, place_of
 from raglane.errors import ArgumentError, DataError, ShapeError
 
 LENGTHS = [3, 0, 1, 4]
 
 
-def records_of(lengths: list[int], **others: Any) -> Records:
+def records_of(lengths: list[int], **others: Any) -> Dataset:
     values = np.arange(2 * sum(lengths), dtype=np.float32).reshape(-1, 2)
-    return Records(values, offsets_of(lengths), channels=("a", "b"), **others)
+    return dataset(values, offsets_of(lengths), channels=("a", "b"), **others)
 
 
 def dataset_of(per_element: bool = False, targets: bool = True) -> Dataset:
@@ -39,7 +38,7 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     tags = np.array([f"t{i}" for i in range(sum(lengths))], dtype=object)
     labels = tuple(f"l{i}" for i in range(len(lengths)))
     records = records_of(lengths, labels=labels, ids=tuple(range(100, 100 + len(lengths))), tags=tags)
-    chosen = records.select(index)
+    chosen = records.subset(index)
     slices = [slice(records.offsets[i % len(lengths)], records.offsets[i % len(lengths) + 1]) for i in index]
     empty = np.empty((0, 2), np.float32)
     np.testing.assert_array_equal(chosen.values, np.concatenate([empty, *(records.values[s] for s in slices)]))
@@ -47,17 +46,17 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     assert chosen.tags.tolist() == [tag for s in slices for tag in tags[s]]
     assert chosen.lengths.tolist() == [lengths[i] for i in index]
     assert chosen.labels == tuple(labels[i] for i in index)
-    assert chosen.row_ids == tuple(100 + i % len(lengths) for i in index)
+    assert chosen.ids == tuple(100 + i % len(lengths) for i in index)
 
 
 def test_select_by_mask_and_tensor() -> None:
     records = records_of(LENGTHS)
     for index in (np.array([True, False, True, False]), torch.tensor([0, 2])):
-        chosen = records.select(index)
+        chosen = records.subset(index)
         assert chosen.lengths.tolist() == [3, 1]
-        assert chosen.row_ids == (0, 1)
+        assert chosen.ids == (0, 2)
     with pytest.raises(IndexError):
-        records.select([4])
+        records.subset([4])
 
 
 def test_place_of_an_element() -> None:
@@ -65,7 +64,7 @@ def test_place_of_an_element() -> None:
     assert [place_of(offsets, element) for element in range(5)] == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2)]
 
 
-@looped(
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"offsets": np.array([0, 3])}, "values must be .*got 8 elements"),
@@ -85,7 +84,7 @@ def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
         "channels": ("a", "b"),
     }
     with pytest.raises(DataError, match=words):
-        Records(**(arguments | change))
+        dataset(**(arguments | change))
 
 
 def test_columns_check_the_task() -> None:
@@ -140,11 +139,11 @@ def test_a_dataset_goes_through_a_loader_and_pickle() -> None:
 )
 def test_split_rules(labels: list[str], fraction: float, seed: int, stratify: bool) -> None:
     records = records_of([1] * len(labels), labels=tuple(labels), ids=tuple(range(len(labels))))
-    kept, held_out = split(Dataset(records), fraction, seed, stratify)
+    kept, held_out = split(records, fraction, seed, stratify)
     assert sorted(kept.ids + held_out.ids) == list(range(len(labels)))
     assert list(kept.ids) == sorted(kept.ids)
     assert list(held_out.ids) == sorted(held_out.ids)
-    again = split(Dataset(records), fraction, seed, stratify)
+    again = split(records, fraction, seed, stratify)
     assert (again[0].ids, again[1].ids) == (kept.ids, held_out.ids)
     size = min(max(round(fraction * len(labels)), 1), len(labels) - 1)
     counts, parts = Counter(labels), Counter(held_out.labels)
@@ -161,21 +160,21 @@ def test_split_rules(labels: list[str], fraction: float, seed: int, stratify: bo
 
 def test_splits_of_other_seeds_differ() -> None:
     records = records_of([1] * 100)
-    parts = {split(Dataset(records), 0.2, seed)[1].values.tobytes() for seed in range(5)}
+    parts = {split(records, 0.2, seed)[1].values.tobytes() for seed in range(5)}
     assert len(parts) == 5
     assert all(len(part) == 20 * 8 for part in parts)
 
 
-@looped("fraction", [0.0, 1.0, -0.1, float("nan")])
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_fraction_that_is_none(fraction: float) -> None:
     with pytest.raises(ArgumentError, match="fraction"):
-        split(Dataset(records_of([1, 1])), fraction)
+        split(records_of([1, 1]), fraction)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_to_split(count: int) -> None:
     with pytest.raises(ArgumentError, match="at least 2"):
-        split(Dataset(records_of([1] * count)), 0.5)
+        split(records_of([1] * count), 0.5)
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "forecast", "nothing"])
@@ -244,7 +243,7 @@ def test_pieces_of_a_forecast_predict_within_themselves() -> None:
     assert max(pieces.lengths) == 2
 
 
-@looped("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])
+@pytest.mark.parametrize("rows", [[4], [0, -5], [0.5], ["a"], [[0]]])
 def test_rows_that_are_not_there(rows: list[Any]) -> None:
     with pytest.raises((IndexError, TypeError, ShapeError), match="index must be "):
         dataset_of().__getitems__(rows)

@@ -152,7 +152,7 @@ def test_tokens_with_features_stand_last() -> None:
     fitted = Preprocessor.fit(records, task="classify")
     assert fitted.apply(records).tensors().values.tolist() == [[-1, 1], [-1, 2], [1, 1]]
     assert (fitted.input_size, fitted.categories) == (2, (3,))
-    with pytest.raises(DataError, match="a language model reads its own tokens alone"):
+    with pytest.raises(DataError, match="a language model reads only tokens"):
         Preprocessor.fit(dataset(words, offsets_of([3]), features=(Feature("n", words),)), task="language")
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import raglane as rl
-from looped import looped
 from raglane.data import Columns, Dataset, read
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 
@@ -147,7 +146,7 @@ class _Other:
     """Neither a sequence nor a table."""
 
 
-@looped(
+@pytest.mark.parametrize(
     ("data", "labels", "error", "words"),
     [
         (3, None, ArgumentTypeError, ["data must be ... got 3", "a list of sequences"]),

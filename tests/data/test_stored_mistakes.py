@@ -186,7 +186,7 @@ def _use(folder: Path) -> None:
 
 def test_what_is_no_source_is_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
-        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, or what speaks Arrow"):
+        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, a pyarrow.Table"):
             Dataset(source)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ PYTHON = EXAMPLE / "predict.py"
 VOCABULARY = (UNKNOWN, END, *"abcdefg")
 CELLS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm")
 POOLINGS = ("summary", "mean", "max", "last", "first")
+DROPOUTS = ("", "input_", "state_", "weight_", "embedding_")
 LENGTHS = [3, 0, 1, 40]
 STRICT = "-Wall -Wextra -Werror"
 SANITIZED = f"{STRICT} -g -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -44,19 +45,13 @@ SANITIZED = f"{STRICT} -g -fsanitize=address,undefined -fno-sanitize-recover=all
 def built(folder: Path, flags: str) -> Path:
     """The example, built by its own CMakeLists.txt against what an installation has."""
     prefix, build = folder / "native", folder / "build"
-    for source, place in {
-        "csrc/abi/raglane.h": "include",
-        "csrc/cmake/raglaneConfig.cmake": "lib/cmake/raglane",
-    }.items():
+    for source, place in (("abi/raglane.h", "include"), ("cmake/raglaneConfig.cmake", "lib/cmake/raglane")):
         (prefix / place).mkdir(parents=True, exist_ok=True)
-        shutil.copy(EXAMPLE.parents[1] / source, prefix / place)
+        shutil.copy(EXAMPLE.parents[1] / "csrc" / source, prefix / place)
     found = [file for place in raglane.native.__path__ for file in Path(place, "lib").glob("libraglane_cpu.*")]
     shutil.copy(found[0], prefix / "lib")
     options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_FLAGS={flags}"]
-    for command in (
-        ["cmake", "-S", str(EXAMPLE), "-B", str(build), *options],
-        ["cmake", "--build", str(build)],
-    ):
+    for command in (["cmake", "-S", str(EXAMPLE), "-B", str(build), *options], ["cmake", "--build", str(build)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "predict"
@@ -82,12 +77,9 @@ def a_run(task: str, cell: str, *, tokens: bool = False, **options: Any) -> Run:
         learned |= {"vocabulary": VOCABULARY}
     preprocessor = Preprocessor(task, per_element=options.pop("per_element", None), **learned)
     answers = {"regress": 2, "forecast": 2, "language": len(VOCABULARY)}.get(task, 3)
-    sizes: dict[str, Any] = {
-        "input_size": len(VOCABULARY) if tokens else 2,
-        "embedding": 5 if tokens else None,
-        "output_size": answers,
-    }
-    config = ModelConfig(task, cell, hidden_size=9, per_element=preprocessor.per_element, **sizes, **options)
+    options |= {"input_size": len(VOCABULARY), "embedding": 5} if tokens else {"input_size": 2, "embedding": None}
+    per_element = preprocessor.per_element
+    config = ModelConfig(task, cell, hidden_size=9, per_element=per_element, output_size=answers, **options)
     return Run(SavedModel(SequenceModel(config).eval(), preprocessor, {}))
 
 
@@ -126,10 +118,8 @@ def predicted(run: Run, rows: Tensor, text: str) -> dict[str, Any]:
         scale = [torch.tensor(part, dtype=torch.float64) for part in (preprocess.target_std, preprocess.target_mean)]
         return {"prediction": (rows.double() * scale[0] + scale[1]).tolist()}
     if run.task == "forecast":
-        scale = [
-            torch.tensor(part or (one, one), dtype=torch.float64)
-            for part, one in ((preprocess.std, 1.0), (preprocess.mean, 0.0))
-        ]
+        parts = preprocess.std or (1.0, 1.0), preprocess.mean or (0.0, 0.0)
+        scale = [torch.tensor(part, dtype=torch.float64) for part in parts]
         told = rows.sigmoid().double() if run.model.is_binary else rows.double() * scale[0] + scale[1]
         return {"prediction": [None if np.isnan(row[0]) else [row] for row in told.tolist()]}
     # A text is told token by token, and its end; then the likeliest comes.
@@ -152,15 +142,10 @@ def per_sequence(run: Run, columns: dict[str, Any]) -> dict[str, Any]:
 
 TASKS: dict[str, list[dict[str, Any]]] = {
     "classify": [
-        {
-            "cell": layer,
-            "tokens": bool(place % 2),
-            "num_layers": 1 + place % 3,
-            "pooling": pooling,
-            "bidirectional": both,
-        }
-        for place, layer in enumerate(CELLS)
-        for pooling, both in zip(POOLINGS, (True, False, True, False, True), strict=True)
+        {"cell": layer, "tokens": number % 2 == 1, "num_layers": 1 + number % 3, "pooling": pooling}
+        | {"bidirectional": pooling in ("summary", "max", "first")}
+        for number, layer in enumerate(CELLS)
+        for pooling in POOLINGS
     ],
     "tag": [{"cell": "lstm", "tokens": True, "bidirectional": True}, {"cell": "gru"}],
     "multilabel": [{"cell": "gru", "pooling": "max"}, {"cell": "sru", "per_element": True}],
@@ -168,17 +153,7 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     "forecast": [{"cell": layer, "num_layers": 2} for layer in CELLS]
     + [{"cell": "gru", "loss": "bce"}, {"cell": "lstm", "loss": "huber"}],
     "language": [{"cell": layer, "tokens": True} for layer in CELLS]
-    + [
-        {
-            "cell": "lstm",
-            "tokens": True,
-            "dropout": 0.2,
-            "input_dropout": 0.2,
-            "state_dropout": 0.2,
-            "weight_dropout": 0.2,
-            "embedding_dropout": 0.2,
-        }
-    ],
+    + [{"cell": "lstm", "tokens": True} | {f"{kind}dropout": 0.2 for kind in DROPOUTS}],
 }
 
 
@@ -234,12 +209,8 @@ def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_pa
     }.items():
         assert words in refused(program, tmp_path / "tokens", text)
     a_run("classify", "gru").save(tmp_path / "numbers")
-    for text, words in {
-        "1 nan\n": "32 bits",
-        "1e39 1": "32 bits",
-        "1 2 3\n": "whole elements",
-        "1 2x": "no number",
-    }.items():
+    mistakes = {"1 nan\n": "32 bits", "1e39 1": "32 bits", "1 2 3\n": "whole elements", "1 2x": "no number"}
+    for text, words in mistakes.items():
         assert words in refused(program, tmp_path / "numbers", text)
 
 

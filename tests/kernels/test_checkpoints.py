@@ -1,7 +1,8 @@
-"""Layers that compute again what backward needs, against the same layers that keep it."""
+"""Layers that recompute gates in the backward pass, against layers that save them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -27,7 +28,6 @@ from cpu_networks import (
     truth,
     with_gradients,
 )
-from looped import looped
 from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels.contract import Backend, Request, Result
@@ -38,7 +38,7 @@ from raglane.segments import offsets_from_lengths
 
 @dataclass
 class Checkpointed:
-    """A backend, asked to compute again so many steps at a time."""
+    """A backend that recomputes ``every`` steps at a time."""
 
     every: int
     inner: Any = BACKEND
@@ -53,18 +53,18 @@ def checkpointed(every: int, inner: Any = BACKEND) -> Backend:
 
 
 def own(network: Network, found: list[Tensor], need_states: bool = False) -> list[Tensor]:
-    """Of what ``with_gradients`` gives all but the gradients of weights, which are sums over all elements."""
+    """Return the results of ``with_gradients`` without gradients of weights, which are sums over all elements."""
     states = len(network.state)
     weights = sum(part is not None for weights in network.weights for part in weights)
     assert len(found) == 2 + 2 * states + weights + (states * network.layers if need_states else 0)
     return found[:-weights]
 
 
-@looped("isa", LIBRARY.isas)
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, use: Use) -> None:
-    """Outputs, states, and the gradients of values and initial states; those of weights are sums in another order."""
+    """Outputs, states, gradients of values and initial states; gradients of weights are sums in another order."""
     many = [40, 0, 1, 23, *[7] * 9]
     for dtype, sizes, lengths, every in (
         (torch.float32, (5, 17, 0), LENGTHS["mixed"], 2),
@@ -84,9 +84,9 @@ def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, 
                 assert_close(got, [part.double() for part in wanted], TOLERANCE[dtype])
 
 
-@looped("every", [1, 3, 100])
-@looped("lengths", LENGTHS)
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use) -> None:
     for index, isa in enumerate(LIBRARY.isas):
@@ -101,25 +101,21 @@ def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use
                 assert_close(with_gradients(network, checkpointed(every)), wanted, tolerance)
 
 
-@looped("cell", MATRIX_CELLS)
-def test_bits_do_not_depend_on_the_threads(cell: str, use: Use) -> None:
-    """Of the gradients of weights neither, with more elements in a round than the kernels pack at a time."""
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
+def test_bits_do_not_depend_on_the_threads(cell: str, use: Use, any_threads: Callable[[int], None]) -> None:
+    """Also of gradients of weights, with more elements in a round than the kernels pack together."""
     network = make(cell, [300, 0, 1, 411, 150, *[7] * 25], (9, 37, 0), directions=2)
-    before = torch.get_num_threads()
-    try:
-        for every in (250, 40):
-            found = []
-            for threads, flags in ((1, 0), (2, NO_TEAM), (3, TEAM), (4, 0)):
-                torch.set_num_threads(threads)
-                use(flags=flags)
-                found.append(with_gradients(network, checkpointed(every)))
-                assert_same_bits(found[0], found[-1])
-            assert_close(found[0], with_gradients(network, BACKEND), 1e-11)
-    finally:
-        torch.set_num_threads(before)
+    for every in (250, 40):
+        found = []
+        for threads, flags in ((1, 0), (2, NO_TEAM), (3, TEAM), (4, 0)):
+            any_threads(threads)
+            use(flags=flags)
+            found.append(with_gradients(network, checkpointed(every)))
+            assert_same_bits(found[0], found[-1])
+        assert_close(found[0], with_gradients(network, BACKEND), 1e-11)
 
 
-def test_layers_states_and_what_nobody_wants() -> None:
+def test_layers_states_and_partial_gradients() -> None:
     for cell in MATRIX_CELLS:
         network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
         for backend in (checkpointed(2), checkpointed(2, reference.BACKEND)):
@@ -154,7 +150,7 @@ def test_a_graph_that_is_kept_and_a_second_derivative() -> None:
 
 
 def saved_bytes(network: Network, every: int) -> int:
-    """The bytes that a forward keeps for backward, besides what the caller has anyway."""
+    """Return the bytes that forward saves for backward, without the caller's tensors."""
     leaves = network.map(lambda t: t.clone().requires_grad_())
     own, found = {part.untyped_storage().data_ptr() for part in leaves.tensors()}, {}
 
@@ -169,9 +165,9 @@ def saved_bytes(network: Network, every: int) -> int:
     return sum(found.values())
 
 
-@looped("directions", [1, 2])
+@pytest.mark.parametrize("directions", [1, 2])
 def test_what_is_kept(directions: int) -> None:
-    """Of an LSTM outputs and c, of the others outputs: a unit is N * H numbers."""
+    """An LSTM saves outputs and c, other cells only outputs: a unit is N * H numbers."""
     for cell, layers in product(MATRIX_CELLS, (1, 2)):
         network = make(cell, [50, 30, 0, 20], (16, 64, 0), layers, directions).map(Tensor.float)
         unit = 4 * 100 * 64 * directions * layers
@@ -184,5 +180,5 @@ def test_what_the_layers_of_the_kernels_refuse() -> None:
     network = make("mingru", [3, 2])
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
-    with pytest.raises(ArgumentError, match=r"checkpoint_every must be the kernels of element-wise.*, got 4"):
+    with pytest.raises(ArgumentError, match=r"checkpoint_every must be 0 for an element-wise.*, got 4"):
         layer_of("mingru", offsets, (network.values, *weights), len(weights), (17,), 1, checkpoint_every=4)

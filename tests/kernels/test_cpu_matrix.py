@@ -1,7 +1,8 @@
-"""The cpu kernels against the reference in float64, on every instruction set here, and what they promise in bits."""
+"""The cpu kernels against the reference in float64, on every supported instruction set, and their bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from cpu_networks import (
     DIVISIONS,
-    ELEMENTWISE_CELLS,
+    KERNEL_CELLS,
     LENGTHS,
     LIBRARY,
     MATRIX_CELLS,
@@ -32,7 +33,6 @@ from cpu_networks import (
     truth,
     with_gradients,
 )
-from looped import looped
 from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import Layer
@@ -42,15 +42,15 @@ from raglane.segments import offsets_from_lengths
 # ---- values and gradients ---------------------------------------------------------------------------------------
 
 
-@looped("dtype", TOLERANCE)
-@looped("division", DIVISIONS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: torch.dtype, use: Use) -> None:
     use(isa, DIVISIONS[division] | POISON)
-    if dtype is torch.bfloat16 and cell == "rnn_relu":
-        return  # rounding turns units on and off, and with them their gradients
+    if dtype is torch.bfloat16 and cell.endswith("_relu"):
+        pytest.skip("rounding turns units on and off, and with them their gradients")
     for sizes in SIZES:
         if sizes[2] and cell != "lstm":
             continue
@@ -63,17 +63,17 @@ def test_agrees_with_the_reference(cell: str, isa: str, division: str, dtype: to
                 assert_close(got, wanted, TOLERANCE[dtype])
 
 
-@looped("lengths", LENGTHS)
-@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes the gradients of values and weights of much bfloat16 where an instruction multiplies it."""
-    monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
+    """The products for many elements of bfloat16 on processors with bfloat16 instructions."""
+    monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
     for sizes in ((5, 17, 0), (7, 100, 0), (9, 9, 0), (5, 17, 6)):
         if sizes[2] and cell != "lstm":
             continue
         for directions in (1, 2):
             for dtype, tolerance in TOLERANCE.items():
-                if dtype is torch.bfloat16 and cell == "rnn_relu":
+                if dtype is torch.bfloat16 and cell.endswith("_relu"):
                     continue  # rounding turns units on and off
                 network, wanted = truth(cell, lengths, sizes, directions, dtype is torch.bfloat16)
                 assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
@@ -90,9 +90,9 @@ def _of_many(cell: str, sizes: tuple[int, int, int]) -> tuple[Network, list[Tens
 
 
 # Not bfloat16: a thousand steps of its rounding say little about the products.
-@looped("dtype", [torch.float64, torch.float32])
-@looped("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
     use(isa, POISON)
@@ -103,9 +103,9 @@ def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use
         assert_close(with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype])
 
 
-@looped("directions", [1, 2])
-@looped("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
-def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_omitted_states_are_zeros(cell: str, directions: int) -> None:
     network = make(cell, LENGTHS["mixed"], layers=2, directions=directions)
     sizes = tuple(part.shape[2] for part in network.state)
     for create_graph in (False, True):
@@ -120,9 +120,9 @@ def test_states_that_nobody_gave_are_zeros(cell: str, directions: int) -> None:
         assert_same_bits(*results)
 
 
-@looped("lengths", LENGTHS)
-@looped("directions", [1, 2])
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
     cases = []
@@ -131,18 +131,20 @@ def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
         network = network.map(lambda t: t.bfloat16().double())
         cases.append((network, with_gradients(network, reference.BACKEND)))
     for index, (isa, (dtype, tolerance)) in enumerate(product(LIBRARY.isas, TOLERANCE.items())):
-        if dtype is torch.bfloat16 and cell == "rnn_relu":
+        if dtype is torch.bfloat16 and cell.endswith("_relu"):
             continue  # rounding turns units on and off, and with them their gradients
         use(isa, NO_TEAM | POISON)
         network, wanted = cases[index % 2]
         assert_close(with_gradients(network.map(methodcaller("to", dtype)), BACKEND), wanted, tolerance)
 
 
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_without_output_or_gradients(cell: str) -> None:
     network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
     with torch.no_grad():
-        assert_close(network.run(BACKEND, need_output=False), network.run(reference.BACKEND, need_output=False), 1e-11)
+        for states in (False, True):
+            got, wanted = [network.run(b, need_output=False, need_states=states) for b in (BACKEND, reference.BACKEND)]
+            assert_close(got, wanted, 1e-11)
 
 
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
@@ -154,8 +156,8 @@ def test_ten_thousand_steps(cell: str, use: Use) -> None:
         assert_close(with_gradients(network, BACKEND), wanted, 1e-9)
 
 
-@looped("directions", [1, 2])
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_states_of_every_step(cell: str, directions: int) -> None:
     for projection in (0, 6) if cell == "lstm" else (0,):
         network = make(cell, LENGTHS["mixed"], (5, 17, projection), layers=2, directions=directions)
@@ -168,105 +170,88 @@ def test_states_of_every_step(cell: str, directions: int) -> None:
 # ---- isolation --------------------------------------------------------------------------------------------------
 
 
-@looped("isa", LIBRARY.isas)
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
+    """In values, outputs and states, and in the gradients of all that belongs to one sequence."""
     use(isa, POISON)
-    clean = make(cell, [4, 3, 5, 1, 6], (5, 19, 0), directions=2)
-    values = clean.values.clone()
+    clean = make(cell, [4, 3, 5, 1, 6], (19, 19, 0), directions=2)
     bounds = offsets_from_lengths(clean.lengths).tolist()
+    values = clean.values.clone()
     for sequence in (0, 2, 4):
         values[bounds[sequence] : bounds[sequence + 1]] = torch.nan
-    with torch.no_grad():
-        for a, b in zip(replace(clean, values=values).run(BACKEND), clean.run(BACKEND), strict=True):
-            for sequence in (1, 3):
-                rows = slice(bounds[sequence], bounds[sequence + 1])
-                same = (a[rows], b[rows]) if a.dim() == 2 else (a[:, sequence], b[:, sequence])
-                assert torch.equal(*same)
-            broken = a[bounds[2] : bounds[3]] if a.dim() == 2 else a[:, 2]
-            assert bool(broken.isnan().all())
+    found = [with_gradients(network, BACKEND) for network in (replace(clean, values=values), clean)]
+    count = 2 * (1 + len(clean.state))  # results, then the gradients of values and states
+    for a, b in zip(*(parts[:count] for parts in found), strict=True):
+        for sequence in (1, 3):
+            rows = slice(bounds[sequence], bounds[sequence + 1])
+            assert_same_bits(*([part[rows] if a.dim() == 2 else part[:, sequence]] for part in (a, b)))
+    output = found[0][0]
+    assert bool(output[bounds[2] : bounds[3]].isnan().all())
 
 
-def test_gradients_of_a_sequence_are_its_own() -> None:
-    network = make("lstm", [4, 3, 5], directions=2).map(lambda t: t.clone().requires_grad_())
-    output, h, c = network.run(BACKEND)
-    bad = torch.zeros_like(output)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_gradients_of_a_sequence_are_its_own(cell: str) -> None:
+    network = make(cell, [4, 3, 5], directions=2).map(lambda t: t.clone().requires_grad_())
+    output, *state = network.run(BACKEND)
+    bad = torch.ones_like(output)
     bad[:4] = torch.nan
-    (grad,) = torch.autograd.grad([output, h, c], [network.values], [bad, torch.ones_like(h), torch.ones_like(c)])
-    assert bool(grad[:4].isnan().all())
+    (grad,) = torch.autograd.grad([output, *state], [network.values], [bad, *(torch.ones_like(s) for s in state)])
+    assert bool(grad[:4].isnan().any())
     assert bool(grad[4:].isfinite().all())
 
 
 # ---- bits -------------------------------------------------------------------------------------------------------
 
 
-@looped("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@looped("isa", LIBRARY.isas)
-@looped("cell", MATRIX_CELLS)
-def test_batch_invariance(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
-    """A sequence's outputs and states are bit-identical alone, in any batch, and however the work is divided."""
-    network = make(cell, [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21], (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_batch_invariance(
+    cell: str, isa: str, dtype: torch.dtype, use: Use, any_threads: Callable[[int], None]
+) -> None:
+    """A sequence's outputs and states are bit-identical in any batch and at any number of threads."""
+    lengths = [9, 1, 30, 0, 5, 5, 14, 2, 2, 130, 21]
+    network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     bounds = offsets_from_lengths(network.lengths).tolist()
-    use(isa, NO_TEAM)
-    before = torch.get_num_threads()
-    try:
-        with torch.no_grad():
-            together = network.run(BACKEND)
-            for threads in (1, 2, 3, 4):
-                torch.set_num_threads(threads)
-                for flags in DIVISIONS.values():
-                    use(isa, flags)
-                    assert_same_bits(network.run(BACKEND), together)
-            for b in range(len(network.lengths)):
-                alone = replace(
-                    network,
-                    values=network.values[bounds[b] : bounds[b + 1]],
-                    lengths=network.lengths[b : b + 1],
-                    state=tuple(part[:, b : b + 1] for part in network.state),
-                )
-                output, *state = alone.run(BACKEND)
-                assert torch.equal(output, together[0][bounds[b] : bounds[b + 1]])
-                assert_same_bits(state, [part[:, b : b + 1] for part in together[1:]])
-    finally:
-        torch.set_num_threads(before)
+    use(isa, POISON | NO_TEAM)
+    with torch.no_grad():
+        together = network.run(BACKEND, need_states=True)
+        for threads in (1, 2, 3, 4):
+            any_threads(threads)
+            for flags in DIVISIONS.values():
+                use(isa, POISON | flags)
+                assert_same_bits(network.run(BACKEND, need_states=True), together)
+        for sequence in range(len(lengths)):
+            rows = slice(bounds[sequence], bounds[sequence + 1])
+            wanted = [part[rows] if part.dim() == 2 else part[:, sequence : sequence + 1] for part in together]
+            assert_same_bits(network.only(sequence).run(BACKEND, need_states=True), wanted)
+    # What is kept for a backward pass changes nothing either.
+    assert_same_bits(with_gradients(network, BACKEND, need_states=True)[: len(together)], together)
 
 
-@looped("cell", MATRIX_CELLS)
-@pytest.mark.usefixtures("two_threads")
-def test_gradients_are_the_same_bits_from_run_to_run(cell: str, use: Use) -> None:
-    network = make(cell, torch.randint(1, 20, (60,)).tolist(), (20, 40, 0), directions=2).map(Tensor.float)
-    use(flags=NO_TEAM)
-    first = with_gradients(network, BACKEND)
-    for _ in range(5):
-        assert_same_bits(with_gradients(network, BACKEND), first)
-
-
-@looped("dtype", TOLERANCE)
-@looped("many", [False, True])
-@looped("isa", LIBRARY.isas)
-@pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gradients_are_the_same_bits_at_any_number_of_threads(
-    cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use
+    cell: str, isa: str, many: bool, dtype: torch.dtype, use: Use, any_threads: Callable[[int], None]
 ) -> None:
     if many and dtype is torch.bfloat16:
-        return  # where an instruction multiplies it, torch makes the products
+        pytest.skip("torch computes large products on processors with bfloat16 instructions")
     lengths = MANY if many else [9, 1, 30, 0, 5, 5, 14, 2, 2, 2, 21]
     network = make(cell, lengths, (9, 37, 0), directions=2).map(lambda t: t.to(dtype))
     use(isa, NO_TEAM)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = with_gradients(network, BACKEND)
-        for threads in (2, 3, 4):
-            torch.set_num_threads(threads)
-            assert_same_bits(with_gradients(network, BACKEND), alone)
-    finally:
-        torch.set_num_threads(before)
+    any_threads(1)
+    alone = with_gradients(network, BACKEND)
+    for threads in (2, 3, 4, 4):
+        any_threads(threads)
+        assert_same_bits(with_gradients(network, BACKEND), alone)
 
 
-@looped("dtype", [torch.float32, torch.float64])
-@looped("isa", LIBRARY.isas)
-@looped("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
     cell: str, isa: str, dtype: torch.dtype, use: Use
 ) -> None:
@@ -280,13 +265,7 @@ def test_gradients_of_values_and_states_are_the_same_bits_in_any_batch(
 
     values, *states = gradients(network)
     for b in (0, 1, 2, 4, 9):
-        alone = replace(
-            network,
-            values=network.values[bounds[b] : bounds[b + 1]],
-            lengths=network.lengths[b : b + 1],
-            state=tuple(part[:, b : b + 1] for part in network.state),
-        )
-        found = gradients(alone)
+        found = gradients(network.only(b))
         assert torch.equal(found[0], values[bounds[b] : bounds[b + 1]])
         assert_same_bits(found[1:], [part[:, b : b + 1] for part in states])
 
@@ -323,8 +302,8 @@ def floats(first: int, last: int, step: int) -> Tensor:
     return torch.from_numpy(np.arange(first, last, step, dtype=np.int64).astype(np.uint32).view(np.float32))
 
 
-@looped("isa", LIBRARY.isas)
-@looped("function", TRUTH)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("function", TRUTH)
 def test_within_four_ulp(function: str, isa: str) -> None:
     """Of some floats; ``make ulps`` takes all of them."""
     kernels = LIBRARY.with_isa(isa)
@@ -343,7 +322,7 @@ def test_within_four_ulp(function: str, isa: str) -> None:
 # ---- bfloat16 ---------------------------------------------------------------------------------------------------
 
 
-@looped("isa", LIBRARY.isas)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_bfloat16_is_rounded_as_torch_rounds(isa: str, use: Use) -> None:
     """To nearest, ties to even: of sums that float32 holds exactly, each of which is stored once."""
     use(isa)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +19,11 @@ from torch.utils.data import DataLoader
 
 import raglane as rl
 from cpu_networks import (
+    KERNEL_CELLS,
     LIBRARY,
-    MATRIX_CELLS,
     NO_TEAM,
     Encoded,
+    Network,
     Use,
     assert_close,
     assert_same_bits,
@@ -32,68 +32,71 @@ from cpu_networks import (
     squares,
     with_gradients,
 )
-from looped import looped
 from processes import CONTEXT
-from raglane.cells import CELLS
-from raglane.errors import ArgumentError
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend, Request
 from raglane.kernels.cpu import operators
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import layer_of
-from raglane.native.library import call, library, preamble
+from raglane.native.library import call, preamble
 from raglane.segments import offsets_from_lengths
 from scripts import Script
 
 # ---- PyTorch's machinery ----------------------------------------------------------------------------------------
 
 
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_second_derivatives(cell: str) -> None:
-    def penalty(backend: Backend) -> list[Tensor]:
-        torch.manual_seed(3)
-        network = make(cell, [3, 0, 2], (2, 3, 0), directions=2).map(lambda t: t.clone().requires_grad_())
-        results = network.run(backend)
+    def penalty(backend: Backend, network: Network) -> list[Tensor]:
+        network = network.map(lambda t: t.clone().requires_grad_())
+        results = network.run(backend, need_states=True)
         grads = torch.autograd.grad(squares(results), network.tensors(), create_graph=True)
         return list(torch.autograd.grad(squares(grads), network.tensors()))
 
-    assert_close(penalty(BACKEND), penalty(reference.BACKEND), 1e-10)
+    network = make(cell, [3, 0, 2], (2, 3, 0), directions=2)
+    assert_close(penalty(BACKEND, network), penalty(reference.BACKEND, network), 1e-10)
 
 
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_backward_twice_through_a_kept_graph(cell: str) -> None:
     network = make(cell, [3, 0, 5]).map(lambda t: t.clone().requires_grad_())
-    loss = squares(network.run(BACKEND))
-    first = torch.autograd.grad(loss, network.tensors(), retain_graph=True)
-    assert_same_bits(list(torch.autograd.grad(loss, network.tensors())), list(first))
+    results = network.run(BACKEND, need_states=True)
+    before = [part.detach().clone() for part in results]
+    first = torch.autograd.grad(squares(results), network.tensors(), retain_graph=True)
+    assert_same_bits(list(torch.autograd.grad(squares(results), network.tensors())), list(first))
+    assert_same_bits([part.detach() for part in results], before)
 
 
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_some_gradients_only(cell: str) -> None:
     network = make(cell, [3, 0, 5], directions=2)
     for tensor in network.tensors():
-        wanted = []
+        found = []
         for backend in (BACKEND, reference.BACKEND):
             copy = network.map(partial(leaf_if, tensor))
             (leaf,) = (t for t in copy.tensors() if t.requires_grad)
-            wanted.append([torch.autograd.grad(copy.run(backend)[0].sum(), leaf)[0]])
-        assert_close(wanted[0], wanted[1], 1e-11)
+            results = [part for part in copy.run(backend) if part.requires_grad]
+            found.append([torch.autograd.grad(squares(results), leaf)[0]])
+        assert_close(found[0], found[1], 1e-11)
 
 
-def test_autocast_takes_bfloat16() -> None:
-    layer = rl.nn.LSTM(5, 7, backend="cpu")
-    batch = rl.Ragged([torch.randn(3, 5), torch.randn(6, 5)])
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
+def test_autocast_takes_bfloat16(cell: str) -> None:
+    network = make(cell, [3, 6]).map(lambda t: t.float().requires_grad_())
     with torch.autocast("cpu", torch.bfloat16):
-        out, _ = layer(batch)
-    assert out.values.dtype is torch.bfloat16
-    out.values.float().sum().backward()
-    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in layer.parameters())
+        results = network.run(BACKEND)
+    assert {part.dtype for part in results} == {torch.bfloat16}
+    grads = torch.autograd.grad(squares([part.float() for part in results]), network.tensors())
+    assert {grad.dtype for grad in grads} == {torch.float32}
+    rounded = network.map(lambda t: t.detach().bfloat16())
+    with torch.no_grad():
+        assert_same_bits([part.detach() for part in results], rounded.run(BACKEND))
 
 
-@looped("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
-    spec_weights = make(cell, [1], (5, 6, 0), directions=2).map(Tensor.float)
+    spec = make(cell, [1], (5, 6, 0), directions=2).map(lambda t: t.float().requires_grad_())
     graphs = []
 
     def count(module: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
@@ -101,22 +104,23 @@ def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
         return module.forward
 
     def run(values: Tensor, offsets: Tensor, lengths: Tensor, *state: Tensor) -> Tensor:
-        request = Request(CELLS[cell], values, offsets, lengths, state, spec_weights.weights, directions=2)
+        request = Request(spec.cell, values, offsets, lengths, state, spec.weights, directions=2, need_states=True)
         result = BACKEND.run(request, "lanes")
-        return torch.cat([part.reshape(-1) for part in (result.output, *result.state) if part is not None])
+        (states,) = result.states or ()
+        return torch.cat([part.reshape(-1) for part in (result.output, *result.state, *states) if part is not None])
 
     torch._dynamo.reset()
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
+    leaves = [t for w in spec.weights for t in w if t is not None]
     for lengths in ([3, 2, 4], [5, 1, 1, 7], [2] * 9):
         network = make(cell, lengths, (5, 6, 0), directions=2).map(Tensor.float)
         values = network.values.requires_grad_()
         arguments = (values, offsets_from_lengths(network.lengths), network.lengths, *network.state)
-        grads = []
+        found = []
         for function in (run, compiled):
             out = function(*arguments)
-            (grad,) = torch.autograd.grad(out.square().sum(), values)
-            grads.append([out.detach(), grad])
-        assert_same_bits(*grads)
+            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), [values, *leaves])])
+        assert_same_bits(*found)
     assert len(graphs) == 1
 
 
@@ -131,26 +135,11 @@ def test_operators_are_what_torch_expects() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
-@looped("cell", ["lstm", "mingru"])
-@looped("trained", [False, True])
-def test_derivatives_forward(cell: str, trained: bool) -> None:
-    """They are the reference kernel's, whether or not somebody wants them backward as well."""
-    network = make(cell, [3, 0, 2]).map(lambda t: t.clone().requires_grad_(trained))
-    direction, epsilon = torch.randn_like(network.values), 1e-6
-    moved = [network.map(partial(_moved_if, network.values, sign * epsilon * direction)) for sign in (1, -1)]
-    slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*(there.run(BACKEND) for there in moved), strict=True)]
-    with forward_ad.dual_level():
-        dual = network.map(lambda t: forward_ad.make_dual(t, direction) if t is network.values else t)
-        tangents = [forward_ad.unpack_dual(part).tangent for part in dual.run(BACKEND)]
-    assert_close(tangents, slope, 1e-7)
-
-
 def _moved_if(wanted: Tensor, step: Tensor, tensor: Tensor) -> Tensor:
     return tensor.detach() + step if tensor is wanted else tensor
 
 
-def test_what_torch_func_leaves_behind() -> None:
+def test_dead_wrappers_of_torch_func() -> None:
     """A tensor that a transformation wrapped is one like any other when the transformation is over."""
     layer, values = rl.nn.LSTM(5, 7, backend="cpu"), torch.randn(4, 5)
     left: list[Tensor] = []
@@ -219,25 +208,13 @@ def test_parametrized_weights(parametrize: Callable[..., torch.nn.Module]) -> No
     assert_close(gradients(ours, batch, plain(ours, batch)), gradients(truth, batch, plain(truth, batch)), 1e-10)
 
 
-def test_copies_and_hooks() -> None:
-    ours, _, batch = pair()
-    seen: list[str] = []
-    ours.register_forward_hook(lambda *_: seen.append("forward"))
-    weight: Tensor = ours.get_parameter("weight_hh_l0")
-    weight.register_hook(lambda grad: seen.append(f"backward {tuple(grad.shape)}"))
-    first = gradients(ours, batch, plain(ours, batch))
-    assert seen == ["forward", "backward (28, 7)"]
-    twin = copy.deepcopy(ours)
-    assert_same_bits(gradients(twin, batch, plain(twin, batch)), first)
-
-
 # ---- processes, threads, errors ---------------------------------------------------------------------------------
 
 
 def test_one_openmp_runtime() -> None:
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
-    # Packages such as scikit-learn bring one for themselves, under a name that nobody else asks for.
+    # Packages such as scikit-learn bring a private one, under another name.
     shared = {path for path in runtimes if ".libs/" not in path}
     assert len(shared) == 1, runtimes
 
@@ -269,16 +246,6 @@ def test_workers_of_a_data_loader(start: Any, workers: int) -> None:
     assert_same_bits(list(loader), here)
 
 
-def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = library.__wrapped__  # without its memory: the kernels are loaded once
-    for isa in LIBRARY.isas:
-        monkeypatch.setenv("RAGLANE_ISA", isa)
-        assert load().isa == isa
-    monkeypatch.setenv("RAGLANE_ISA", "mmx")
-    with pytest.raises(ArgumentError, match=r"RAGLANE_ISA must be .*got 'mmx'"):
-        load()
-
-
 def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Script) -> None:
     """And a wrong word there is named at the first call."""
     code = (
@@ -291,7 +258,7 @@ def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Scr
 
 
 def test_too_little_memory_is_an_exception() -> None:
-    """The kernels ask for their scratch before they touch anything, so nothing here need be as large as it says."""
+    """Scratch is reserved before any memory is read, so the tensors need not have the sizes of the call."""
     network = make("lstm", [3, 2])
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
@@ -308,47 +275,11 @@ def test_too_little_memory_is_an_exception() -> None:
         call("raglane_forward", struct.pack("=" + "".join(whole.values()), *fields.values()))
 
 
-def test_bad_arguments_are_exceptions() -> None:
-    network = make("lstm", [3, 2])
-    request = Request(
-        network.cell,
-        network.values,
-        torch.tensor([0, 4, 3]),
-        network.lengths,
-        network.state,
-        network.weights,
-    )
-    with pytest.raises(ArgumentError, match=r"offsets\[2\] must be .*got 3 after 4"):
-        BACKEND.run(request, "lanes")
-    with pytest.raises(ArgumentError, match=r"RAGLANE_ISA.*mmx.*portable"):
-        LIBRARY.with_isa("mmx")
-
-
-class _WithThreads(Encoded):
-    """Lets the worker use two threads of torch's, as a loader itself does not."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        torch.set_num_threads(2)
-        return super().__getitem__(index)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.usefixtures("two_threads")
-def test_workers_of_a_data_loader_that_may_use_threads() -> None:
-    """A loader has its workers use one thread, so what the kernels do in a forked one shows here alone."""
-    layer = rl.nn.GRU(64, 64, backend="cpu")
-    data = _WithThreads(layer, [torch.randn(length, 64) for length in (300, 1, 90, 120)])
-    here = [data[index] for index in range(len(data))]
-    # A worker that waits for threads that it does not have ends the test, and not the patience of whoever runs it.
-    loader = DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=30)
-    assert_same_bits(list(loader), here)
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
-@looped("backend", [BACKEND, torch_kernels.BACKEND])
-@looped("trained", [False, True])
+@pytest.mark.parametrize("backend", [BACKEND, torch_kernels.BACKEND])
+@pytest.mark.parametrize("trained", [False, True])
 def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> None:
-    """In one weight or one state alone, the input being an ordinary tensor."""
+    """In one weight or state, with an input without a tangent."""
     network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(lambda t: t.clone().requires_grad_(trained))
     schedule = backend.schedules[0]
 
@@ -370,7 +301,7 @@ def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> N
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
 def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) -> None:
-    """What forward saved must still be there the second time; torch refuses it unless its compiler is told before."""
+    """Saved tensors must still exist in the second pass, which torch allows only without donated buffers."""
     layer = getattr(rl.nn, kind)(5, 7, bidirectional=True, backend="cpu", dtype=torch.float64)
     values = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
     torch._dynamo.reset()

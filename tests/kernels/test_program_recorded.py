@@ -1,4 +1,4 @@
-"""Steps that write in place, and what autograd records of a program: as of the loop in plain torch."""
+"""Steps that write in place, and the results of a program that require gradients, as in plain torch."""
 
 # ruff: noqa: ARG005 (a step has its arguments, whether it reads them or not)
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from looped import looped
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
 
@@ -93,7 +92,7 @@ RECORDED: dict[str, tuple[type[Cell], Step]] = {
 
 
 def results(layer: Any, lengths: list[int], has: tuple[bool, bool], backend: str, schedule: str) -> list[Tensor]:
-    """Outputs, final states, all states, and the gradients of what has one."""
+    """Return outputs, final states, all states, and all gradients."""
     torch.manual_seed(len(lengths))
     values = torch.randn(sum(lengths), D, dtype=torch.float64).requires_grad_(has[0])
     count = len(layer.state_sizes)
@@ -122,17 +121,17 @@ def compare(cell: type[Cell], step: Step, lengths: list[int], schedule: str, has
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
-@looped("schedule", ["each", "packed", "lanes"])
-@looped("name", PLACES)
+@pytest.mark.parametrize("schedule", ["each", "packed", "lanes"])
+@pytest.mark.parametrize("name", PLACES)
 def test_a_step_that_writes_in_place(name: str, schedule: str) -> None:
-    """Each step is given memory of its own: an output that was given before stays what it was."""
+    """Each step has its own memory, so an earlier output does not change."""
     for has in ((False, False), (True, True)):
         compare(*PLACES[name], [5, 0, 1, 3], schedule, has, True)
 
 
-@looped("lengths", [[5, 0, 1, 3], [4, 1, 2]])
-@looped("own", [True, False])
-@looped("has", [(False, False), (True, False), (False, True), (True, True)])
-@looped("name", RECORDED)
+@pytest.mark.parametrize("lengths", [[5, 0, 1, 3], [4, 1, 2]])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("has", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", RECORDED)
 def test_what_is_recorded(name: str, has: tuple[bool, bool], own: bool, lengths: list[int]) -> None:
     compare(*RECORDED[name], lengths, "packed", has, own)

@@ -12,18 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cell_requests import LENGTHS, few_lanes, gradients, largest_error, leaves_of, random_request  # noqa: F401
-from looped import looped
 from naive_cells import naive_network
 from raglane.cells import CELLS, Weights
 from raglane.kernels.contract import Request, Result, Traits
 from raglane.kernels.reference import BACKEND
-from raglane.schedules import SCHEDULES, Count, Schedule, Table
-from raglane.segments import offsets_from_lengths
+from raglane.schedules import SCHEDULES
 
 D, H = 3, 4
 
@@ -42,7 +38,7 @@ NETWORKS = [
 
 
 class Truth(NamedTuple):
-    """A request, and what it must give, with the gradients of a weighted sum."""
+    """A request, its correct result, and the gradients of a weighted sum."""
 
     request: Request
     result: Result
@@ -60,7 +56,7 @@ def truth(
     bias: bool = True,
     proj_size: int = 0,
 ) -> Truth:
-    """Computed once for all schedules, from a seed of its own, whichever test asks first."""
+    """Compute a case once for all schedules, from its own seed."""
     torch.manual_seed(zlib.crc32(repr((name, lengths, layers, directions, bias, proj_size)).encode()))
     shape: dict[str, Any] = {"layers": layers, "directions": directions, "sizes": (D, H, proj_size)}
     if name in TORCH_MODULES:
@@ -96,7 +92,7 @@ def _weights(module: Any) -> tuple[Weights, ...]:
 
 
 def _one_at_a_time(module: Any, request: Request) -> Result:
-    """What PyTorch gives for each sequence alone; an empty one it cannot run."""
+    """Run each sequence by PyTorch, except empty ones, for which it raises."""
     outputs: list[Tensor] = []
     finals: list[list[Tensor]] = [[] for _ in request.state]
     bounds = request.offsets.tolist()
@@ -137,8 +133,8 @@ def test_it_has_every_schedule_and_every_cell_is_compared() -> None:
         assert all(BACKEND.refuses(traits, schedule) is None for schedule in SCHEDULES)
 
 
-@looped("lengths", LENGTHS.values())
-@looped("schedule", SCHEDULES)
+@pytest.mark.parametrize("lengths", LENGTHS.values())
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "layers", "directions"), NETWORKS)
 def test_one_sequence_at_a_time(
     name: str, schedule: str, layers: int, directions: int, lengths: list[int], device: torch.device
@@ -146,71 +142,15 @@ def test_one_sequence_at_a_time(
     _assert_true(truth(name, tuple(lengths), layers, directions, device), schedule)
 
 
-@looped("schedule", SCHEDULES)
-@pytest.mark.parametrize(("bias", "proj_size"), [(True, 2), (False, 0), (False, 3)])
-def test_projection_and_no_bias(schedule: str, bias: bool, proj_size: int, device: torch.device) -> None:
-    _assert_true(truth("lstm", tuple(LENGTHS["mixed"]), 2, 2, device, bias, proj_size), schedule)
-
-
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
-def test_no_bias(name: str, schedule: str, device: torch.device) -> None:
-    _assert_true(truth(name, (2, 0, 3, 1), 1, 2, device, bias=False), schedule)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "bias", "proj_size"), [*((name, False, 0) for name in CELLS), ("lstm", True, 2), ("lstm", False, 3)]
+)
+def test_projection_and_no_bias(name: str, schedule: str, bias: bool, proj_size: int, device: torch.device) -> None:
+    _assert_true(truth(name, (2, 0, 3, 1), 2, 2, device, bias, proj_size), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=20)
-@given(
-    name=st.sampled_from(list(CELLS)),
-    lengths=st.lists(st.integers(0, 6), max_size=6),
-    seed=st.integers(0, 2**30),
-)
-def test_any_lengths(schedule: str, device: torch.device, name: str, lengths: list[int], seed: int) -> None:
-    torch.manual_seed(seed)
-    request = random_request(name, lengths, directions=2, device=device)
-    result = naive_network(request)
-    assert result.output is not None
-    weighting = [torch.randn_like(part) for part in (result.output, *result.state)]
-    _assert_true(Truth(request, result, weighting, gradients(result, leaves_of(request), weighting)), schedule)
-
-
-class _Staggered(Schedule):
-    """A schedule nobody needs: each sequence begins late, above or below the rows that run; at times none does."""
-
-    name = "staggered"
-
-    def __init__(self, upwards: bool) -> None:
-        self.upwards = upwards
-
-    def table(self, lengths: Tensor, lanes: int | None = None) -> Table:  # noqa: ARG002
-        rows = range(lengths.shape[0])[:: -1 if self.upwards else 1]
-        entries = sorted(
-            (3 * sequence + step, rows[sequence], sequence, step)
-            for sequence, length in enumerate(lengths.tolist())
-            for step in range(length)
-        )
-        times = torch.tensor([entry[0] for entry in entries], dtype=torch.int64)
-        steps = int(times.max()) + 1 if entries else 0
-        columns = torch.tensor(entries, dtype=torch.int64).reshape(-1, 4)
-        return Table(
-            offsets_from_lengths(torch.bincount(times, minlength=steps)),
-            columns[:, 2],
-            columns[:, 3],
-            columns[:, 1],
-        )
-
-    def count(self, lengths: Tensor, lanes: int | None = None) -> Count:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("upwards", [True, False])
-@looped("lengths", [*LENGTHS.values(), [0, 2, 1, 6, 0, 0, 3]])
-def test_any_schedule(lengths: list[int], upwards: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    monkeypatch.setitem(SCHEDULES, "staggered", _Staggered(upwards))
-    _assert_true(truth("lstm", tuple(lengths), 1, 2, device), "staggered")
-
-
-@looped("schedule", SCHEDULES)
 def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
     # whose state would pass float64's largest number there, and its zero gradient would become NaN.
@@ -229,26 +169,16 @@ def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     _assert_true(Truth(request, result, weighting, gradients(result, leaves_of(request), weighting)), schedule)
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
-def test_outputs_that_nobody_reads(name: str, schedule: str, device: torch.device) -> None:
-    request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
-    whole = BACKEND.run(request, schedule)
-    part = BACKEND.run(replace(request, need_output=False), schedule)
-    assert part.output is None
-    assert part.states is None
-    torch.testing.assert_close(part.state, whole.state, rtol=0, atol=0)
-
-
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
 def test_every_state(name: str, schedule: str, device: torch.device) -> None:
-    """All states of all steps and layers, whether the output is wanted or not, and their gradients."""
+    """All states of all steps and layers with their gradients, with and without output."""
     wanted = _histories(name, device)
     for need_output in (True, False):
         request = replace(wanted.request, need_states=True, need_output=need_output)
         result = BACKEND.run(request, schedule)
         assert (result.output is not None) == need_output
+        assert BACKEND.run(replace(request, need_states=False), schedule).states is None
         assert result.states is not None
         assert wanted.result.states is not None
         for mine, theirs in zip(_flat(result), _flat(wanted.result), strict=True):

@@ -1,4 +1,4 @@
-"""The reference kernel: what holds besides its numbers. Isolation, dtypes, devices, derivatives of second order."""
+"""The reference kernel: isolation, dtypes, devices, and derivatives of second order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cell_requests import LENGTHS, few_lanes, largest_error, leaves_of, random_request  # noqa: F401
-from looped import looped
 from raglane.cells import CELLS
 from raglane.cells.spec import Weights
 from raglane.kernels.contract import Request
@@ -62,7 +61,7 @@ def test_differentiable_twice(name: str, schedule: str, device: torch.device) ->
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
-@looped("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CELLS)
 def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.device) -> None:
     lengths = [2, 3, 0, 4, 1, 1, 2]
@@ -107,34 +106,22 @@ def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict
     }
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
-def test_float32(name: str, schedule: str, device: torch.device) -> None:
-    exact = random_request(name, LENGTHS["skewed"], 2, 2, device=device)
-    wanted = BACKEND.run(exact, schedule)
-    result = BACKEND.run(_converted(exact, torch.float32), schedule)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
+def test_dtypes(name: str, schedule: str, dtype: torch.dtype, device: torch.device) -> None:
+    request = _converted(random_request(name, LENGTHS["mixed"], directions=2, device=device), dtype)
+    wanted = BACKEND.run(_converted(request, torch.float64), schedule)
+    result = BACKEND.run(request, schedule)
     for mine, theirs in zip((result.output, *result.state), (wanted.output, *wanted.state), strict=True):
         assert mine is not None
         assert theirs is not None
-        assert mine.dtype is torch.float32
-        assert largest_error(mine.double(), theirs) < 1e-5
+        assert mine.dtype is dtype
+        assert largest_error(mine.double(), theirs) < 16 * torch.finfo(dtype).eps
 
 
-@looped("dtype", [torch.float16, torch.bfloat16])
-@looped("name", CELLS)
-def test_half_precision(name: str, dtype: torch.dtype, device: torch.device) -> None:
-    request = random_request(name, LENGTHS["mixed"], directions=2, dtype=dtype, device=device)
-    results = [BACKEND.run(request, schedule) for schedule in SCHEDULES]
-    for result in results:
-        for mine, wanted in zip((result.output, *result.state), (results[0].output, *results[0].state), strict=True):
-            assert mine is not None
-            assert wanted is not None
-            assert mine.dtype is dtype
-            assert largest_error(mine.double(), wanted.double()) < 16 * torch.finfo(dtype).eps
-
-
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
 def test_autocast(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, dtype=torch.float32, device=device, need_states=True)
     plain = BACKEND.run(request, schedule)
@@ -150,7 +137,7 @@ def test_autocast(name: str, schedule: str, device: torch.device) -> None:
     assert {gradient.dtype for gradient in by_weights} == {torch.float32}
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
     request = random_request(name, [2, 1], device=device)
     with torch.autocast(device.type, torch.bfloat16):
@@ -159,8 +146,8 @@ def test_autocast_leaves_float64_alone(name: str, device: torch.device) -> None:
     assert result.output.dtype is torch.float64
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
 def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, [0, 0], 2, 2, device=device)
     result = BACKEND.run(request, schedule)
@@ -169,8 +156,8 @@ def test_weights_get_zeros_where_there_is_no_element(name: str, schedule: str, d
         assert float(gradient.abs().max()) == 0.0
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
 def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
     given = [*leaves_of(request), request.offsets, request.host_lengths]
@@ -182,7 +169,7 @@ def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device
     assert not result.output.requires_grad
 
 
-@looped("lengths", LENGTHS.values())
+@pytest.mark.parametrize("lengths", LENGTHS.values())
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_shapes_on_a_device_without_data(schedule: str, lengths: list[int]) -> None:
     # Nothing can be read back from the meta device, as nothing may be read back from a GPU.
@@ -205,7 +192,7 @@ def _projected() -> tuple[Weights, ...]:
     return tuple(Weights(empty(16, width), empty(16, 2), empty(16), empty(16), empty(2, 4)) for width in (3, 3, 4, 4))
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_every_cell_on_a_device_without_data(name: str) -> None:
     request = random_request(name, [2, 0, 1], directions=2, device=torch.device("meta"), need_states=True)
     result = BACKEND.run(request, "packed")
@@ -220,8 +207,8 @@ def gpu(device: torch.device) -> None:
         pytest.skip("only a GPU can be waited for")
 
 
-@looped("schedule", SCHEDULES)
-@looped("name", CELLS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CELLS)
 @pytest.mark.usefixtures("gpu")
 def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)

@@ -1,4 +1,4 @@
-"""What the kernels say of their cells, against the cells in Python."""
+"""The kernels' facts about cells, against the cells in Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def traits(cell: str) -> Traits:
 
 
 @needs_kernels
-def test_every_cell_of_the_kernels_is_one_of_pythons() -> None:
+def test_facts_match_the_cells() -> None:
     facts = native_library.cell_facts()
     assert len(facts) > 0
     assert all(kind_of(name) is not None for name in facts)
@@ -49,7 +49,7 @@ def test_every_cell_of_the_kernels_is_one_of_pythons() -> None:
 
 
 @needs_kernels
-def test_the_shapes_of_weights_are_what_the_facts_say() -> None:
+def test_facts_match_the_shapes_of_weights() -> None:
     for name, cell in native_library.cell_facts().items():
         first, second, third, fourth = CELLS[name].shapes(5, 2).values()
         assert first == (2 * cell.gates, 5), name
@@ -63,7 +63,7 @@ def test_the_shapes_of_weights_are_what_the_facts_say() -> None:
 @needs_kernels
 def test_a_cell_that_the_kernels_do_not_have_is_refused_by_name() -> None:
     refusal = BACKEND.refuses(traits("peephole_lstm"), "lanes")
-    assert refusal == "the cpu kernels do not know the cell 'peephole_lstm'"
+    assert refusal == "the cpu kernels do not support the cell 'peephole_lstm'"
     assert BACKEND.refuses(traits("gru"), "lanes") is None
 
 

@@ -41,11 +41,11 @@ def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layer
     assert found.stdout.startswith("the cpu kernels cannot be loaded: ")
     assert not found.stdout.rstrip().endswith("cpu")
     assert found.stderr.count("RuntimeWarning") == 1, found.stderr
-    assert "PyTorch runs the layers, slower" in found.stderr
+    assert "Layers run on PyTorch's kernels, slower" in found.stderr
 
 
 def test_the_library_describes_the_structs_of_its_calls() -> None:
-    """Fields follow each other without gaps, to the size of the struct, and those of weights stand by themselves."""
+    """Fields have no gaps, and each field of nested weights has its own entry."""
     structs = library().structs
     for name, (size, formats) in structs.items():
         assert struct.calcsize("=" + "".join(formats.values())) == size, name

@@ -1,4 +1,4 @@
-"""Padded tensors and packs to flat values and back by the kernels, against the index arithmetic that does the same."""
+"""Conversions of padded tensors and packs by the kernels, against index arithmetic."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,9 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 import raglane as rl
-from looped import looped
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
 from raglane.packing import convert, rows
@@ -44,9 +42,9 @@ def by_arithmetic() -> Any:
     return mock.patch.object(rows, "_is_ours", return_value=False)
 
 
-@looped("dtype", DTYPES)
-@looped("batch_first", [False, True])
-@looped("lengths", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, dtype: torch.dtype) -> None:
     given = torch.tensor(lengths)
     padded = _padded(lengths, batch_first, dtype=dtype)
@@ -66,8 +64,8 @@ def test_a_padded_tensor_there_and_back(lengths: list[int], batch_first: bool, d
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
-@looped("dtype", DTYPES)
-@looped("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
 def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     packed = _pack(lengths, dtype)
     found = rows.flatten_packed(packed)
@@ -86,14 +84,6 @@ def test_a_pack_without_an_order_and_of_too_many_sequences() -> None:
     for running in (1 << 40, -1):
         packed.batch_sizes[0] = running
         assert rows.flatten_packed(packed) is None
-
-
-def test_a_pack_without_an_order() -> None:
-    packed = pack_padded_sequence(torch.randn(5, 3, 2), torch.tensor([5, 2, 2]))
-    values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
-    assert packed.sorted_indices is None
-    assert values.equal(convert.flatten_packed(packed)[0])
-    assert layout.from_flat(values).equal(packed.data)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -163,8 +153,8 @@ def test_gradients_of_a_pack() -> None:
     assert torch.autograd.gradgradcheck(through, (data,))
 
 
-def test_what_a_caller_changes_after_the_call_changes_nothing() -> None:
-    """The way back is the way there: by copies that nobody else has."""
+def test_later_changes_by_the_caller_have_no_effect() -> None:
+    """The conversion back inverts the conversion there, by private copies."""
     changes: list[Callable[[Tensor], Any]] = [
         lambda x: x.fill_(9),
         lambda x: x.resize_(0),
@@ -188,7 +178,7 @@ def test_what_a_caller_changes_after_the_call_changes_nothing() -> None:
 
 
 def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
-    """Lengths and offsets stay the same then, and gradients would go to another sequence."""
+    """Lengths and offsets stay the same then, but gradients would go to another sequence."""
     packed = _pack([2, 2])
     data = packed.data.detach().requires_grad_()
     values, _ = rows.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
@@ -215,26 +205,7 @@ def test_a_plan_that_changes_reaches_no_memory() -> None:
         layout.from_flat(values)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
-def test_what_is_not_for_the_kernels_is_left_alone() -> None:
-    padded = torch.randn(4, 2, 3)
-    for lengths in (
-        [4, 2],
-        torch.tensor([4, 2], dtype=torch.int32),
-        torch.tensor([4, 5]),
-        torch.tensor([4, -1]),
-        torch.tensor([2**62, 2**62]),
-        torch.tensor([4]),
-        torch.tensor([[4, 2]]),
-        torch.tensor([4, 0, 2])[::2],
-    ):
-        assert rows.flatten_padded(padded, lengths, False) is None
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(padded, torch.ones_like(padded))
-        assert rows.flatten_padded(dual, torch.tensor([4, 2]), False) is None
-
-
-@looped(
+@pytest.mark.parametrize(
     ("sizes", "order"),
     [
         ([2, 3, 1], [2, 0, 1]),

@@ -24,7 +24,7 @@ from every_layer import (
     parts,
     results_of,
 )
-from own_cells import OWN, Fixed, Halved, Leaky, Listed, Moved, Whole, naive
+from own_cells import OWN, Fixed, Halved, Leaky, Moved, Whole, naive
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
 from raglane.schedules import SCHEDULES
@@ -192,20 +192,3 @@ def test_summary() -> None:
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))
     out, state = torchs(batch)
     assert_same([torchs.summary(None, state)], [out.last()])
-
-
-def test_steps_of_a_stream() -> None:
-    for cell in (Leaky, Moved, Listed):  # without a prepare that reads earlier elements
-        layer = rl.nn.Recurrent(cell, D, H, num_layers=2)
-        inputs = torch.randn(5, 2, D, dtype=torch.float64)
-        expected, final = layer(inputs)
-        state = None
-        for t in range(5):
-            out, state = layer.step(inputs[t], state)
-            assert_same([out], [expected[t]])
-        assert_same(parts(state), parts(final))
-        alone, own = layer.step(inputs[0, 0])
-        assert_same([alone], [expected[0, 0]])
-        assert parts(own)[0].shape == (2, H)
-    with pytest.raises(ArgumentTypeError, match=r"step must be .*got a bidirectional layer"):
-        rl.nn.Recurrent(Leaky, D, H, bidirectional=True).step(torch.zeros(2, D, dtype=torch.float64))

@@ -96,13 +96,13 @@ def test_explain_and_warnings() -> None:
     choice = rl.explain(other, batch())
     assert choice.backend == "reference"
     for words in (
-        "the cpu kernels save all that backward needs of the cell 'mingru'",
+        "the cpu kernels do not recompute gates of the cell 'mingru'",
         "programs save all that backward needs",
         "torch has no kernel for the cell 'mingru'",
         "3 steps at a time",
     ):
         assert words in choice.reason
-    with pytest.raises(rl.errors.DispatchError, match="torch's kernels save all that backward needs"):
+    with pytest.raises(rl.errors.DispatchError, match="torch's kernels do not recompute"):
         rl.nn.LSTM(5, 7, checkpoint_every=3, backend="torch")(batch())
 
 

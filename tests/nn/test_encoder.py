@@ -101,21 +101,6 @@ def test_user_defined_layers(device: Any) -> None:
     assert SequenceEncoder(D, H, GRU)(Ragged([torch.randn(2, D)])).shape == (1, H)
 
 
-def test_summary_needs_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    plain = GRU.forward
-
-    def watch(self: GRU, *args: Any, return_output: bool = True, **kwargs: Any) -> Any:
-        seen.append(not return_output)
-        return plain(self, *args, return_output=return_output, **kwargs)
-
-    monkeypatch.setattr(GRU, "forward", watch)
-    batch = Ragged([torch.randn(2, D)])
-    SequenceEncoder(D, H)(batch)
-    SequenceEncoder(D, H, pooling="mean")(batch)
-    assert seen == [True, False]
-
-
 _TOKENS = Ragged([[1, 2], [3]])
 
 

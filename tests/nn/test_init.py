@@ -214,15 +214,6 @@ def test_they_require_a_recurrent_layer(start: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("start", EVERY.values())
-def test_they_can_be_chained_and_keep_gradients(start: Any) -> None:
-    layer = init.forget_bias_(init.xavier_(init.orthogonal_(start(rl.nn.LSTM(D, H)))), 2.0)
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in layer.parameters())
-    out, _ = layer(rl.Ragged([torch.randn(3, D)]))
-    out.values.sum().backward()
-    assert all(parameter.grad is not None for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("start", EVERY.values())
 def test_a_user_defined_cell_is_refused(start: Any) -> None:
     with pytest.raises(
         RaglaneError,

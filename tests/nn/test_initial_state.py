@@ -21,7 +21,6 @@ from every_layer import (
     assert_same_for_every_input,
     build,
     gradients,
-    parts,
     results_of,
 )
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -140,19 +139,6 @@ def test_every_kind_of_input(kind: str, first: bool) -> None:
     assert_same_for_every_input(layer_of("lstm", kind, batch_first=first))
 
 
-def test_streams() -> None:
-    layer = layer_of("lstm", "learned", both=False)
-    inputs = torch.randn(5, 2, D, dtype=torch.float64)
-    expected, final = layer(inputs)
-    state = None
-    for t in range(5):
-        out, state = layer.step(inputs[t], state)
-        assert_same([out], [expected[t]])
-    assert_same(parts(state), final)
-    alone, _ = layer.step(inputs[0, 0])
-    assert_same([alone], [expected[0, 0]])
-
-
 @pytest.mark.parametrize("count", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_sequences(kind: str, count: int) -> None:
@@ -199,19 +185,6 @@ def test_names_of_parameters() -> None:
     moduled = build("gru", initial_state=OfLength(1, (H,)))
     assert {key.split(".")[0] for key in moduled.state_dict()} - set(build("gru").state_dict()) == {"initial_module"}
     assert "initial_state='learned'" in repr(learned)
-
-
-def test_accelerated_layers_begin_with_zeros() -> None:
-    model: Any = nn.Sequential(nn.LSTM(D, H, 2, dtype=torch.float64))
-    names, batch = set(model.state_dict()), rl.Ragged(sequences_of(LENGTHS))
-    inputs = torch.randn(4, 2, D, dtype=torch.float64)
-    before = model[0](inputs)
-    rl.accelerate(model)
-    assert set(model.state_dict()) == names
-    zeros = torch.zeros(2, len(LENGTHS), H, dtype=torch.float64)
-    assert_same(results_of(model[0](batch)), results_of(model[0](batch, (zeros, zeros))), 0.0)
-    assert_same(results_of(model[0](inputs)), results_of(before))
-    assert "initial_state" not in repr(model)
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------

@@ -257,10 +257,19 @@ def test_wrong_arguments_are_named(layer: str, mistake: dict[str, Any], says: st
     assert " must be " in str(caught.value)
 
 
-@pytest.mark.parametrize("proj_size", [-1, 4, True, 2.0, "2"])
-def test_wrong_projections_are_named(proj_size: Any) -> None:
-    with pytest.raises(RaglaneError, match=r"proj_size must be .*got "):
-        rl.nn.LSTM(D, H, proj_size=proj_size)
+@pytest.mark.parametrize(
+    ("layer", "name", "values"),
+    [
+        ("LSTM", "proj_size", [-1, 4, True, 2.0, "2"]),
+        ("IndRNN", "max_length", [0, -3, 2.5, True, "10"]),
+        ("RNN", "nonlinearity", ["sigmoid", None, True]),
+        ("IndRNN", "nonlinearity", ["sigmoid", None, True]),
+    ],
+)
+def test_a_layers_own_arguments_are_named(layer: str, name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RaglaneError, match=f"{name} must be .*got "):
+            getattr(rl.nn, layer)(D, H, **{name: value})
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -274,19 +283,6 @@ def test_wrong_clips_are_named(kind: Kind) -> None:
 def test_others_have_no_clip(kind: Kind) -> None:
     with pytest.raises(TypeError, match=r"clip must be .*got 3\.0"):
         build(kind, clip=3.0)
-
-
-@pytest.mark.parametrize("max_length", [0, -3, 2.5, True, "10"])
-def test_wrong_max_lengths_are_named(max_length: Any) -> None:
-    with pytest.raises(RaglaneError, match=r"max_length must be .*got "):
-        rl.nn.IndRNN(D, H, max_length=max_length)
-
-
-@pytest.mark.parametrize("layer", ["RNN", "IndRNN"])
-@pytest.mark.parametrize("nonlinearity", ["sigmoid", None, True])
-def test_wrong_nonlinearities_are_named(layer: str, nonlinearity: Any) -> None:
-    with pytest.raises(RaglaneError, match=r"nonlinearity must be .*got "):
-        getattr(rl.nn, layer)(D, H, nonlinearity=nonlinearity)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -199,29 +199,3 @@ def test_every_schedule_on_every_layer(name: str) -> None:
         reference = seen[0] if len(other) == len(seen[0]) else seen[1]
         assert_same(other, reference, 1e-10)
     assert_same(seen[1], seen[0][: len(seen[1])], 1e-10)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_no_output_asks_for_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No backend computes outputs of the last layer, and the state is the same."""
-    layer = build(name, 2, bidirectional=True)
-    batch, seen = a_batch(), []
-    for backend in BACKENDS.values():
-        run = backend.run
-
-        def watched(request: Any, schedule: str, run: Any = run) -> Any:
-            result = run(request, schedule)
-            seen.append((request.need_output, result.output))
-            return result
-
-        monkeypatch.setattr(backend, "run", watched)
-    for schedule in SCHEDULES:
-        with rl.use_backend(schedule=schedule):
-            _, expected = layer(batch)
-            seen.clear()
-            nothing, state = layer(batch, return_output=False)
-        assert nothing is None
-        assert seen == [(False, seen[0][1])]
-        assert_same(parts(state), parts(expected))
-        if rl.explain(layer, batch).backend == "reference":
-            assert seen[0][1] is None

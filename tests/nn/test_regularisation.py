@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import raglane as rl
 from every_layer import (
@@ -108,21 +107,6 @@ def test_evaluation_takes_the_mean_of_zoneout(name: str) -> None:
 
 
 # -- other features ---------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_draws_the_same_again() -> None:
-    layer, batch = build("lstm", 2, **regularisation_of("lstm", dropout=0.3)), a_batch()
-
-    def function(values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(results_of(layer(rl.Ragged.from_flat(values, lengths=LENGTHS))))
-
-    wanted = [batch.values, *layer.parameters()]
-    torch.manual_seed(3)
-    plain = function(batch.values)
-    torch.manual_seed(3)
-    again = checkpoint(function, batch.values, use_reentrant=False)
-    assert_same(again, plain, 0.0)
-    assert_same(gradients(again, wanted), gradients(plain, wanted), 0.0)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -226,14 +226,3 @@ def test_the_share_of_units_held(zoneout: Any) -> None:
             continue
         assert abs(held.double().mean().item() - share) < 5 * (share * (1 - share) / held.numel()) ** 0.5
         assert not torch.equal(held[0], held[1]), "each step draws its own"
-
-
-def test_dropout_between_layers_with_the_others() -> None:
-    for options in ({"weight_dropout": 0.2}, {"input_dropout": 0.3}, {"zoneout": 0.0, "state_dropout": 0.2}):
-        layer = relu_network(2, 0.0, dropout=0.4, **options)
-        out, _, states = layer(rl.Ragged([torch.ones(20, WIDE, dtype=torch.float64)]), return_states=True)
-        seen = states[0].values != 0
-        if "input_dropout" in options:
-            seen &= (out.values != 0).any(0)  # the second layer's own mask, the same at all steps
-        zeros = (out.values == 0)[seen].double()
-        assert abs(zeros.mean().item() - 0.4) < 0.03, options

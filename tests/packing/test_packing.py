@@ -1,4 +1,4 @@
-"""The packing functions: against torch's where it has an answer, against loops where it has none."""
+"""The packing functions against torch's, and against loops for cases that torch does not support."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import rnn
 
-from looped import looped
 from raglane import packing
 from raglane.packing import PackedSequence
 from raglane.packing.functions import _rank_on_device, _rank_on_host
@@ -89,27 +88,11 @@ def assert_same(ours: Any, theirs: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-@looped("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_signature_is_torchs(name: str) -> None:
     ours = inspect.signature(getattr(packing, name)).parameters.values()
     theirs = inspect.signature(getattr(rnn, name)).parameters.values()
     assert [(p.name, p.default, p.kind) for p in ours] == [(p.name, p.default, p.kind) for p in theirs]
-
-
-def test_the_class_is_torchs() -> None:
-    assert packing.PackedSequence is rnn.PackedSequence
-
-
-def test_the_example_everybody_knows(device: torch.device) -> None:
-    sequences = [torch.tensor([1, 2, 3], device=device), torch.tensor([3, 4], device=device)]
-    padded = packing.pad_sequence(sequences, batch_first=True)
-    assert padded.tolist() == [[1, 2, 3], [3, 4, 0]]
-    for packed in (
-        packing.pack_sequence(sequences),
-        packing.pack_padded_sequence(padded, [3, 2], batch_first=True),
-    ):
-        assert packed.data.tolist() == [1, 3, 2, 4, 3]
-        assert packed.batch_sizes.tolist() == [2, 2, 1]
 
 
 @given(FULL_LENGTHS, FEATURES, DTYPES, st.booleans(), PADDING, st.integers(0, 3), st.data())
@@ -159,43 +142,6 @@ def test_invert_permutation(device: torch.device, permutation: list[int]) -> Non
 def test_invert_nothing() -> None:
     assert packing.invert_permutation(None) is None
     assert_same(packing.invert_permutation(torch.empty(0, dtype=torch.int64)), torch.empty(0, dtype=torch.int64))
-
-
-@given(FULL_LENGTHS, st.sampled_from([(), (3,), (2, 5)]), st.booleans(), st.booleans())
-def test_gradients_are_torchs(
-    device: torch.device, lengths: list[int], features: tuple[int, ...], batch_first: bool, falling: bool
-) -> None:
-    lengths = sorted(lengths, reverse=True) if falling else lengths
-    counts = torch.tensor(lengths)
-    # torch breaks ties its own way: leave none, so that the elements of the packs can be compared.
-    if not falling:
-        lengths = [length * len(lengths) + place for place, length in enumerate(lengths)]
-        counts = torch.tensor(lengths)
-    sequences = sequences_of(lengths, features, device=device)
-    padded = rnn.pad_sequence(sequences, batch_first)
-    pack = rnn.pack_sequence(sequences, falling)
-
-    def unpad(module: Any, x: Tensor) -> list[Tensor]:
-        x = x if batch_first or module is packing else x.transpose(0, 1)
-        outcome: list[Tensor] = module.unpad_sequence(x, counts, batch_first or module is rnn)
-        return outcome
-
-    cases: list[tuple[list[Tensor], Any]] = [
-        (sequences, lambda module, *x: [module.pad_sequence(list(x), batch_first, 5.0)]),
-        (sequences, lambda module, *x: [module.pack_sequence(list(x), falling).data]),
-        ([padded], lambda module, x: [module.pack_padded_sequence(x, counts, batch_first, falling).data]),
-        ([padded], unpad),
-        ([pack.data], lambda module, x: [module.pad_packed_sequence(pack._replace(data=x), batch_first, 5.0)[0]]),
-        ([pack.data], lambda module, x: module.unpack_sequence(pack._replace(data=x))),
-    ]
-    for inputs, function in cases:
-        found = []
-        for module in (packing, rnn):
-            leaves = [x.detach().clone().requires_grad_() for x in inputs]
-            outputs = function(module, *leaves)
-            weights = [torch.arange(x.numel(), dtype=x.dtype, device=device).view(x.shape) for x in outputs]
-            found.append(torch.autograd.grad(outputs, leaves, weights))
-        assert_same(found[0], found[1])
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
@@ -284,8 +230,8 @@ LENGTHS |= {
 LENGTHS["torch.uint64"] = torch.tensor([1, 3, 0, 3]).to(torch.uint64)
 
 
-@looped("kind", LENGTHS)
-@looped("where", ["host", "device"])
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("where", ["host", "device"])
 def test_lengths_of_every_kind(kind: str, where: str, device: torch.device) -> None:
     lengths = LENGTHS[kind]
     if where == "device" and isinstance(lengths, Tensor):

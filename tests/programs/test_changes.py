@@ -15,39 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from looped import looped
 from raglane.programs.graph import Refused, Unkept
 from raglane.programs.keys import lasting_key
 from raglane.programs.step import Survey
-
-
-class Named(dict):  # type: ignore[type-arg]
-    pass
-
-
-class Listed(list):  # type: ignore[type-arg]
-    pass
-
-
-class Real(float):
-    pass
-
-
-class Slotted:
-    __slots__ = ("__dict__", "slope")
-
-    def __init__(self) -> None:
-        self.slope = 0.5
-
-    def __call__(self, a: Any) -> Any:
-        return self.slope * a
-
-
-class Bare:
-    __slots__ = ("slope",)
-
-    def __init__(self) -> None:
-        self.slope = 0.5
 
 
 class Kind(enum.Enum):
@@ -192,11 +162,11 @@ def test_whatever_changes_is_seen() -> None:
 
 
 WATCHED: dict[str, Callable[[], Any]] = {
-    "Named": lambda: Named(a=1),
-    "Listed": lambda: Listed([1]),
-    "Real": lambda: Real(0.5),
-    "member_descriptor": Slotted,
-    "Bare": Bare,
+    "Named": lambda: type("Named", (dict,), {})(a=1),
+    "Listed": lambda: type("Listed", (list,), {})([1]),
+    "Real": lambda: type("Real", (float,), {})(0.5),
+    "member_descriptor": lambda: type("Slotted", (), {"__slots__": ("__dict__", "slope")})(),
+    "Bare": lambda: type("Bare", (), {"__slots__": ("slope",)})(),
     "ndarray": lambda: np.array([Options()], dtype=object),
     "Random": lambda: __import__("random").Random(0),
     "deque": collections.deque,
@@ -205,7 +175,7 @@ WATCHED: dict[str, Callable[[], Any]] = {
 }
 
 
-@looped("name", WATCHED)
+@pytest.mark.parametrize("name", WATCHED)
 def test_what_may_change_unseen_is_no_program(name: str) -> None:
     cls: Any = type("Own", (nn.Module,), {})
     for where, module in ((made := cls(), made), (cls, cls())):
@@ -223,7 +193,7 @@ def test_what_holds_itself_is_no_program() -> None:
         Survey.of(made)
 
 
-@looped("part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options])
+@pytest.mark.parametrize("part", [Options(), Kind.ONE, types.SimpleNamespace(a=1), Pair(1, 2), Options])
 def test_what_is_no_constant_has_no_key_for_another_process(part: Any) -> None:
     made: Any = nn.Linear(2, 2)
     lasting_key(Survey.of(made).key)

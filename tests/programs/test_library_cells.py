@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from looped import looped
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import Regularised, RegularisedWeights
+from raglane.kernels.dispatch import BACKENDS
+from random_cells import Engine, RandomCell, ask, difference, engine, naive
 from traced_cells import N, agree, weights_of
 
 
@@ -18,7 +19,7 @@ def test_a_program_means_the_same_to_a_second_interpreter() -> None:
         agree(cell, weights_of(cell), cell.state_sizes(4), 4, width=6, need_states=True)
 
 
-@looped("name", CELLS)
+@pytest.mark.parametrize("name", CELLS)
 def test_a_cell_gives_what_the_reference_does(name: str) -> None:
     cell = CELLS[name]
     sizes = cell.state_sizes(4)
@@ -33,7 +34,7 @@ def test_projections_and_clips() -> None:
         agree(cell, weights_of(cell), sizes, sizes[0], width=6)
 
 
-@looped("name", ["lstm", "gru", "layernorm_lstm", "sru"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "layernorm_lstm", "sru"])
 def test_dropout_on_the_state_and_zoneout(name: str) -> None:
     inner = CELLS[name]
     weights, sizes = weights_of(inner), inner.state_sizes(4)
@@ -56,3 +57,37 @@ def test_cells_that_have_nothing_to_do_keep_their_programs_small() -> None:
     program = compiled.forward(True, False, None).lowered.program
     names = [instruction.operation for instruction in program.instructions]
     assert sorted(names) == sorted([*["product"] * 2, *["sigmoid"] * 3, *["tanh"] * 2, *["mul"] * 2, "fma"])
+
+
+# -- random cells ------------------------------------------------------------------------------------------------------
+
+
+SEEDS = range(100)
+# The reference with another order of computing than the naive loop's, and whatever runs programs here.
+ENGINES: dict[str, Engine] = {
+    "reference": engine(backend="reference", schedule="packed"),
+    **{name: engine(backend=name) for name in BACKENDS if name == "program"},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_hundred_random_cells(name: str) -> None:
+    faults = []
+    for seed in SEEDS:
+        fault = difference(ask(seed, ENGINES[name]), ask(seed, naive))
+        if fault is not None:
+            faults.append(f"{RandomCell(seed)}\n{fault}")
+    assert not faults, "\n\n".join(faults[:3])
+
+
+def test_a_difference_is_seen() -> None:
+    answer = ask(3, naive)
+    assert difference(answer, answer) is None
+    for place, name in ((0, "result 0"), (-1, "result")):
+        results = [part.clone() for part in answer.results]
+        results[place][-1, 0] += 1e-8
+        assert name in str(difference(answer._replace(results=results), answer))
+    for name, gradient in answer.gradients.items():
+        other = gradient.clone()
+        other.view(-1)[0] += 1 + 1e-6 * float(gradient.abs().max())
+        assert str(difference(answer._replace(gradients=answer.gradients | {name: other}), answer)).startswith(name)

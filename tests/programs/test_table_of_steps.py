@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from looped import looped
 from raglane.programs.graph import DEPENDS
 from raglane.schedules import SCHEDULES
 
@@ -87,7 +86,7 @@ def test_the_table_has_all_steps() -> None:
     assert list(rows()) == list(STEPS)
 
 
-@looped("name", STEPS)
+@pytest.mark.parametrize("name", STEPS)
 def test_a_step_is_what_the_table_says(name: str) -> None:
     make, step = STEPS[name]
     runs_as, on_all, said = rows()[name]

@@ -17,7 +17,7 @@ from commands import write_steps
 from raglane._utils.table import Table
 from raglane.report.page import Page
 from raglane.runs.card import make_card
-from raglane.training.each import measure_each
+from raglane.training.per_sequence import measure_sequences
 
 _ODD = '</script><b>|`*&"'
 
@@ -91,7 +91,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
         labels = known.get(task)
         run = rl.fit(data, labels, task=task, epochs=1, hidden_size=3, progress=False, validation_fraction=0)
         records = run.read(data, labels)
-        each = measure_each(run.saved, records, torch.device("cpu"))
+        each = measure_sequences(run.saved, records, torch.device("cpu"))
         alone = [
             run.evaluate([one], None if labels is None else [labels[place]])["loss"] for place, one in enumerate(data)
         ]
@@ -108,10 +108,10 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
 
 
 def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.training.each._MOST", 4)
+    monkeypatch.setattr("raglane.training.per_sequence._MOST", 4)
     data = [[0.1] * length for length in (1, 2, 3, 4, 5, 6)]
     run = rl.fit(data, list("ababab"), epochs=1, hidden_size=2, progress=False, validation_fraction=0)
-    each = measure_each(run.saved, run.read(data, list("ababab")), torch.device("cpu"))
+    each = measure_sequences(run.saved, run.read(data, list("ababab")), torch.device("cpu"))
     assert len(each.rows) == 4
     assert sorted(each.rows.tolist()) == each.rows.tolist()
     assert each.lengths.tolist() == (each.rows + 1).tolist()
@@ -121,7 +121,7 @@ def test_of_many_sequences_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not in memory is measured like what is; of many sequences some."""
-    monkeypatch.setattr("raglane.training.each._MOST", 9)
+    monkeypatch.setattr("raglane.training.per_sequence._MOST", 9)
     steps, words = write_steps(tmp_path / "steps.csv", 40), tmp_path / "words.jsonl"
     words.write_text("".join(json.dumps({"words": ["a", "b", "c"][: row % 4]}) + "\n" for row in range(40)))
     columns = {
@@ -138,7 +138,7 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
         rows = {row[0]: row for row in results.rows}
         best = run.result.state.history[run.result.state.best_epoch - 1]
         assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
-    monkeypatch.setattr("raglane.training.each._MOST", 2)
+    monkeypatch.setattr("raglane.training.per_sequence._MOST", 2)
     _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
     assert list(card.notes) == ["Measured on 2 of the 4 sequences of the validation part."]
     assert sum(int(row[1]) for row in _tables(card)["By length"].rows) == 2

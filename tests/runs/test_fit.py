@@ -140,7 +140,7 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     run = rl.fit(sequences, labels, out=tmp_path / "parts", resume=True, epochs=np.int64(4))
     assert _same(run, whole)
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: rl.fit(sequences, labels, out=tmp_path / "parts"), ArgumentError, "a run is already"),
+        (lambda: rl.fit(sequences, labels, out=tmp_path / "parts"), ArgumentError, "contains a run"),
         (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out must be .*got None"),
         (
             lambda: rl.fit(sequences, labels, out=tmp_path / "parts", resume=True, lr=1),

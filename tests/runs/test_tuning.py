@@ -191,12 +191,12 @@ def test_what_a_trial_that_ends_early_counts_as(
     reported: list[tuple[float, int]] = []
     trial = SimpleNamespace(number=0, report=lambda *words: reported.append(words), should_prune=lambda: not is_late)
 
-    def train(*_: Any, watcher: Any, **__: Any) -> None:
+    def train(*_: Any, callback: Any, **__: Any) -> None:
         for epoch, loss in enumerate((0.5, 0.75), 1):
-            watcher.started(SimpleNamespace(history=[]), 9, 1)
-            watcher.until = 0.0 if is_late and epoch == 2 else math.inf
+            callback.started(SimpleNamespace(history=[]), 9, 1)
+            callback.until = 0.0 if is_late and epoch == 2 else math.inf
             trial.should_prune = lambda now=epoch: not is_late and now == 2
-            watcher.epoch_done({"epoch": epoch, "validation_loss": loss}, False)
+            callback.epoch_done({"epoch": epoch, "validation_loss": loss}, False)
         raise AssertionError("the trial went on")
 
     monkeypatch.setattr(tuning, "train", train)

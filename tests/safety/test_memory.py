@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import raglane as rl
 from fuzz.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.kernels.cpu import gate, matrix, operators
-from raglane.kernels.cpu.gate import guard
+from raglane.kernels import checks
+from raglane.kernels.checks import guard_of
+from raglane.kernels.cpu import matrix, operators
 from raglane.kernels.cpu.layer import Layer
 from raglane.native import library as library_module
 from raglane.native import missing_kernels
@@ -230,7 +231,7 @@ def test_the_operators() -> None:
             (output, gates, cells, *grads[:2], h[0], None, wanted),
             r"gradient of the final h must be .*got shape \(3, 7\)",
         ),
-        ((output, gates, cells, *grads, wanted[1:]), "wanted must be .*got 12 bools"),
+        ((output, gates, cells, *grads, wanted[1:]), "needed must be .*got 12 bools"),
     ):
         assert re.match(words, refusal(lambda parts=parts: back(*parts))[1]), words  # type: ignore[misc]
     assert refusal(lambda: back(output, gates, cells, *grads, wanted, every=3))[1].startswith("saved gates must be ")
@@ -263,7 +264,7 @@ def test_hooks_on_saved_tensors() -> None:
 def test_a_backward_that_failed_half_way_is_not_walked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The saved tensors are then overwritten; autograd frees them only if backward succeeds."""
     given = rl.Ragged.from_flat(torch.randn(900, 5), lengths=[450, 450])
-    monkeypatch.setattr(Layer, "_makes_all", lambda *_: False)
+    monkeypatch.setattr(Layer, "_computes_all_gradients", lambda *_: False)
     for layer, owner in ((rl.nn.LSTM(5, 7), matrix), (rl.nn.MinGRU(5, 7), None)):
         out, _ = layer(given)
         loss = out.values.sum()
@@ -302,7 +303,7 @@ def test_a_call_that_fails_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_look_at_many_tensors() -> None:
     weight, offsets = torch.nn.Parameter(torch.zeros(2, 3)), torch.tensor([0, 4])
-    alike = guard([torch.zeros(4, 3), offsets, weight], [(None, 3), (None,), (2, 3)])
+    alike = guard_of([torch.zeros(4, 3), offsets, weight], [(None, 3), (None,), (2, 3)])
     assert alike is not None, "this torch has no such class: who looks tensor by tensor takes longer"
     assert alike(torch.ones(7, 3), torch.tensor([0, 3, 7]), weight)
     for other in (torch.ones(7, 2), torch.ones(3, 7).t(), torch.ones(7, 3).half(), torch.ones(7), torch.zeros(0)):
@@ -323,9 +324,9 @@ def test_a_look_that_is_always_or_never_content_is_not_used(wrong: bool, monkeyp
             return wrong
 
     monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Wrong)
-    assert not gate._is_right.__wrapped__()
+    assert not checks.guards_work.__wrapped__()
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    assert not gate._is_right.__wrapped__()
+    assert not checks.guards_work.__wrapped__()
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -353,7 +354,7 @@ def test_a_look_is_right_whatever_the_defaults_are() -> None:
     try:
         torch.set_default_dtype(torch.float64)
         with torch.device("meta"):
-            assert gate._is_right.__wrapped__() is gate._is_right()
+            assert checks.guards_work.__wrapped__() is checks.guards_work()
     finally:
         torch.set_default_dtype(dtype)
 

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
-from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.segments.indexing import place_rows, take_rows
 from strategies import lengths
 
 Batch = Callable[[rl.Ragged], Any]
@@ -24,7 +22,7 @@ Single = Callable[[Tensor], Tensor]
 
 
 def or_empty(function: Single, empty: float = 7.0) -> Single:
-    """What a sequence gives, or ``empty`` where it has no element."""
+    """Return the result for a sequence, or ``empty`` if it has no element."""
     return lambda x: function(x) if len(x) else torch.full_like(x.sum(0), empty)
 
 
@@ -60,8 +58,8 @@ PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
 }
 
 
-@looped("features", [(), (3,), (2, 2)])
-@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@pytest.mark.parametrize("features", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
 @given(lengths=lengths())
 def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int], device: torch.device) -> None:
     apply, single = {**PER_SEQUENCE, **PER_ELEMENT}[name]
@@ -84,7 +82,7 @@ def test_against_a_loop(name: str, features: tuple[int, ...], lengths: list[int]
     torch.testing.assert_close(ours.grad, expected_grad, rtol=1e-12, atol=1e-12)
 
 
-@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
 def test_gradients_of_gradients(name: str) -> None:
     apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
 
@@ -98,9 +96,9 @@ def test_gradients_of_gradients(name: str) -> None:
     assert torch.autograd.gradgradcheck(function, values)
 
 
-@looped("name", [*PER_SEQUENCE, *PER_ELEMENT])
+@pytest.mark.parametrize("name", [*PER_SEQUENCE, *PER_ELEMENT])
 def test_a_nan_stays_in_its_sequence(name: str) -> None:
-    """Values and gradients of a sequence between two of NaN are those that it has alone."""
+    """Values and gradients of a sequence between two of NaN are those in a batch of its own."""
     apply, _ = {**PER_SEQUENCE, **PER_ELEMENT}[name]
     middle = torch.randn(3, 2, dtype=torch.float64)
 
@@ -119,8 +117,8 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
     assert torch.equal(alone[1], among[1])
 
 
-@looped("dtype", [torch.int16, torch.int64, torch.bool])
-@looped("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
+@pytest.mark.parametrize("name", ["first", "last", "sum", "max", "min", "cumsum", "reverse", "truncate"])
 def test_integers(name: str, dtype: torch.dtype) -> None:
     sequences = [torch.randint(0, 2, (length, 2)).to(dtype) for length in (3, 1, 4)]
     batch = rl.Ragged(sequences)
@@ -155,13 +153,6 @@ def test_windows(lengths: list[int], size: int, data: st.DataObject) -> None:
     ours = torch.autograd.grad((windows.values * weight).sum(), values)[0]
     theirs = torch.autograd.grad((joined * weight).sum(), values)[0]
     torch.testing.assert_close(ours, theirs)
-
-
-def test_selecting_twice_adds_gradients() -> None:
-    values = torch.randn(5, dtype=torch.float64, requires_grad=True)
-    rl.Ragged.from_flat(values, lengths=[2, 3])[torch.tensor([0, 0, 1])].values.sum().backward()
-    assert values.grad is not None
-    assert values.grad.tolist() == [2, 2, 1, 1, 1]
 
 
 def test_elements_of_a_large_batch_that_are_in_several_slices() -> None:
@@ -215,7 +206,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     assert one.grad.item() == 1000
 
 
-@looped(
+@pytest.mark.parametrize(
     ("call", "error", "says"),
     [
         (lambda r: r.mean(), ArgumentTypeError, r"r\.to\(torch\.float32\)\.mean\(\)"),
@@ -234,16 +225,7 @@ def test_refuses(call: Batch, error: type[Exception], says: str) -> None:
         call(rl.Ragged([[1, 2], [3]]))
 
 
-def test_rows_taken_and_placed_are_each_others_gradient() -> None:
-    index = torch.tensor([4, 0, 2])
-    values = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda v: take_rows(v, index), values)
-    few = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda v: place_rows(v, index, 5, 3.0), few)
-    assert place_rows(few, index, 5, 3.0)[[1, 3]].tolist() == [[3, 3], [3, 3]]
-
-
-@looped(("size", "step"), [(2, 1), (3, 2), (4, 1), (4, 4), (5, None)])
+@pytest.mark.parametrize(("size", "step"), [(2, 1), (3, 2), (4, 1), (4, 4), (5, None)])
 def test_windows_of_a_large_batch_add_gradients_where_they_overlap(size: int, step: int | None) -> None:
     """Many rows are moved in another way than few, which must know that some come twice."""
     values = torch.randn(20_000, dtype=torch.float64, requires_grad=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from raglane import schedules
 from raglane.cells import CELLS, CellSpec
 from raglane.kernels.contract import Request, Result
-from raglane.schedules import base
 from raglane.segments import offsets_from_lengths
 
 LENGTHS: dict[str, list[int]] = {
@@ -27,7 +27,7 @@ LENGTHS: dict[str, list[int]] = {
 @pytest.fixture(autouse=True)
 def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In files that import this fixture, use few lanes: each runs several sequences of a small batch."""
-    monkeypatch.setattr(base, "DEFAULT_LANES", 3)
+    monkeypatch.setattr(schedules, "DEFAULT_LANES", 3)
 
 
 def random_weights(

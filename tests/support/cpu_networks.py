@@ -25,6 +25,7 @@ if missing := missing_kernels():
 LIBRARY = library()
 MATRIX_CELLS = tuple(name for name, facts in cell_facts().items() if not facts.is_elementwise)
 ELEMENTWISE_CELLS = tuple(name for name, facts in cell_facts().items() if facts.is_elementwise)
+KERNEL_CELLS = (*MATRIX_CELLS, *ELEMENTWISE_CELLS)
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
@@ -59,6 +60,13 @@ class Network:
 
     def tensors(self) -> list[Tensor]:
         return [self.values, *self.state, *(p for w in self.weights for p in w if p is not None)]
+
+    def only(self, sequence: int) -> Network:
+        """Return the network on a batch of one of the sequences."""
+        begin, end = offsets_from_lengths(self.lengths).tolist()[sequence : sequence + 2]
+        rows = slice(sequence, sequence + 1)
+        state = tuple(part[:, rows] for part in self.state)
+        return replace(self, values=self.values[begin:end], lengths=self.lengths[rows], state=state)
 
     def request(self, **options: Any) -> Request:
         return Request(

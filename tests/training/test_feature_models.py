@@ -107,7 +107,7 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     assert rare is not None
     # Oslo stands on three elements of its one sequence. The unknown town, which comes once too, is no word.
     assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
-    hidden = rare._hidden_columns(dataset.tensors().values)
+    hidden = rare._replaced_columns(dataset.tensors().values)
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
     assert hidden[:, 2].tolist() == [1, 2, 1, 0, 2, 1]
     assert torch.equal(hidden[:, 0], dataset.tensors().values[:, 0])
@@ -178,7 +178,7 @@ def test_features_of_elements_are_not_known_ahead() -> None:
     data = changed(_records(), labels=None)
     run = rl.fit(data, task="forecast", epochs=1, **_QUICK)
     assert len(run.predict(data)) == 40
-    with pytest.raises(DataError, match=r"horizon must be .*got 2, and the features 'day'"):
+    with pytest.raises(DataError, match=r"horizon must be .*got 2, with the features 'day'"):
         run.predict(data, horizon=2)
 
 

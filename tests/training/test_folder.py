@@ -116,7 +116,7 @@ def test_the_next_command_finds_the_old_run(work: Path, command: str, capsys: py
     }
     fails(["train", data, "--out", str(run)], capsys, "which contains a run")
     assert main(commands[command]) == 0
-    said = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+    said = "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
     assert (said in capsys.readouterr().out) == (command in ("resume", "evaluate"))
     found = tree(work)
     if command == "predict":

@@ -20,10 +20,9 @@ from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import ChunkedBatches, chunked_order
 from raglane.training.checkpoint import load_model
-from raglane.training.inference import evaluate, predict
+from raglane.training.inference import evaluate, predict, sample
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.run import train
-from raglane.training.sampling import sample
 from raglane.training.settings import Settings
 
 _QUICK = Settings("language", epochs=6, hidden_size=16, embedding=8, lr=0.03, threads=1)
@@ -106,7 +105,7 @@ def test_chunks_give_what_whole_sequences_give() -> None:
         chunks.set_epoch(epoch)
         for batch in ChunkedBatches(chunks):
             assert batch.begins is not None
-            out, state = model.go_on(batch.inputs, state, batch.begins)
+            out, state = model.run_chunk(batch.inputs, state, batch.begins)
             for row, piece in zip(batch.index.tolist(), out, strict=True):
                 if row >= 0:
                     parts[row].append(piece)
@@ -180,7 +179,7 @@ def test_what_large_outputs_and_changes_cost(tmp_path: Path) -> None:
             assert model.penalty is None
         assert sizes["large"][0] < 0.5 * sizes["none"][0]
         assert sizes["change"][1] < 0.5 * sizes["none"][1]
-    with pytest.raises(ArgumentError, match=r"activation_penalty must be 0 except for a language model.*, got 1\.0"):
+    with pytest.raises(ArgumentError, match=r"activation_penalty must be 0 for all tasks except language.*, got 1\.0"):
         Settings("tag", activation_penalty=1.0)
     with pytest.raises(ArgumentError, match=r"temporal_penalty must be .*got -1"):
         Settings("language", temporal_penalty=-1.0)

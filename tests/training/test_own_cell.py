@@ -40,7 +40,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CELL = ["--cell", "cells/mine.py:TwoSpeeds"]
-NAMELESS = "given in the call, since code named by a run is not run"
+NAMELESS = "a file that you named in this process, so that no code is run unasked"
 
 
 def start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: pytest.CaptureFix
     with pytest.raises(CheckpointError, match=NAMELESS):
         rl.fit("ok.csv", out="run", resume=True, progress=False)
     command = ["train", "--config", "run/run.toml", "--out", "other"]
-    fails(command, capsys, "given in the call, since code named by a file is not run")
+    fails(command, capsys, "so that no code is run unasked")
     (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n')
     command = ["tune", "ok.csv", "--config", "search.toml", "--out", "study", "--trials", "1"]
-    fails(command, capsys, "given in the call, since code named by a file is not run")
+    fails(command, capsys, "so that no code is run unasked")
     assert not (work / "other").exists()
     assert not (work / "study").exists()
 
@@ -130,12 +130,12 @@ def test_a_file_that_is_not_what_it_was(work: Path, capsys: pytest.CaptureFixtur
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Put the file back as it was, or train anew")
+        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Restore the file, or train again")
     with pytest.raises(CheckpointError, match=r"cell TwoSpeeds: .*in training it had"):
         rl.load("run", cell="cells/mine.py:TwoSpeeds")
     cell.unlink()
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py': No such file", "Put it there, or name another.")
+        fails([*command, *CELL], capsys, "mine.py': No such file", "Pass the path of a readable file.")
     assert not spy.exists()  # no line of the changed file was run
     assert not (work / "p.csv").exists()
 
@@ -143,11 +143,11 @@ def test_a_file_that_is_not_what_it_was(work: Path, capsys: pytest.CaptureFixtur
 def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
     fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "leave --cell out")
-    fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a file of Python and its class TwoSpeeds")
+    fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a Python file and its class TwoSpeeds")
     fails(["evaluate", "run", "ok.csv", "--cell", "cells/mine.py:Other"], capsys, "the class TwoSpeeds")
-    with pytest.raises(ArgumentTypeError, match="a class of a file"):
+    with pytest.raises(ArgumentTypeError, match="a class of a Python file"):
         rl.load("run", cell=int)
-    with pytest.raises(ArgumentTypeError, match="a file of Python and a class in it"):
+    with pytest.raises(ArgumentTypeError, match="a class, or a Python file and a class in it"):
         rl.load("run", cell=3)  # type: ignore[arg-type]
 
 
@@ -185,11 +185,7 @@ def test_no_code_is_run_because_a_run_names_it(
         for command in commands_of("run"):
             start_afresh(monkeypatch)
             fails([*command, *named], capsys, says)
-    fails(
-        ["train", "--config", "run/run.toml", "--out", "other"],
-        capsys,
-        "given in the call, since code named by a file is not run",
-    )
+    fails(["train", "--config", "run/run.toml", "--out", "other"], capsys, "so that no code is run unasked")
     assert main(["compare", "run"]) == 0
     assert not (work / "ran").exists()
 
@@ -202,7 +198,7 @@ def test_a_model_that_does_not_say_which_file_it_was(
     known = json.loads(path.read_text())
     known["model"]["cell"] = layer.format(work)
     path.write_text(json.dumps(known))
-    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "stored with the SHA-256 of its file")
+    fails(["predict", "run", "ok.csv", "-o", "p.csv", *CELL], capsys, "a name with the SHA-256 of its file")
 
 
 def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
@@ -221,12 +217,12 @@ def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
     ("code", "name", "says"),
     [
         (None, "A", "a readable file ... No such file or directory"),
-        ("def (", "A", "a file that Python can import ... line 1: SyntaxError: invalid syntax"),
+        ("def (", "A", "a file that Python can run ... line 1: SyntaxError: invalid syntax"),
         ("x = 1\nimport nothing_there", "A", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "A", "line 1: SystemExit: 0"),
         ("\0", "A", "SyntaxError"),
         ("class B:\n    def step(self): ...", "A", "a class with step(x_t, state), and '"),
-        ("A = 3", "A", "has none. Name one that is there"),
+        ("A = 3", "A", "has none. Name one of the classes"),
         ("class A: ...", "A", "cell"),
     ],
 )
@@ -259,7 +255,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
 def test_a_file_in_the_folder_of_its_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(EXAMPLE, work / "run" / "cell.py")
     command = ["train", "ok.csv", "--cell", "run/cell.py:TwoSpeeds", *FAST, "--quiet", "--out", "run", "--overwrite"]
-    fails(command, capsys, "keep the file elsewhere")
+    fails(command, capsys, "move the file elsewhere")
 
 
 def test_from_python(tmp_path: Path) -> None:

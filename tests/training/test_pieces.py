@@ -22,9 +22,9 @@ from raglane.training.batches import (
     Batch,
     ChunkedBatches,
     Remaining,
+    batches_in_order,
     chunked_order,
     make_batch,
-    order_of_data,
     training_order,
 )
 from raglane.training.checkpoint import describe
@@ -33,7 +33,7 @@ from raglane.training.machine import check_machine, threads_of
 from raglane.training.model import Mixed, ModelConfig, SequenceModel, activity
 from raglane.training.options import RUN, Rule, check, flag_of, option, options
 from raglane.training.own_cell import is_own, label_of
-from raglane.training.ranks import ALONE, Ranks, lost, ranks_of
+from raglane.training.ranks import SINGLE, Ranks, lost, ranks_of
 from raglane.training.settings import ModelSettings, Settings, left_to_plan
 from raglane.training.state import Totals, TrainingState, check_losses, curves_csv, rate_of, warning
 from raglane.training.stored import build, checked, finite, parse_json, rule_of, to_json
@@ -147,7 +147,7 @@ def test_batches_of_an_epoch_and_what_is_left_of_it() -> None:
     order = training_order(torch.tensor([3, 1, 2]), Settings(batch_size=2))
     assert [len(batch) for batch in order] == [2, 1]
     assert sorted(row for batch in order for row in batch) == [0, 1, 2]
-    assert order_of_data(torch.tensor([3, 0, 1, 4, 2]), BatchLimit(sequences=2)) == [[0, 1], [2, 3], [4]]
+    assert batches_in_order(torch.tensor([3, 0, 1, 4, 2]), BatchLimit(sequences=2)) == [[0, 1], [2, 3], [4]]
     begun = BatchSampler([3, 1, 2], BatchLimit(sequences=1))
     begun.load_state_dict(begun.state_dict(done=2))
     rest = Remaining(begun)
@@ -198,9 +198,9 @@ def test_ranks_of_an_environment() -> None:
 
 
 def test_one_rank_sums_by_itself_and_is_never_lost() -> None:
-    assert (ALONE.rank, ALONE.count) == (0, 1)
-    assert ALONE.sums(torch.tensor(2.0), torch.tensor(3)) == [2.0, 3.0]
-    assert not ALONE.is_lost(RuntimeError("Connection closed by peer"))
+    assert (SINGLE.rank, SINGLE.count) == (0, 1)
+    assert SINGLE.sums(torch.tensor(2.0), torch.tensor(3)) == [2.0, 3.0]
+    assert not SINGLE.is_lost(RuntimeError("Connection closed by peer"))
     assert Ranks(0, 2).is_lost(RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"))
     assert str(lost("rank 1, killed by SIGKILL", None)).startswith("ranks must be ")
 

@@ -159,12 +159,12 @@ def test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits(tmp_path: Pa
         asked.set()
         os.kill(os.getpid(), signal.SIGINT)
 
-    result = train(_LONG, _records(), _records(9), tmp_path / "stopped", watcher=_Watcher(stop))
+    result = train(_LONG, _records(), _records(9), tmp_path / "stopped", callback=_Watcher(stop))
     assert asked.is_set()
     assert result.stopped_by == signal.SIGINT
     assert (result.state.epoch, result.state.batch) != (0, 0)
     watcher = _Watcher()
-    train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, watcher=watcher)
+    train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, callback=watcher)
     assert len(watcher.rows) == 3 - result.state.epoch
     assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
 
@@ -241,7 +241,7 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
 
             patch.setattr(launching, "start_process", watched)
             with pytest.raises(LostRankError, match=f"rank {number}, killed by SIGKILL") as found:
-                train(settings, _records(), _records(9), folder, watcher=_Watcher(kill))
+                train(settings, _records(), _records(9), folder, callback=_Watcher(kill))
         state = _numbers(folder)
         assert "resume=True" in str(found.value)
         assert (state["epoch"], state["batch"]) != (0, 0)
@@ -286,7 +286,7 @@ def test_a_worker_that_dies_ends_the_run_in_one_line_and_it_goes_on_to_the_same_
     with monkeypatch.context() as patch:
         patch.setattr(batches, "make_batch", dies)
         with pytest.raises(LostRankError, match=r"workers must be .*, got one that died. Go on with resume=True"):
-            train(chosen, _records(), _records(9), tmp_path / "died", watcher=_Noting(noted))
+            train(chosen, _records(), _records(9), tmp_path / "died", callback=_Noting(noted))
     assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
     train(chosen, _records(), _records(9), tmp_path / "died", resume=True)
     assert _whole(tmp_path / "died") == _whole(tmp_path / "whole")

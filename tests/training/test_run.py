@@ -83,7 +83,7 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
 def test_going_on_is_never_having_stopped(tmp_path: Path, stop_at: tuple[int, int], settings: Settings) -> None:
     training, validation = small_records(24), small_records(9, seed=1)
     whole = train(settings, training, validation, tmp_path / "whole")
-    stopped = train(settings, training, validation, tmp_path / "parts", watcher=_Recorder(stop_at))
+    stopped = train(settings, training, validation, tmp_path / "parts", callback=_Recorder(stop_at))
     assert stopped.interrupted
     assert (stopped.state.epoch, stopped.state.batch) == ((2, 0) if stop_at == (2, 6) else (stop_at[0] - 1, stop_at[1]))
     torch.manual_seed(99)  # what the process did in between must not matter
@@ -127,7 +127,7 @@ def test_what_is_too_long_for_a_batch(tmp_path: Path) -> None:
     training = small_records()
     settings = replace(QUICK, batch_elements=4)
     long = int((training.lengths > 4).sum())
-    with pytest.raises(ArgumentError, match=f"one of {long} such; the rule: at most the size of a batch, 4 elements"):
+    with pytest.raises(ArgumentError, match=f"at most the size of a batch, 4 elements.*, got .*one of {long} such"):
         train(settings, training, None, tmp_path / "run")
     elements = {}
     for choice in ("drop", "split", "alone"):
@@ -150,7 +150,7 @@ def test_the_largest_batch_comes_first(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     training = small_records(24)
-    train(QUICK, training, None, tmp_path / "run", watcher=_Recorder((2, 3)))
+    train(QUICK, training, None, tmp_path / "run", callback=_Recorder((2, 3)))
     path = tmp_path / "run" / "last" / "training.json"
     content = json.loads(path.read_text())
     assert content["state"]["order"]["done"] == 3
@@ -160,7 +160,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     _assert_same_run(whole, train(QUICK, training, None, tmp_path / "run", resume=True))
     content["state"]["order"] = {"epoch": 1, "done": 2}
     path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="order that stands elsewhere"):
+    with pytest.raises(CheckpointError, match="order at another batch"):
         train(replace(QUICK, epochs=9), training, None, tmp_path / "run", resume=True)
 
 
@@ -287,7 +287,7 @@ def test_folder_rules(tmp_path: Path) -> None:
         check_folder(tmp_path / "mine", resume=True)
     train(replace(QUICK, epochs=1), small_records(), None, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(ArgumentError, match="a new folder"):
+    with pytest.raises(ArgumentError, match="a folder without a run"):
         train(QUICK, small_records(), None, tmp_path / "run")
     train(replace(QUICK, epochs=2), small_records(), None, tmp_path / "run", overwrite=True)
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
@@ -309,20 +309,20 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
         (folder / "weights.safetensors").write_bytes(weights)
 
     _edit(folder / "config.json", format_version=FORMAT_VERSION + 1)
-    refuses("format version 3.*reads up to 2.*upgrade")
+    refuses("format version 3.*at most 2 for this version.*upgrade")
     _edit(folder / "config.json", format="other")
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})
     refuses("whole and unchanged")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"hidden_size": 6})
-    refuses(r"weights.safetensors must be .* weights in 6 tensors where config.json asks for .* in 6.*, got ")
+    refuses(r"weights.safetensors must be .* weights in 6 tensors where config.json describes .* in 6.*, got ")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"cell": "other"})
     refuses("config.json: cell must be .*got 'other'")
     old = {"layer" if name == "cell" else name: value for name, value in json.loads(config)["model"].items()}
     _edit(folder / "config.json", model=old)
-    refuses("model without the entry 'cell'; the rule: a file that Raglane wrote")
+    refuses("a file that Raglane wrote.*model without the entry 'cell'")
     _edit(folder / "config.json", model=json.loads(config)["model"] | {"layer": "gru"})
-    refuses("model with the unknown entry 'layer'; the rule: a file that Raglane wrote")
+    refuses("a file that Raglane wrote.*model with the unknown entry 'layer'")
     (folder / "config.json").write_bytes(config[:50])
     refuses("config.json")
     (folder / "config.json").write_bytes(b"[]")

@@ -84,7 +84,7 @@ def test_weights_that_no_model_has(work: Path, folder: str, capsys: pytest.Captu
     absent = {name: tensor for name, tensor in weights.items() if name != _WEIGHT}
     smaller = weights | {_WEIGHT: weights[_WEIGHT][:, :-1]}
     pieces = {
-        "best": (" in 5 tensors where config.json asks for ", " in 6 tensors where config.json asks for "),
+        "best": (" in 5 tensors where config.json describes ", " in 6 tensors where config.json describes "),
         "last": (f"no tensor '{_WEIGHT}'", "shape (12, 3) where (12, 4) is expected"),
     }
     for content, piece in zip((absent, smaller), pieces[folder], strict=True):
@@ -115,14 +115,14 @@ def test_an_optimizer_that_no_run_has(work: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("file", ["run.json", "last/training.json", "best/config.json"])
 def test_json_that_no_file_of_a_run_holds(work: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     for content, piece in (
-        (b"[" * 100_000 + b"]" * 100_000, "brackets within brackets"),
-        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "brackets within brackets"),
+        (b"[" * 100_000 + b"]" * 100_000, "brackets that are nested"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "brackets that are nested"),
         (b'{"a": NaN}', "NaN, which is not finite"),
         (b'{"a": -Infinity}', "-Infinity, which is not finite"),
         (b'{"a": 1e999}', "1e999, which is not finite"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
         (b"\xff\xfe\x00", "decode"),
-        (b"null", "something else than an object"),
+        (b"null", "JSON that is not an object"),
     ):
         _refused(work, file, content, capsys, piece)
 

@@ -113,7 +113,7 @@ def kernel(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
 
 def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     """Prepare the backward time loop of an element-wise cell, without products."""
-    from raglane.kernels.cpu.layer import Given, Saved, layer_of
+    from raglane.kernels.cpu.layer import OutputGrads, Saved, layer_of
 
     module = load_layer(batch)
     cell, sizes = module.cell, module.state_sizes
@@ -124,11 +124,11 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     layer = layer_of(cell.name, offsets, tensors, len(weights), sizes, 1)
     ran = layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False)
     saved = Saved(*cast(Any, (ran.output, ran.gates, ran.c_states)))
-    given = Given(batch.gradient, None, (None,) * len(sizes))
+    grads = OutputGrads(batch.gradient, None, (None,) * len(sizes))
 
     def walk(wanted: bool) -> tuple[Tensor | None, ...]:
         wants = (wanted,) * len(tensors)
-        return layer.backward(offsets, tensors, saved, given, wants, overwrite=False)
+        return layer.backward(offsets, tensors, saved, grads, wants, overwrite=False)
 
     def answer() -> Answer:
         found = walk(wanted=True)

@@ -301,14 +301,13 @@ def sample(
 
     raglane sample runs/novel --prompt "It was" --length 500
     """
-    from raglane.training import sampling
+    from raglane.training import inference
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import tidy
-    from raglane.training.inference import pick_device
 
-    where = pick_device(device)
+    where = inference.pick_device(device)
     tidy(run)
-    texts = sampling.sample(
+    texts = inference.sample(
         load_model(run, cell),
         prompt=prompt,
         count=count,

@@ -73,9 +73,9 @@ def train(
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
-    from raglane.training.run import followed
+    from raglane.training.run import follow
 
-    if not is_first and followed() is not None:
+    if not is_first and follow() is not None:
         return
     _check_parts(validation, test, origins)
 

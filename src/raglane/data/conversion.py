@@ -1,8 +1,8 @@
-"""Any data that is read, as a folder of Arrow files that is opened at once: ``rl.data.convert``.
+"""Converts data to a folder of Arrow files that opens at once: ``rl.data.convert``.
 
-What is made stands in a folder beside the output until it is whole. A shard is written whole, and after it a line on
-what it holds and on where the data goes on: so a conversion that was killed goes on behind its last shard, and since
-a shard follows from where it begins, the bytes are those of a conversion that nobody disturbed.
+The files are written to a work folder next to the output, which replaces the output at the end. After each shard, its
+statistics and the position in the input are written, so a killed conversion resumes after its last shard. A shard is a
+function of its start, so the result has the bytes of an uninterrupted conversion.
 """
 
 from __future__ import annotations
@@ -37,26 +37,18 @@ FORMAT = "raglane-dataset"
 
 
 class Progress:
-    """What is told how far the work has come; this one keeps it to itself."""
+    """Callbacks for the progress of a conversion; these do nothing."""
 
     def stage(self, name: str) -> None:
-        """The next part of the work begins."""
+        """Called when a stage of the work begins."""
 
     def done(self, share: float) -> None:
-        """So much of the part is done, from 0 to 1."""
+        """Called with the finished share of the stage, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What came of a conversion.
-
-    Attributes:
-        folder: that was written.
-        statistics: of all sequences.
-        skipped: rows that were left out; ``skipped.jsonl`` in the folder says which, and why.
-        resumed: sequences that an earlier conversion, which did not come to its end, had written already.
-        was_there: whether the folder was there already, made of the same data in the same way.
-    """
+    """The result of a conversion, see :func:`convert`."""
 
     folder: Path
     statistics: Statistics
@@ -75,29 +67,31 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    r"""Convert data into a folder that :class:`~raglane.data.Dataset` opens at once, whatever its size.
+    r"""Convert data to a folder that :class:`~raglane.data.Dataset` opens at once, whatever its size.
 
-    The data is read piece by piece, so memory does not grow with it. A conversion that was stopped goes on when it is
-    called again, and ends with the same bytes. The folder holds Arrow files, which pandas, Polars and others read too;
-    ``lengths.npy``; ``statistics.json``, of which vocabularies and scales are made; ``dataset.json``, which describes
-    them; and, with ``on_bad_row="skip"``, ``skipped.jsonl``.
+    The data is read in pieces, so that the memory does not depend on its size. A conversion that was stopped resumes
+    when it is called again, and ends with the same bytes. The folder contains Arrow files, which pandas, Polars and
+    others also read; ``lengths.npy``; ``statistics.json``, from which vocabularies and scales are computed;
+    ``dataset.json``, a description; and, with ``on_bad_row="skip"``, ``skipped.jsonl``.
 
     Args:
-        inputs: a path, a pattern, a folder, a URL, or a list of these, of every format of :func:`~raglane.data.read`.
+        inputs: a path, a pattern, a folder, a URL, or a list of these, of any format of :func:`~raglane.data.read`.
         output: the folder to write.
-        columns: which columns hold what; what is not named is guessed from the first rows.
-        format: a key of ``FORMATS``; None goes by the suffix.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out rows that break a rule, and list them.
-        overwrite: replace a folder that is there and holds something else.
-        progress: told how far the conversion is.
+        columns: the roles of the columns; others are guessed from the first rows.
+        format: a key of ``FORMATS``; None uses the suffix.
+        on_bad_row: ``"fail"``, or ``"skip"`` to leave out and list rows that break a rule.
+        overwrite: whether to replace an existing folder with other content.
+        progress: an object whose methods are called with the progress of the conversion.
 
     Returns:
-        What was written.
+        An object with ``folder``; ``statistics`` of all sequences; ``skipped``, the number of rows that were left out;
+        ``resumed``, the number of sequences that an earlier, stopped conversion had written; and ``was_there``, True if
+        the folder already was the result of the same conversion.
 
     Raises:
-        ArgumentError: something else is at ``output``, or another process is at work on it.
-        DataError: the data cannot be used; what was converted until then is kept for the next call.
-        OSError: a file cannot be written, such as on a full disk; the same holds.
+        ArgumentError: ``output`` has other content, or another process is writing it.
+        DataError: the data is invalid. Finished shards are kept for the next call.
+        OSError: a file cannot be written, e.g. on a full disk. Finished shards are kept for the next call.
 
     Example:
         >>> import tempfile
@@ -122,18 +116,18 @@ def convert(
             try:
                 return _run(job, folder, work, overwrite, progress)
             except BaseException:
-                # Where nothing was converted there is nothing to go on with.
+                # Without a finished shard there is nothing to resume.
                 if not any(work.glob("progress/*.json")):
                     clear(work)
                 raise
     finally:
-        # Where something is half done, the folder stays.
+        # Fails, as intended, if the folder contains finished shards.
         with suppress(OSError):
             work.rmdir()
 
 
 def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress) -> Conversion:
-    """Convert, or go on with it, in a folder that nobody else works in."""
+    """Convert, or resume, in a locked folder."""
     settle(folder)
     if (there := _there(folder, job, overwrite)) is not None:
         clear(work)
@@ -151,33 +145,33 @@ def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress
 
 
 def _check_output(folder: Path, locations: Sequence[str]) -> None:
-    """Refuse an output that is no folder, or is, or lies in, what is read."""
+    """Raise if the output is a file, or is the data or in it."""
     check_place("output", folder.parent)
     if os.path.lexists(folder) and not folder.is_dir():
         got = f"{quote(str(folder))}, a file"
-        raise ArgumentError(message("output", got, "a folder", f"give another {argument('output')}"))
+        raise ArgumentError(message("output", got, "the name of a folder", f"pass another {argument('output')}"))
     place = folder.resolve()
     for location in locations:
         if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
             raise ArgumentError(
-                message("output", got, "a folder outside of the data", f"give another {argument('output')}")
+                message("output", got, "a folder outside the data", f"pass another {argument('output')}")
             )
 
 
 class _Writer:
-    """What reads the inputs and writes shards."""
+    """Reads the inputs and writes shards."""
 
     def __init__(self, work: Path, job: Job, state: State, progress: Progress) -> None:
         self._work, self._job, self._state, self._progress = work, job, state, progress
         self._held: list[Records] = []
         self._held_bytes = 0
         self._skipped: list[dict[str, str]] = []
-        # Whether the last shard ends within a piece, so that nobody can go on behind it.
+        # Whether the last shard ends within a piece, so that a conversion cannot resume after it.
         self._is_loose = False
 
     def run(self) -> None:
-        """Convert what is left."""
+        """Convert the remaining inputs."""
         job, state = self._job, self._state
         for number in range(state.source, len(job.locations)):
             location = job.locations[number]
@@ -186,16 +180,16 @@ class _Writer:
                 self._convert(number, path, state.start if number == state.source else ())
         if self._held:
             self._write((len(job.locations),))
-        # Rows that were left out behind the last shard belong to none.
+        # Rows that were skipped after the last shard.
         state.skipped += self._skipped
         if not state.shards:
             got = "no sequence"
             if state.skipped:
                 got += f", but {len(state.skipped):,} rows that were skipped; the first: {state.skipped[0]['error']}"
-            raise DataError(message(job.locations[0], got, "data with at least one sequence", "check the data"))
+            raise DataError(message(job.locations[0], got, "at least one sequence", "check the data"))
 
     def _convert(self, number: int, path: Path, start: tuple[int, ...]) -> None:
-        """Convert one input, from where it goes on."""
+        """Convert one input from a position."""
         job, location = self._job, self._job.locations[number]
         columns = self._state.columns or job.columns
         done, size = 0, max(size_of(location), 1)
@@ -213,7 +207,7 @@ class _Writer:
                     self._held_bytes += size_of_part
                     done += size_of_part
             if bad and not read and not start:
-                # Not the rows are bad, but how they are read.
+                # All rows fail, so the columns are wrong.
                 raise DataError(bad[0].error)
             self._note_labels(kinds, "" if start else location)
             start = piece.end
@@ -223,14 +217,14 @@ class _Writer:
             self._progress.done(min(done / size, 1.0))
 
     def _note_labels(self, kinds: set[str], begun: str) -> None:
-        """Add what the labels of a piece are; where it begins a file, one of their kinds must have come before."""
+        """Add the kinds of the labels of a piece; if it begins a file, raise unless one of them occurred before."""
         if (layout := self._state.layout) is not None:
             if begun:
                 check_labels(tuple(sorted(kinds)), begun, layout.label_kinds, self._job.locations[0])
             self._state.layout = replace(layout, label_kinds=tuple(sorted({*layout.label_kinds, *kinds})))
 
     def _write(self, position: tuple[int, ...] | None) -> None:
-        """Write a shard, and then what it holds and where the data goes on; None where only a later shard can say."""
+        """Write a shard, its description, and the next position; None if only a later shard ends at a piece."""
         state = self._state
         layout = state.layout or Layout.of(self._held[0])
         name = f"part-{len(state.shards):05d}.arrow"
@@ -254,7 +248,7 @@ class _Writer:
 
 
 def _finish(folder: Path, job: Job, state: State) -> None:
-    """Write beside the shards what was counted."""
+    """Write statistics, lengths and the description."""
     _write_lengths(folder, state)
     _write_json(folder / STATISTICS, state.statistics.to_config())
     if job.on_bad_row == "skip":
@@ -266,7 +260,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
         "elements": state.statistics.elements,
         "longest": state.statistics.longest,
         "task": job.columns.task,
-        # A time column that was guessed is guessed again: other data may do without.
+        # A guessed time column is guessed again, because other data may not have it.
         "columns": {**state.names, **_read_with(state.columns or job.columns), "time": job.columns.time},
         **({} if state.layout is None else state.layout.to_config()),
         "skipped": len(state.skipped),
@@ -279,7 +273,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
 
 
 def _read_with(columns: Columns) -> dict[str, Any]:
-    """How the data was read beyond the names of its columns, so that other data is read in the same way."""
+    """Return the attributes of columns with which other data is read in the same way."""
     return {name: getattr(columns, name) for name in (*LISTS, "split", "tokens", "time_gaps")}
 
 
@@ -297,7 +291,7 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
-    """What stands at the output, if it was made by the same conversion."""
+    """Return the result of the same conversion if it is at the output."""
     if not os.path.lexists(folder) or (not is_converted(folder) and not any(folder.iterdir())):
         return None
     try:
@@ -311,15 +305,15 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     if overwrite and key is not None:
         return None
     got = f"{quote(str(folder))}, which contains " + ("something else" if key is None else "other converted data")
-    fix = f"give another {argument('output')}"
+    fix = f"pass another {argument('output')}"
     if key is not None:
         fix += f", or {argument('overwrite', True)} to replace it"
-    raise ArgumentError(message("output", got, "a new folder, or one converted from this data", fix))
+    raise ArgumentError(message("output", got, "a new folder", fix))
 
 
 @dataclass(frozen=True)
 class Job:
-    """What makes two conversions the same."""
+    """The inputs and options that identify a conversion."""
 
     locations: tuple[str, ...]
     fingerprints: tuple[str, ...]
@@ -328,19 +322,19 @@ class Job:
     on_bad_row: str
 
     def sources(self) -> list[dict[str, str]]:
-        """Where the data came from."""
+        """Return the locations and fingerprints of the data."""
         pairs = zip(self.locations, self.fingerprints, strict=True)
         return [{"location": location, "fingerprint": mark} for location, mark in pairs]
 
     def key(self) -> str:
-        """A short text that differs for other data, or another way to read it."""
+        """Return a hash of the data and the options."""
         facts = [self.sources(), asdict(self.columns), self.format, self.on_bad_row, shards.SHARD, FORMAT_VERSION]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 @dataclass
 class State(Alike):
-    """How far a conversion is, and what its rows have in common."""
+    """The progress of a conversion, and the common properties of its rows."""
 
     shards: list[dict[str, Any]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
@@ -350,16 +344,16 @@ class State(Alike):
 
     @classmethod
     def stored(cls, work: Path, job: Job, overwrite: bool) -> State:
-        """What an earlier conversion has come to; at the beginning where there was none."""
+        """Return the state of an earlier conversion, or a new one."""
         path = work / "job.json"
         try:
             key = json.loads(path.read_bytes())["key"]
         except (OSError, ValueError, KeyError, TypeError):
             key = None
         if key not in (None, job.key()) and not overwrite:
-            got = f"{quote(str(work))}, an unfinished conversion of other data, or in another way"
-            fix = f"finish it first, or discard it with {argument('overwrite', True)}"
-            raise ArgumentError(message("output", got, "a folder without an unfinished conversion of other data", fix))
+            got = f"{quote(str(work))}, an unfinished conversion of other data or with other options"
+            fix = f"finish it first, or drop it with {argument('overwrite', True)}"
+            raise ArgumentError(message("output", got, "without another unfinished conversion", fix))
         if key != job.key():
             clear(work)
             write_file(path, json.dumps({"key": job.key()}).encode())
@@ -373,16 +367,16 @@ class State(Alike):
 
     @property
     def names(self) -> dict[str, str]:
-        """The columns of the shards by their roles."""
+        """The names of the columns of the shards by their roles."""
         return {} if self.layout is None or self.columns is None else self.layout.names(self.columns)
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Take in what is kept of a shard."""
+        """Add the description of a shard."""
         self.shards.append(entry["shard"])
         self.statistics = self.statistics + Statistics.from_config(entry["statistics"])
         self.skipped += entry["skipped"]
         self.layout = Layout.from_config(entry["layout"])
-        # What Python calls a tuple is a list in JSON.
+        # Tuples are lists in JSON.
         named: dict[str, Any] = entry["columns"]
         lists = {role: tuple(name) for role, name in named.items() if isinstance(name, list)}
         self.columns = Columns(**{**named, **lists})
@@ -392,7 +386,7 @@ class State(Alike):
 
 
 def progress_file(work: Path, number: int) -> Path:
-    """What is kept of a shard while others are still to come."""
+    """Return the path of the description of a shard during the conversion."""
     return work / "progress" / f"{number:05d}.json"
 
 
@@ -405,7 +399,7 @@ def _read_progress(work: Path, number: int) -> dict[str, Any] | None:
 
 
 def clear(work: Path) -> None:
-    """Empty the folder in which a conversion is made, but for its lock."""
+    """Empty the work folder of a conversion, except for its lock."""
     for path in work.iterdir():
         if path.name != LOCK:
             remove(path)

@@ -21,6 +21,7 @@ from raglane._utils.messages import message
 from raglane.data.collate import Samples
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.epochs import check_least
+from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
@@ -194,24 +195,28 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self.records.features
 
     @property
+    def _layout(self) -> Layout:
+        return self._fragments.get(0).layout
+
+    @property
     def channels(self) -> tuple[str, ...]:
         """The names of the ``C`` feature columns; () for tokens."""
-        return self._held.channels if self._held is not None else self._fragments.get(0).layout.channels
+        return self._layout.channels
 
     @property
     def is_tokens(self) -> bool:
         """True if the elements are tokens rather than rows of numbers."""
-        return self._held.is_tokens if self._held is not None else self._fragments.get(0).layout.is_tokens
+        return self._layout.is_tokens
 
     @property
     def has_labels(self) -> bool:
         """True if there is a label per sequence."""
-        return self._held.labels is not None if self._held is not None else self._fragments.get(0).layout.has_labels
+        return self._layout.has_labels
 
     @property
     def has_ids(self) -> bool:
         """True if the source has ids; otherwise they are row numbers."""
-        return self._held.ids is not None if self._held is not None else self._fragments.get(0).layout.ids != "none"
+        return self._layout.ids != "none"
 
     @property
     def preprocessor(self) -> Preprocessor:

@@ -1,4 +1,4 @@
-"""Fragments: some sequences as flat arrays, in memory or mapped from a file; their layout, and where they come from."""
+"""Fragments: flat arrays of some sequences, in memory or mapped from a file; their layout, and their stores."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from raglane.errors import DataError
 
 Index = npt.NDArray[np.int64] | slice
 Rows = Callable[[Index], npt.NDArray[Any]]
-"""From the places of sequences or elements to their entries."""
+"""A function from indices of sequences or elements to their entries."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What all shards have in common."""
+    """The kind of the columns, which all shards share."""
 
     is_tokens: bool
     channels: tuple[str, ...]
@@ -39,7 +39,7 @@ class Layout:
 
     @classmethod
     def of(cls, records: Records) -> Layout:
-        """The layout of some records."""
+        """Return the layout of records."""
         ids = "none"
         if records.ids is not None:
             ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
@@ -60,19 +60,19 @@ class Layout:
 
     @property
     def kind(self) -> str:
-        """What the elements are, in words."""
+        """The kind of the elements, in words."""
         own = "tokens" if self.is_tokens else f"features ({quote_all(self.channels)})"
-        return own if not self.features else f"{own} beside {quote_all(name for name, _, _ in self.features)}"
+        return own if not self.features else f"{own} with {quote_all(name for name, _, _ in self.features)}"
 
     def serves(self, task: str) -> bool:
-        """Whether there are labels of the kind that a task learns."""
+        """Return True if there are labels of the kind that a task learns."""
         wanted = TASKS[task]
         if wanted.label == "class":
             return self.has_tags if wanted.per == "element" else self.has_labels
         return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
 
     def check(self, records: Records, first: str = "") -> None:
-        """Refuse records of another layout; sequences without elements are of every kind."""
+        """Raise if records have another layout; sequences without elements fit any kind."""
         found = Layout.of(records)
         if len(records.values) == 0:
             found = replace(found, is_tokens=self.is_tokens, channels=self.channels)
@@ -92,23 +92,23 @@ class Layout:
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "data whose files and rows have one schema"
-                fix = "convert files of different schemas separately, or unify them"
+                rule = "one schema for all files and rows"
+                fix = "convert the other data separately, or change its schema"
                 raise DataError(message(f"{records.source}", got, rule, fix))
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return JSON values."""
         return {**asdict(self), "channels": list(self.channels)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
-        """The object that :meth:`to_config` described, alone or among other entries."""
+        """Return the object that :meth:`to_config` described; other entries are ignored."""
         entries = {field.name: config[field.name] for field in fields(cls)}
         names = {name: tuple(entries[name]) for name in ("channels", "target_names", "label_kinds")}
         return cls(**{**entries, **names, "features": tuple(map(tuple, entries["features"]))})
 
     def names(self, columns: Columns) -> dict[str, str]:
-        """What the columns of a shard are called, by their roles: as in the source, where that has names."""
+        """Return the names of a shard's columns by their roles: those of the source, if it has names."""
         wanted = {"label": columns.label, "id": columns.id, "sequence": columns.sequence}
         if not (self.has_labels or self.has_tags or self.targets != "none"):
             del wanted["label"]
@@ -117,7 +117,7 @@ class Layout:
         names: dict[str, str] = {}
         taken = {name for name, _, _ in self.features}
         for role, name in wanted.items():
-            # A format without such columns may be told the name of another.
+            # Columns may name a column that a format does not have.
             free = [f"the {role}", role] if name is None else [f"the {role}", role, name]
             while free[-1] in names.values() or free[-1] in taken:
                 free.pop()
@@ -126,7 +126,7 @@ class Layout:
 
 
 def _label_kinds(records: Records) -> tuple[str, ...]:
-    """What the labels of records were in their source: as it has them, or as they are written."""
+    """Return the kinds of the labels in the source, or by their spelling if the source has only texts."""
     if records.label_kinds is not None:
         return records.label_kinds
     if records.targets is None:
@@ -135,25 +135,25 @@ def _label_kinds(records: Records) -> tuple[str, ...]:
 
 
 def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], first: str) -> None:
-    """Refuse labels none of which is of a kind that those before are of: 1, "1" and 1.0 would be three, or one."""
+    """Raise if labels have no kind in common with those before: 1, "1" and 1.0 would be three labels, or one."""
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
-        rule = "data whose labels are of one kind in all files"
-        raise DataError(message(source, got, rule, "write the labels the same way, or read the files one by one"))
+        rule = "labels of one kind in all files"
+        raise DataError(message(source, got, rule, "write them in one way, or read the files separately"))
 
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
-    """Some sequences, flat; each word of tokens and of labels is held once."""
+    """Flat arrays of some sequences; each token and label is stored once."""
 
     layout: Layout
     # (B + 1,) int32 or int64.
     offsets: npt.NDArray[Any]
-    # (N, C) float32 features, or (N,) integers: places in `words`.
+    # (N, C) float32 features, or (N,) integers, indices into `words`.
     values: npt.NDArray[Any]
     words: tuple[str, ...] | None = None
-    # (B,) or, one per element, (N,) integers: places in `label_words`.
+    # (B,) or, per element, (N,) integers, indices into `label_words`.
     labels: npt.NDArray[Any] | None = None
     label_words: tuple[str, ...] = ()
     # One per sequence: an Arrow array or a tuple.
@@ -164,7 +164,7 @@ class Fragment:
 
     @classmethod
     def of(cls, records: Records) -> Fragment:
-        """Records in memory."""
+        """Return records as a fragment."""
         values, words = _encoded(records.values) if records.is_tokens else (records.values, None)
         labels, label_words = None, tuple[str, ...]()
         if (classes := records.labels if records.tags is None else records.tags) is not None:
@@ -180,18 +180,18 @@ class Fragment:
         lengths: npt.NDArray[np.int64],  # noqa: ARG002
         elements: Index,
     ) -> npt.NDArray[Any]:
-        """The values of some sequences, one after the other."""
+        """Return the values of some sequences, concatenated."""
         return np.asarray(self.values[elements])
 
     def targets_of(self, rows: npt.NDArray[np.int64], elements: Index) -> Targets | None:
-        """The numbers or sets to learn of some sequences."""
+        """Return the numbers or sets to learn of some sequences."""
         if self.targets is None:
             return None
         per_element = self.layout.targets_per_element
         return Targets(self.targets(elements if per_element else rows), per_element, self.layout.target_names)
 
     def features_of(self, rows: npt.NDArray[np.int64], elements: Index) -> tuple[Feature, ...]:
-        """The features of some sequences, beside their values."""
+        """Return the feature columns of some sequences."""
         kinds = zip(self.layout.features, self.features, strict=True)
         return tuple(
             Feature(name, take(rows if per_sequence else elements), per_sequence)
@@ -199,7 +199,7 @@ class Fragment:
         )
 
     def id_of(self, row: int) -> str | int | None:
-        """The id of a sequence, or None."""
+        """Return the id of a sequence, or None."""
         if self.ids is None:
             return None
         name: str | int = self.ids[row] if isinstance(self.ids, tuple) else self.ids[row].as_py()
@@ -207,14 +207,14 @@ class Fragment:
 
 
 def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-    """The place of each word among the different ones, and these in the order in which they come."""
+    """Return the index of each word among the distinct words, and these in order of first occurrence."""
     every = list(words)
     table = {word: place for place, word in enumerate(dict.fromkeys(every))}
     return np.fromiter(map(table.__getitem__, every), dtype=np.int32, count=len(every)), tuple(table)
 
 
 def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
-    """A batch of a shard as a fragment, whose arrays are in the batch's memory; ``names`` are those of its columns."""
+    """Return a batch of a shard as a fragment without a copy; ``names`` are those of its columns."""
     sequences, words = batch.column(names["sequence"]), None
     if layout.is_tokens:
         words = tuple(sequences.values.dictionary.to_pylist())
@@ -235,7 +235,7 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
 
 
 def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
-    """The values of a shard's column of sequences: features ``(N, C)``, or the places of tokens ``(N,)``."""
+    """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens ``(N,)``."""
     if layout.is_tokens:
         places: npt.NDArray[Any] = sequences.values.indices.to_numpy()
         return places
@@ -255,7 +255,7 @@ def _targets_in(column: Any, layout: Layout) -> Rows:
 
 
 def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
-    """The sets of labels at some places, ``(M,)`` object."""
+    """Return the sets of labels at some indices, ``(M,)`` object."""
     ends, begins = starts[1:][index], starts[:-1][index]
     found = np.empty(len(begins), dtype=object)
     pairs = zip(begins.tolist(), ends.tolist(), strict=True)
@@ -277,7 +277,7 @@ def _words_at(places: npt.NDArray[Any], words: npt.NDArray[np.object_], index: I
 class Store(ABC):
     """A source of fragments."""
 
-    # Whether fragments that are loaded take little memory of their own, so that all may be kept.
+    # Whether loaded fragments take little memory, so that all can be cached.
     is_cheap = True
     # The records, if they are in memory.
     held: Records | None = None
@@ -290,33 +290,33 @@ class Store(ABC):
     @property
     @abstractmethod
     def label_kinds(self) -> tuple[str, ...]:
-        """What the labels are, as :func:`~raglane.data.records.kinds_of` calls it; () without labels."""
+        """The kinds of the labels, see :func:`~raglane.data.records.kinds_of`; () without labels."""
 
     @abstractmethod
     def name(self, number: int) -> str:
-        """The name of a fragment in messages."""
+        """Return the name of a fragment in messages."""
 
     def records(self, number: int) -> Records:
-        """A fragment as records; a source that loads fragments in a way of its own has none."""
+        """Return a fragment as records; not implemented by stores that override ``load``."""
         raise NotImplementedError
 
     def load(self, number: int) -> Fragment:
-        """A fragment."""
+        """Return a fragment."""
         return Fragment.of(self.records(number))
 
     def statistics(self) -> Statistics:
-        """The statistics of all sequences, counted now."""
+        """Return the statistics of all sequences."""
         return sum((Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics())
 
     def lengths(self) -> npt.NDArray[Any]:
-        """``(B,)`` int32 or int64: the elements of each sequence."""
+        """Return the number of elements of each sequence, ``(B,)`` int32 or int64."""
         found = [self.lengths_of(number) for number in range(len(self.sizes))]
         every = np.concatenate(found) if found else np.zeros(0, dtype=np.int32)
         return every.astype(np.int32 if every.max(initial=0) < 2**31 else np.int64, copy=False)
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
-        """``(B,)`` integers: the lengths of one fragment."""
+        """Return the lengths of one fragment, ``(B,)`` integers."""
         return self.records(number).lengths
 
     def drop(self) -> None:  # noqa: B027
-        """Give back the memory into which files are mapped; they are read again where they are needed."""
+        """Release the pages of mapped files; they are read again on demand."""

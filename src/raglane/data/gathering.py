@@ -1,4 +1,4 @@
-"""Rows out of many fragments, brought together as one flat batch."""
+"""Gathers rows of many fragments into one flat batch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from raglane.data.records import Columns, Feature, Records, Targets, joined
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
 
-# Bytes that fragments which were read from Parquet may take before the least recently used one is dropped.
+# The most bytes of cached Parquet row groups; beyond it, the least recently used one is dropped.
 _KEPT = 1 << 28
-# Bytes of files that may be mapped into memory before they are given back, and after how many rows that is checked:
-# mapped files count as the process's memory.
+# The most bytes of mapped files, which count as the process's memory, and the number of rows between checks.
 _MAPPED, _LOOK = 1 << 29, 1 << 12
 
 _Integers = npt.NDArray[np.int64]
 
 Places = tuple[_Integers | None, _Integers | None]
-"""For each token of a fragment its place in the vocabulary, for each label its place among the classes."""
+"""The index in the vocabulary of each token of a fragment, and the class of each label."""
 
 
 class Fragments:
-    """The fragments of several stores, one after the other; those that take memory are kept while they are used."""
+    """The fragments of several stores in order, with a cache of those that take memory."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
@@ -56,15 +55,15 @@ class Fragments:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def find(self, rows: _Integers) -> _Integers:
-        """The number of the fragment of each row."""
+        """Return the number of the fragment of each row."""
         return np.asarray(np.searchsorted(self._ends, rows, side="right"))
 
     def start(self, number: int) -> int:
-        """The first row of a fragment."""
+        """Return the first row of a fragment."""
         return int(self._ends[number - 1]) if number else 0
 
     def get(self, number: int) -> Fragment:
-        """A fragment."""
+        """Return a fragment."""
         fragment = self._held.get(number)
         store, place = self._where[number]
         if fragment is None:
@@ -77,38 +76,38 @@ class Fragments:
         return fragment
 
     def of(self, row: int) -> tuple[Fragment, int, int]:
-        """The fragment of a row, its number, and the row in it."""
+        """Return the fragment of a row, its number, and the row in it."""
         number = int(self.find(np.array([row]))[0])
         return self.get(number), number, row - self.start(number)
 
     def name(self, number: int) -> str:
-        """The name of a fragment in messages."""
+        """Return the name of a fragment in messages."""
         store, place = self._where[number]
         return store.name(place)
 
     def lengths(self) -> npt.NDArray[Any]:
-        """``(B,)`` integers: the elements of each sequence."""
+        """Return the number of elements of each sequence, ``(B,)`` integers."""
         found = [store.lengths() for store in self._stores]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def statistics(self) -> Statistics:
-        """The statistics of all sequences: read if they are stored, else counted now."""
+        """Return the statistics of all sequences: the stored ones, or else computed now."""
         return sum((store.statistics() for store in self._stores), Statistics())
 
     def id_of(self, row: int) -> str | int:
-        """The id of a sequence; its row where it has none."""
+        """Return the id of a sequence, or its row if it has none."""
         fragment, _, place = self.of(row)
         found = fragment.id_of(place)
         return row if found is None else found
 
     def where(self, row: int) -> tuple[str, str]:
-        """The source of a sequence, and the sequence in words: its row there, and its id."""
+        """Return the source of a sequence, and its row and id in words."""
         fragment, number, place = self.of(row)
         name = fragment.id_of(place)
         return self.name(number), f"row {place}" + ("" if name is None else f" (id {quote(name)})")
 
     def labels(self, rows: _Integers, places: Callable[[int], Places]) -> _Integers | None:
-        """The place of each row's label among the classes; None where rows have no label of their own."""
+        """Return the class of each row; None without a label per sequence."""
         found = []
         for number in range(len(self._where)):
             fragment, (_, labels) = self.get(number), places(number)
@@ -150,7 +149,7 @@ class Fragments:
         )
 
     def touch(self, rows: int) -> None:
-        """Note that so many rows were read, and give mapped memory back now and then."""
+        """Count rows that were read, and release mapped memory from time to time."""
         self._touched += rows
         if self._touched >= _LOOK:
             self._touched = 0
@@ -159,18 +158,16 @@ class Fragments:
                     store.drop()
 
     def _check_layout(self, fragment: Fragment, number: int) -> None:
-        """Refuse a fragment that is not like the first that holds an element."""
+        """Raise if a fragment differs in kind from the first that has an element."""
         first = next((known for known in self._held.values() if len(known.values)), None)
         if first is None or not len(fragment.values):
             return
         if first.layout.kind != fragment.layout.kind:
             got = f"{fragment.layout.kind}, after {first.layout.kind}"
-            raise DataError(
-                message(self.name(number), got, "a file of the same schema as the first", "open them one by one")
-            )
+            raise DataError(message(self.name(number), got, "one schema for all files", "open them separately"))
 
     def _drop_some(self) -> None:
-        """Hold no more of what was read than there is room for."""
+        """Drop the least recently used fragments until the cache is small enough."""
         costly = [number for number in self._held if not self._where[number][0].is_cheap]
         held = sum(self._held[number].values.nbytes for number in costly)
         for number in costly[:-1]:
@@ -180,23 +177,23 @@ class Fragments:
 
 
 class Gathered:
-    """Rows of all fragments as one flat batch, in their order: what a preprocessor makes tensors of."""
+    """Rows of all fragments as one flat batch, from which a preprocessor makes tensors."""
 
-    # (M + 1,) int64; (N, C) float32, or (N,) int64 places in the vocabulary.
+    # (M + 1,) int64; (N, C) float32, or (N,) int64 indices in the vocabulary.
     offsets: _Integers
     values: npt.NDArray[Any]
-    # (M,) or (N,) int64 places among the classes; None without labels.
+    # (M,) or (N,) int64 classes; None without labels.
     classes: _Integers | None
     targets: Targets | None
     features: tuple[Feature, ...]
-    # Of the first fragment; None without rows.
+    # The layout of the first fragment; None without rows.
     layout: Layout | None = None
     source: str = "data"
 
     def __init__(self, fragments: Fragments, rows: _Integers, places: Callable[[int], Places]) -> None:
         self._fragments, self._rows = fragments, rows
         numbers = fragments.find(rows)
-        # Fragment after fragment, so that each is read once; in the end all is brought into the order of the rows.
+        # In the order of the fragments, so that each is read once; restored to the order of the rows at the end.
         order = np.argsort(numbers, kind="stable")
         edges = [0, *(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
         groups = [(int(numbers[order[low]]), low, high) for low, high in pairwise(edges) if low < high]
@@ -229,7 +226,7 @@ class Gathered:
             except DataError:
                 raise
             except (IndexError, ValueError) as error:
-                rule, fix = "an undamaged file of raglane convert", "delete the folder, and convert the data again"
+                rule, fix = "the file that raglane convert wrote", "delete the folder, and convert the data again"
                 raise DataError(message(fragments.name(number), "a damaged file", rule, fix)) from error
         if groups:
             self.layout, self.source = fragments.get(groups[0][0]).layout, fragments.name(groups[0][0])
@@ -244,7 +241,7 @@ class Gathered:
         fragments.touch(len(rows))
 
     def _restore(self, order: _Integers, lengths: _Integers) -> None:
-        """Bring what is in the order of the fragments into the order of the rows."""
+        """Restore the order of the rows from that of the fragments."""
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         elements = _index(self.offsets[:-1][back], lengths[back])
@@ -258,11 +255,11 @@ class Gathered:
         self.features = tuple(feature.select(back, elements) for feature in self.features)
 
     def where(self, row: int) -> tuple[str, str]:
-        """The source of a row of the batch, and the row in words."""
+        """Return the source of a row of the batch, and the row in words."""
         return self._fragments.where(int(self._rows[row]))
 
     def class_word(self, row: int, step: int | None) -> str:
-        """The label of a row or of one of its steps, as it is written."""
+        """Return the label of a row, or of one of its steps."""
         fragment, _, place = self._fragments.of(int(self._rows[row]))
         labels, at = fragment.labels, place if step is None else int(fragment.offsets[place]) + step
         return "" if labels is None else fragment.label_words[int(labels[at])]
@@ -281,17 +278,14 @@ def _words(table: Mapping[str, int], numbers: npt.NDArray[Any]) -> npt.NDArray[n
 
 
 def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
-    """The places of the elements of sequences: a slice if they are side by side, so that nothing is copied."""
+    """Return the indices of the elements of sequences: a slice if they are contiguous, which avoids a copy."""
     if len(starts) and (starts[1:] == starts[:-1] + lengths[:-1]).all():
         return slice(int(starts[0]), int(starts[-1] + lengths[-1]))
     return _index(starts, lengths)
 
 
 def _index(starts: _Integers, lengths: _Integers) -> _Integers:
-    """The place of each element, sequence after sequence.
-
-    As ``element_index`` of :mod:`raglane.segments`, for arrays: a batch is too small for what torch takes per call.
-    """
+    """Return the index of each element, as ``segments.element_index`` without torch's overhead per call."""
     before = np.cumsum(lengths) - lengths
     index: _Integers = np.repeat(starts - before, lengths)
     index += np.arange(len(index))

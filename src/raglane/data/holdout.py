@@ -78,7 +78,7 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
 
 
 def _quotas(sizes: npt.NDArray[np.int64], fraction: float, total: int) -> npt.NDArray[np.int64]:
-    """How many of each class to hold out: ``(classes,)``, each below its size, ``total`` in all where that can be."""
+    """Return the number of held-out sequences per class: below the class size, and ``total`` together if possible."""
     room = sizes - 1
     quota: npt.NDArray[np.int64] = np.minimum(np.floor(sizes * fraction).astype(np.int64), room)
     while (missing := total - int(quota.sum())) > 0 and (quota < room).any():

@@ -1,4 +1,4 @@
-"""Everything learned from the training part that turns records into tensors: vocabulary, scaling, classes."""
+"""The preprocessor: vocabulary, scaling and classes, learned from the training part."""
 
 from __future__ import annotations
 
@@ -47,30 +47,29 @@ _SCALES_OF_TARGETS = (("target_mean", "target_names"), ("target_std", "target_na
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """What was learned from the training part, and what turns records into tensors by it.
+    """Converts sequences to tensors with what was learned from the training part.
 
-    Features are scaled first and filled afterwards. So a missing feature that is filled with 0 gets the mean of its
-    channel (without ``standardize`` it gets a plain 0); the mean and deviation are those of the features that are
-    present; and the was-missing channels stay 0 and 1. Tokens become their place in the vocabulary; one that it lacks
-    becomes 0, the place of the unknown token.
+    Features are scaled with the mean and deviation of the finite ones, and filled afterwards. So a missing feature that
+    is filled with 0 has the mean of its channel (or, without ``standardize``, the value 0), and was-missing channels
+    are not scaled. Tokens become their index in the vocabulary, and unknown ones 0.
 
     Attributes:
         task: a key of ``raglane.data.records.TASKS``.
         channels: the names of the ``C`` feature columns; () for tokens.
-        mean: ``C`` numbers, subtracted from the features; None without scaling.
-        std: ``C`` numbers above 0 that the features are divided by; 1 for a channel that never changes.
-        vocabulary: the tokens, the unknown one first, then from the most frequent; None for features.
+        mean: ``C`` numbers that are subtracted from the features; None without scaling.
+        std: ``C`` numbers above 0 that the features are divided by; 1 for a constant channel.
+        vocabulary: the unknown token, then the tokens in order of falling frequency; None for features.
         labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"``; else None.
         missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel, or
-            ``"elapsed"``, which appends to these the time since each channel was seen: in elements, or where there is
-            a channel ``time_gap`` in means of it.
-        per_element: whether there is a target per element; None goes by the task, and means per sequence where the task
-            takes either.
-        target_names: of the ``T`` numbers of ``"regress"``; else ().
-        target_mean: ``T`` numbers, subtracted from the targets.
+            ``"elapsed"``, which appends to these the time since each channel was last present: in elements, or with a
+            channel ``time_gap`` in multiples of its mean.
+        per_element: whether there is a target per element; None uses the task's default, which is per sequence for
+            tasks that support both.
+        target_names: the names of the ``T`` numbers of ``"regress"``; else ().
+        target_mean: ``T`` numbers that are subtracted from the targets.
         target_std: ``T`` numbers above 0 that the targets are divided by.
-        features: what was learned of each feature beside ``channels`` or the tokens.
-        split: how texts were cut into tokens, as :class:`~raglane.data.Columns` names it; None where they were not.
+        features: the encoders of the further feature columns.
+        split: the tokenization of texts, see :class:`~raglane.data.Columns`; None without texts.
 
     Example:
         >>> from raglane.data import read
@@ -109,7 +108,7 @@ class Preprocessor:
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
             scale, count = getattr(self, name), len(getattr(self, names))
             if scale is not None and len(scale) != count:
-                got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
+                got, rule = f"{len(scale)} numbers", f"one per name in {names}, and there are {count}"
                 raise ArgumentError(message(name, got, rule, "pass one each"))
             check_scale(name, scale or ())
 
@@ -129,15 +128,15 @@ class Preprocessor:
         Args:
             data: the training part, a :class:`~raglane.data.Dataset`, or its statistics; at least one element in all.
             task: a key of ``raglane.data.records.TASKS``.
-            missing: what to do about features that are NaN or infinite.
+            missing: the treatment of features that are NaN or infinite.
             standardize: whether to scale each channel to mean 0 and deviation 1.
-            max_vocabulary: keep the most frequent tokens only, at most this many with the unknown one; None keeps all.
-            minimum_count: keep the tokens that occur at least this often.
+            max_vocabulary: the largest size of the vocabulary, with the unknown token; None keeps all tokens.
+            minimum_count: the least number of occurrences of a token in the vocabulary.
 
         Raises:
             ArgumentTypeError: an argument of the wrong kind.
             ArgumentError: an argument breaks a rule.
-            DataError: there is nothing to learn from, or a feature is missing under ``missing="error"``.
+            DataError: no element or no label, or a missing feature under ``missing="error"``.
         """
         check_policy(missing)
         check_task(task)
@@ -145,18 +144,17 @@ class Preprocessor:
         check_flag("standardize", standardize)
         check_least("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
-            # The unknown token and another.
             check_least("max_vocabulary", max_vocabulary, 2)
         known, split, source = data, None, "data"
         if not isinstance(known, Statistics):
             split, source, known = known.columns.split, str(known.source), known.statistics_for(task)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
-            raise DataError(message(source, got, "data with elements to train on", "check the data"))
+            raise DataError(message(source, got, "at least one element to train on", "check the data"))
         learned = fit_targets(known, task, source)
         if known.features and task == "language":
-            got = f"the features {quote_all(known.features)} in addition to the tokens"
-            rule = "empty for a language model, which reads only tokens"
+            got = f"the features {quote_all(known.features)} with the tokens"
+            rule = "no features, because a language model reads only tokens"
             raise DataError(
                 message("features", got, rule, f"leave {argument('features')} and {argument('static')} out")
             )
@@ -173,22 +171,19 @@ class Preprocessor:
                 data.refuse_missing()
             got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
-            raise DataError(message("data", got, "data with finite features", fix))
+            raise DataError(message("data", got, "finite numbers", fix))
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
 
     @property
     def is_tokens(self) -> bool:
-        """Whether the inputs are tokens rather than features."""
+        """True if the inputs are tokens rather than features."""
         return self.vocabulary is not None
 
     @property
     def input_size(self) -> int:
-        """The number of channels of ``"inputs"``, was-missing channels included; for tokens the vocabulary's size.
-
-        Tokens with features beside them are a channel of their own.
-        """
+        """The number of channels of ``"inputs"``, with was-missing channels; for only tokens the vocabulary's size."""
         if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
         own = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
@@ -196,13 +191,13 @@ class Preprocessor:
 
     @property
     def features_size(self) -> int:
-        """The number of channels of ``"inputs"`` that features beside the main column take; they are the last."""
+        """The number of the last channels of ``"inputs"``, which are those of ``features``."""
         each = BLOCKS[self.missing]
         return sum(each if encoder.vocabulary is None else 1 for encoder in self.features)
 
     @property
     def categories(self) -> tuple[int, ...]:
-        """The sizes of the vocabularies whose places the last channels of ``"inputs"`` are; () for plain tokens."""
+        """The sizes of the vocabularies of the last channels of ``"inputs"``; () without features."""
         if not self.features:
             return ()
         words = [len(encoder.vocabulary) for encoder in self.features if encoder.vocabulary is not None]
@@ -210,7 +205,7 @@ class Preprocessor:
 
     @property
     def class_count(self) -> int:
-        """The number of classes or labels; 0 where there are none."""
+        """The number of classes or labels; 0 without labels."""
         return 0 if self.labels is None else len(self.labels)
 
     def apply(self, data: _Data, require_targets: bool = True) -> _Data:
@@ -245,7 +240,7 @@ class Preprocessor:
         values = as_tensor(self._values(found) if scale else found.values)
         if self.features and (scale or found.features) and found.layout is not None:
             more = torch.from_numpy(encode(self.features, found.features, found.offsets, self.missing, found.source))
-            # Tokens stand last, where the places of categories are.
+            # Tokens are last, with the other categories.
             values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
         targets = self._targets(found) if with_targets and not follows else None
         offsets = torch.from_numpy(found.offsets)
@@ -256,8 +251,8 @@ class Preprocessor:
         return Tensors(values, offsets, targets, per_element, forecast)
 
     def _values(self, found: Gathered) -> npt.NDArray[Any]:
-        """``(N,)`` int64 places of tokens; or ``(N, C)`` float32, the channels of training, scaled, then filled."""
-        # Sequences of length 0 are of every kind: the model's own kind decides.
+        """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and filled."""
+        # Sequences of length 0 fit any kind, so the model's kind decides.
         if len(found.values) == 0 or found.layout is None:
             if self.is_tokens and (found.layout is not None or not self.features):
                 return np.zeros(0, dtype=np.int64)
@@ -303,7 +298,7 @@ class Preprocessor:
         rows: npt.NDArray[np.int64],
         word: Callable[[int, int | None], str],
     ) -> None:
-        """Raise if a label is not one of training; ``rows`` holds the sequence or element of each."""
+        """Raise if a label is not one of training; ``rows`` is the sequence or element of each label."""
         if not (places < 0).any():
             return
         row, step = int(rows[int((places < 0).argmax())]), None
@@ -311,71 +306,70 @@ class Preprocessor:
             row, step = place_of(found.offsets, row)
         source, sequence = found.where(row)
         got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
-        known = f"data with labels seen in training, {quote_all(self.labels or ())}"
+        known = f"one of the labels of training, {quote_all(self.labels or ())}"
         raise DataError(message(source, got, known, "train on data that has this label, or correct it"))
 
     def _fitting(self, found: Gathered) -> Targets:
-        """The targets, as many and for the same things as in training."""
+        """Return the targets, with the number and the kind of those of training."""
         targets = found.targets
         if targets is None or targets.is_numbers != (TASKS[self.task].label == "numbers"):
             raise nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
-            got, rule = "targets per element", "data with one target per sequence, as in training"
+            got, rule = "targets per element", "one target per sequence, as in training"
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if len(targets.names) != len(self.target_names):
-            got = f"{len(targets.names)} targets"
-            rule = f"data with {len(self.target_names)} targets, as in training: {quote_all(self.target_names)}"
+            got = f"{len(targets.names)} numbers to learn"
+            rule = f"{len(self.target_names)} as in training: {quote_all(self.target_names)}"
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if self.per_element and not targets.per_element:
-            # A file in which no sequence has two different labels says so once per sequence.
+            # A reader returns one target per sequence if no sequence has two different ones.
             return replace(targets, values=np.repeat(targets.values, np.diff(found.offsets), axis=0), per_element=True)
         return targets
 
     def _places_in(self, fragment: Fragment, *, with_classes: bool) -> Places:
-        """The place of each word of a fragment: of its tokens in the vocabulary, of its labels among the classes."""
+        """Return the index of each token of a fragment in the vocabulary, and the class of each label."""
         tokens = None
         if fragment.words is not None:
             places = places_of(self.vocabulary or ())
             if self.task == "language":
-                # What a text calls so is an unknown token, not an end.
+                # This token in a text is unknown, not the end.
                 places = {token: place for token, place in places.items() if token != END}
             tokens = look_up(fragment.words, places, len(fragment.words), 0)
         labels = self._class_places(fragment.label_words) if with_classes and fragment.labels is not None else None
         return tokens, labels
 
     def _class_places(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
-        """The place of each label among the classes, ``(M,)`` int64; -1 for one that training has not seen."""
+        """Return the class of each label, ``(M,)`` int64; -1 for an unknown one."""
         return look_up(labels, places_of(self.labels or ()), len(labels), -1)
 
     def _check_kind(self, channels: Sequence[str], is_tokens: bool, source: str) -> None:
-        """Refuse data of another kind than that of the training part, or without one of its channels."""
+        """Raise unless data has the kind and all channels of the training part."""
         if self.is_tokens and not is_tokens:
             got = f"features ({quote_all(channels)})"
-            fix = "pass data like that of training"
-            raise DataError(message(source, got, "tokens, as in training", fix))
+            raise DataError(message(source, got, "tokens, as in training", "pass data of this kind"))
         if not self.is_tokens and (is_tokens or any(name not in channels for name in self.channels)):
             got = "tokens" if is_tokens else f"the channels {quote_all(channels)}"
-            rule = f"data with the channels of training, {quote_all(self.channels)}"
+            rule = f"the channels {quote_all(self.channels)}, as in training"
             raise DataError(message(source, got, rule, "pass data with these channels"))
 
     def scaled(self, values: npt.NDArray[np.float32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Features of the channels of the training part, scaled, then filled.
+        """Return features scaled, then filled.
 
         Args:
             values: ``(N, C)`` float32; with ``missing="error"`` all of them finite.
             offsets: ``(B + 1,)`` int64.
 
         Returns:
-            ``(N, input_size)`` float32; ``values`` themselves where there is nothing to do.
+            ``(N, input_size)`` float32; ``values`` itself if nothing changes.
         """
         gaps = self._gaps(values) if self.missing == "elapsed" else None
         if self.mean is not None and self.std is not None:
-            # float64: subtracting a large mean in float32 would lose what is left of the value. Infinities stay.
+            # In float64, because float32 would lose small differences from a large mean.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
 
     def _gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
-        """The time since the element before, ``(N,)``, in means of the training part; None where no channel says it."""
+        """Return the time since the previous element, ``(N,)``, in means of training; None without time gaps."""
         if TIME_GAP not in self.channels:
             return None
         place = self.channels.index(TIME_GAP)
@@ -384,13 +378,13 @@ class Preprocessor:
         return gaps / usual if usual > 0 else gaps
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values; :meth:`from_config` gives back an equal object."""
+        """Return JSON values, from which :meth:`from_config` makes an equal object."""
         config = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**config, "features": [encoder.to_config() for encoder in self.features]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Preprocessor:
-        """The object that :meth:`to_config` described.
+        """Return the object that :meth:`to_config` described.
 
         Raises:
             CheckpointError: an entry is missing, unknown or of the wrong kind.
@@ -405,9 +399,9 @@ class Preprocessor:
 
 
 def check_fitted(fitted: Preprocessor) -> None:
-    """Refuse attributes that do not go together."""
+    """Raise if attributes contradict each other."""
     if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
-        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens that begin with {UNKNOWN} and {END}"
+        got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
         raise CheckpointError(message("preprocessing", got, rule, "train again"))
     if not isinstance(fitted.split, str | None):
         raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
@@ -419,5 +413,5 @@ def check_fitted(fitted: Preprocessor) -> None:
         value = getattr(fitted, name) or None
         if (value is not None) != is_wanted:
             got = f"{name} = {quote(value)} for the task {fitted.task!r}"
-            rule = "labels for classes, names for targets, and neither for a forecast"
+            rule = "labels for classes, names for numbers to learn, and None for a forecast"
             raise CheckpointError(message("preprocessing", got, rule, "train again"))

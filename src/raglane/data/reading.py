@@ -30,7 +30,7 @@ from raglane.data.records import Columns, Records, as_float32, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
-# How messages name what has no file.
+# The names of objects in messages.
 _DATA, _LABELS = Path("data"), Path("labels")
 
 _FORMS = (
@@ -203,7 +203,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
-    rule = "an array (L,) or (L, C) of real numbers, or a list of them"
+    rule = "a sequence is an array (L,) or (L, C) of real numbers, or a list of them"
     raise ArgumentTypeError(message(name, got, rule, "convert it, or pass only texts for tokens"))
 
 
@@ -237,7 +237,7 @@ def _width(matrix: npt.NDArray[Any]) -> int:
 
 
 def is_text(sequences: Sequence[Any]) -> bool:
-    """Whether sequences are texts, or lists of texts; the first that is not empty tells."""
+    """Return True if sequences are texts, or lists of texts; the first non-empty one decides."""
     first = next((sequence for sequence in sequences if isinstance(sequence, str) or _has_elements(sequence)), None)
     return isinstance(first, str) or (first is not None and isinstance(first[0], str))
 
@@ -258,14 +258,14 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
 
 
 def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
-    """Texts, or lists of texts; ``split`` says how texts are cut."""
-    column = _arrow(sequences, "data", "sequences that are all texts, all lists of texts, or all numbers")
+    """Return the records of texts, which are tokenized as ``split`` names it, or of lists of texts."""
+    column = _arrow(sequences, "data", "sequences are all texts, or all lists of texts, or all of numbers")
     table = require("pyarrow", "data").table({"data": column})
     return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 
 
 def _with_labels(records: Records, labels: Any, task: str) -> Records:
-    """Records with labels, read as a column of a file would be."""
+    """Return records with labels, which are read like a column of a file."""
     rule = "a list with one entry per sequence"
     if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
         raise ArgumentTypeError(message("labels", _kind(labels), rule, "pass a list"))
@@ -278,14 +278,14 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
 
 
 def _is_pandas(data: Any, name: str) -> bool:
-    # By its name: pandas is not imported for what cannot be one of its objects.
+    # By name, so that pandas need not be imported.
     return any(kind.__name__ == name and kind.__module__.split(".")[0] == "pandas" for kind in type(data).__mro__)
 
 
 def _table(data: Any) -> Any:
-    """A ``pyarrow.Table`` of what has columns; None where nothing has."""
+    """Return an object with columns as a ``pyarrow.Table``; None for other objects."""
     if _is_pandas(data, "DataFrame"):
-        # Arrow wants lists for arrays of two dimensions.
+        # Arrow does not convert arrays of two dimensions.
         lists = {
             name: column.map(lambda entry: entry.tolist() if getattr(entry, "ndim", 0) > 1 else entry)
             for name, column in data.items()
@@ -311,7 +311,7 @@ def _converted(make: Any) -> Any:
 
 
 def _of_table(table: Any, columns: Columns) -> Records:
-    """A table, by the rules of Parquet where a row is a sequence, and by those of CSV where it is an element."""
+    """Return the records of a table: by the rules of Parquet if a row is a sequence, else by those of CSV."""
     if table.num_rows == 0:
         return _flat(np.zeros((0, 1)), [0])
     kinds = [field.type for field in table.schema]
@@ -327,7 +327,7 @@ def _of_table(table: Any, columns: Columns) -> Records:
 
 
 def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
-    """The entries of a table as a CSV file would have them."""
+    """Return the entries of a table as texts, as in a CSV file."""
     entries = {}
     for name in table.column_names:
         values = table.column(name).to_pylist()
@@ -338,9 +338,7 @@ def _written(table: Any) -> dict[str, npt.NDArray[np.object_]]:
 
 
 def is_panel(data: Any) -> bool:
-    """Whether data says by itself what is a channel: a table with an index of (sequence, step), or with a Series in
-    each entry; or a list of tables.
-    """
+    """Return True for a table with an index of (sequence, step) or a Series in each entry, and for a list of tables."""
     if isinstance(data, (list, tuple)):
         return len(data) > 0 and _is_pandas(data[0], "DataFrame")
     if not _is_pandas(data, "DataFrame"):
@@ -366,14 +364,9 @@ def _panel(frame: Any) -> Records:
 
 
 def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
-    """The channels of one sequence side by side, ``(L, C)``."""
+    """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
-        got, rule = (
-            f"channels of {', '.join(map(str, lengths))} steps",
-            "a sequence whose channels have the same length",
-        )
-        raise ShapeError(
-            message(f"data, row {place}", got, rule, "cut the channels to one length, or pad them with NaN")
-        )
+        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "one length for all channels of a sequence"
+        raise ShapeError(message(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"))
     return np.stack(row, axis=1)

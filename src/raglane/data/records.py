@@ -1,4 +1,4 @@
-"""What a reader found in a file, before any vocabulary or scaling, and which columns it was asked for."""
+"""The content of a file as a reader returns it, and the requested columns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from raglane._utils.messages import message, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
-# What a column can be to a reader: the attributes of Columns that name one, and those that name several.
+# The roles of columns: the attributes of Columns that name one column, and those that name several.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
 ROLES = (*_ROLES, *LISTS)
-# The channel that a reader adds where it is asked for the time since the element before.
+# The channel of the time since the previous element.
 TIME_GAP = "time_gap"
 
 _NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a task wants of the data beside the sequences."""
+    """The kind of labels that a task learns, and whether they are per sequence or per element."""
 
     label: str | None
     per: str
@@ -43,7 +43,7 @@ TASKS: dict[str, Wanted] = {
     "forecast": Wanted(None, "element"),
     "language": Wanted(None, "element"),
 }
-"""The tasks by name; :mod:`raglane.training.tasks` says what a model does about each."""
+"""The tasks by name; :mod:`raglane.training.tasks` implements them."""
 
 
 def check_task(task: str) -> None:
@@ -53,31 +53,31 @@ def check_task(task: str) -> None:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a file hold what; a name that is None is guessed where there is one candidate.
+    """The roles of the columns of a file; a name that is None is guessed if there is one candidate.
 
     Attributes:
         task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"`` (numbers for
             either), ``"multilabel"`` (any number of labels for either), ``"forecast"`` or ``"language"`` (no label).
-        need_labels: False when predicting: then labels are not read, and their column may be absent; naming it
-            keeps it from being taken for something else.
+        need_labels: False for prediction: labels are not read, and their column is optional. If it is named, it is
+            not used as a feature.
         sequence: the list or text column (Parquet, JSON lines).
         label: the column of labels.
-        id: the column that names a sequence; in a CSV file it says which rows belong together.
+        id: the column of sequence names; in a CSV file, rows with equal entries are one sequence.
         time: the column that orders the rows of a sequence (CSV).
-        features: the columns of features per element; None takes, in a CSV file, every column that is nothing else,
-            and elsewhere the sequence column alone. There each is a list as long as the sequence.
-        static: the columns of features per sequence; in a CSV file their entries are the same in all its rows.
-        categorical: of the features, those whose numbers are categories; words always are.
-        split: how texts are cut into tokens: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer
-            file; None cuts columns of texts into words, and texts in files into characters.
-        tokens: whether whole numbers are tokens; None takes them for tokens for a language model, and where their
-            column is called so (``input_ids``, ``token_ids``, ``tokens``).
-        time_gaps: whether the time since the element before is a feature too (CSV), 0 for the first of a sequence: in
-            the units of the time column, or in seconds where it holds dates.
+        features: the columns of features per element. None selects, in a CSV file, every other column, and in other
+            formats only the sequence column; there a feature is a list as long as the sequence.
+        static: the columns of features per sequence; in a CSV file their entries are equal in all rows of a sequence.
+        categorical: the features whose numbers are categories; words always are.
+        split: the tokenization of texts: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer file;
+            None splits columns of texts into words, and text files into characters.
+        tokens: whether whole numbers are tokens; None means for a language model, and in a column named
+            ``input_ids``, ``token_ids`` or ``tokens``.
+        time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the first element, in
+            the units of the time column, or in seconds if it holds dates.
 
     Raises:
-        ArgumentError: ``task`` is not one of ``TASKS``, or ``split`` no way to cut texts.
-        ArgumentTypeError: a name that is not a str, or names of several columns that are not a tuple of them.
+        ArgumentError: ``task`` or ``split`` is unknown.
+        ArgumentTypeError: a name is not a str, or several names are not in a tuple.
 
     Example:
         >>> Columns(label="language").task
@@ -110,47 +110,47 @@ class Columns:
                 check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
         check_flag("time_gaps", self.time_gaps)
         check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
-        check_kind("split", self.split, (str, type(None)), "a text, or None", "pass characters, say")
+        check_kind("split", self.split, (str, type(None)), "a text, or None", "pass e.g. characters")
         if self.split is not None:
             check_split(self.split)
 
     def with_split(self, split: str) -> Columns:
-        """The same, with the way that texts were cut."""
+        """Return the same columns with another split."""
         return replace(self, split=split)
 
     @property
     def wants_labels(self) -> bool:
-        """Whether a file without labels is an error."""
+        """True if a file without labels is an error."""
         return self.need_labels and TASKS[self.task].label is not None
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Where each sequence starts, and the end of the last."""
+    """Return the offsets ``(B + 1,)`` of sequences of these lengths."""
     offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
     return offsets
 
 
 def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Numbers as float32; one that it cannot hold becomes infinite, and is then reported or filled as missing."""
+    """Return numbers as float32; larger ones become infinite, which counts as missing."""
     with np.errstate(over="ignore"):
         floats: npt.NDArray[np.float32] = numbers.astype(np.float32, copy=False)
     return floats
 
 
 def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
-    """The sequence and the step of one element."""
+    """Return the sequence and the step of an element."""
     row = int(np.searchsorted(offsets, element, side="right")) - 1
     return row, element - int(offsets[row])
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What is to be learned of sequences or elements, where it is not one class each."""
+    """Numbers or sets of labels to learn, per sequence or per element."""
 
-    # (M, T) float64, T finite numbers each; or (M,) object, a tuple of labels (str) each, of M sequences or elements.
+    # (M, T) float64, finite; or (M,) object, tuples of labels (str).
     values: npt.NDArray[Any]
     per_element: bool = False
-    # Of the T numbers; () for labels.
+    # The names of the T numbers; () for labels.
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -169,22 +169,21 @@ class Targets:
 
     @property
     def is_numbers(self) -> bool:
-        """Whether they are numbers, rather than labels."""
+        """True for numbers, False for sets of labels."""
         return bool(self.values.dtype != object)
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
-        """Those of some sequences."""
+        """Return the targets of some sequences, by their rows and the flat indices of their elements."""
         return replace(self, values=self.values[elements if self.per_element else rows])
 
 
 def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
-    """What labels are that are nothing but texts in their source, by how they are written; in order, each once."""
+    """Return the kinds of labels that are texts in their source, by their spelling: sorted, without duplicates."""
     return tuple(sorted(set(map(_kind_of, set(labels)))))
 
 
 def _kind_of(label: str) -> str:
     if label.lower() in ("true", "false"):
-        # Which are other labels.
         return "truth values" if label.islower() else "truth values with a capital"
     found = _NUMBER.fullmatch(label)
     return "texts" if found is None else "fractions" if found[2] else "whole numbers"
@@ -192,16 +191,15 @@ def _kind_of(label: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """A named column beside the values of sequences.
+    """A named column in addition to the values of sequences.
 
     Attributes:
-        name: of the column.
-        values: ``(M,)`` float32 numbers, NaN where one is missing; or ``(M,)`` object, categories (str), "" where one
-            is missing. There are ``M`` elements or sequences.
-        per_sequence: whether there is one per sequence, rather than per element.
+        name: the name of the column.
+        values: ``(M,)`` float32 numbers, NaN if missing; or ``(M,)`` object, categories (str), "" if missing.
+        per_sequence: whether there is one value per sequence, rather than per element.
 
     Raises:
-        ArgumentTypeError: an attribute of the wrong class.
+        ArgumentTypeError: an attribute of the wrong type.
         DataError: values of another shape or dtype.
 
     Example:
@@ -224,26 +222,21 @@ class Feature:
 
     @property
     def is_numbers(self) -> bool:
-        """Whether they are numbers, rather than categories."""
+        """True for numbers, False for categories."""
         return bool(self.values.dtype != object)
 
     @property
     def kind(self) -> str:
-        """What they are, in words."""
+        """The kind of the values, in words."""
         return f"{'numbers' if self.is_numbers else 'categories'} per {'sequence' if self.per_sequence else 'element'}"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Feature:
-        """Those of some sequences.
-
-        Args:
-            rows: ``(M,)``, which sequences.
-            elements: the flat indices of their elements.
-        """
+        """Return the feature of some sequences, by their rows and the flat indices of their elements."""
         return replace(self, values=self.values[rows if self.per_sequence else elements])
 
 
 def check_features(features: Any, sequences: int, elements: int) -> None:
-    """Refuse features of the wrong class or number, and two of one name."""
+    """Raise unless features have the right type and length, and different names."""
     check_kind("features", features, tuple, "a tuple of Feature", "convert it with tuple(...)")
     known: set[str] = set()
     for feature in features:
@@ -259,7 +252,7 @@ def check_features(features: Any, sequences: int, elements: int) -> None:
 
 
 def joined(runs: Sequence[tuple[Feature, ...]]) -> tuple[Feature, ...]:
-    """The same features of several runs of sequences, one run after the other."""
+    """Concatenate the features of several runs of sequences."""
     if not runs:
         return ()
     return tuple(
@@ -270,7 +263,7 @@ def joined(runs: Sequence[tuple[Feature, ...]]) -> tuple[Feature, ...]:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A row that was left out."""
+    """A row that was left out because it breaks a rule."""
 
     location: str
     place: str
@@ -279,54 +272,31 @@ class Skipped:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """The sequences of a file, flat, as they were written.
+    """The sequences of a file as flat columns, unchanged."""
 
-    Attributes:
-        values: ``(N, C)`` float32 features (NaN where a value is missing), or ``(N,)`` object: str tokens.
-        offsets: ``(B + 1,)`` int64: sequence ``b`` is ``values[offsets[b]:offsets[b + 1]]``.
-        ids: one per sequence, or None: rows are numbered from 0.
-        labels: one per sequence, or None.
-        tags: ``(N,)`` object: one str per element, or None.
-        targets: numbers or sets of labels per sequence or per element, or None.
-        features: what elements or sequences have beside ``values``: categories, numbers beside tokens, and whatever
-            stands once per sequence.
-        channels: the names of the ``C`` feature columns (``"x0"``, ... where the format has none); () for tokens.
-        source: the file or folder.
-        notes: lines to tell the user, such as what was guessed.
-        columns: what the reader was asked for, with the columns that it found: asking for these again reads another
-            file in the same way, whatever else that file holds.
-        skipped: rows of the source that were left out, where that was asked for.
-        label_kinds: what the labels were in the source, as ``raglane.data.records.kinds_of`` calls it; None where
-            the source has nothing but texts.
-
-    Raises:
-        ArgumentTypeError: an attribute of the wrong class.
-        DataError: the arrays do not fit together.
-
-    Example:
-        >>> records = Records(np.zeros((3, 1), np.float32), offsets_of([1, 2]), labels=("a", "b"), channels=("x0",))
-        >>> len(records), records.lengths.tolist(), records.is_tokens
-        (2, [1, 2], False)
-        >>> records.select([1]).labels
-        ('b',)
-    """
-
+    # (N, C) float32 features, NaN if missing; or (N,) object, tokens (str).
     values: npt.NDArray[Any]
+    # (B + 1,) int64.
     offsets: npt.NDArray[np.int64]
+    # One per sequence; without ids, rows are numbered from 0.
     ids: tuple[str | int, ...] | None = None
     labels: tuple[str, ...] | None = None
+    # (N,) object, a label (str) per element.
     tags: npt.NDArray[np.object_] | None = None
+    # The names of the C features ("x0", ... if the format has none); () for tokens.
     channels: tuple[str, ...] = ()
     source: Path = Path()
+    # Lines for the user, such as guessed columns.
     notes: tuple[str, ...] = ()
+    # The request with the columns that were found: with it, another file is read in the same way.
     columns: Columns = field(default_factory=Columns)
     targets: Targets | None = None
     features: tuple[Feature, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        self._check_kinds()
         values, offsets = self.values, self.offsets
         is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
         if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
@@ -362,34 +332,17 @@ class Records:
                 got = f"{len(given)} of them"
                 raise DataError(message(name, got, f"one for each of the {count} sequences", "pass that many"))
 
-    def _check_kinds(self) -> None:
-        """Refuse what the other checks cannot even look at."""
-        for name in ("values", "offsets"):
-            check_kind(name, getattr(self, name), np.ndarray, "a NumPy array", "convert it with np.asarray")
-        if self.tags is not None:
-            check_kind("tags", self.tags, np.ndarray, "a NumPy array, or None", "convert it with np.asarray")
-        for name in ("ids", "labels", "channels", "notes", "label_kinds"):
-            given = getattr(self, name)
-            if given is not None or name in ("channels", "notes"):
-                check_kind(name, given, tuple, "a tuple", "convert it with tuple(...)")
-        for name in ("labels", "channels"):
-            odd = next((word for word in getattr(self, name) or () if not isinstance(word, str)), "")
-            check_kind(name, odd, str, "a tuple of str", "convert each with str(...)")
-        check_kind("source", self.source, Path, "a pathlib.Path", "pass Path(...)")
-        check_kind("targets", self.targets, (Targets, type(None)), "an object of Targets, or None", "build one")
-        check_kind("columns", self.columns, Columns, "an object of Columns", "leave it out")
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def is_tokens(self) -> bool:
-        """Whether the elements are tokens (str) rather than rows of numbers."""
+        """True if the elements are tokens rather than rows of numbers."""
         return bool(self.values.dtype == object)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """``(B,)`` int64."""
+        """The number of elements of each sequence, ``(B,)`` int64."""
         return np.diff(self.offsets)
 
     @property
@@ -411,33 +364,12 @@ class Records:
         for feature in self.features:
             yield repr((feature.name, feature.kind, feature.values.tolist())).encode()
 
-    @property
-    def row_ids(self) -> tuple[str | int, ...]:
-        """``ids``, or the row numbers from 0 where there are none."""
-        return tuple(range(len(self))) if self.ids is None else self.ids
-
     def describe_row(self, row: int) -> str:
-        """How an error names a sequence: ``row 3`` or ``row 3 (id 'a17')``, rows counted from 0."""
+        """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted from 0."""
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
-    def where(self, row: int) -> tuple[str, str]:
-        """The source of a sequence, and the sequence in words."""
-        return str(self.source), self.describe_row(row)
-
     def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
-        """Some of the sequences, in the order of ``index``.
-
-        Args:
-            index: ``(M,)`` integers (rows from 0; below 0 counts from the end) or ``(B,)`` booleans.
-
-        Returns:
-            The ``M`` sequences, with copies of their values.
-
-        Raises:
-            ArgumentTypeError: neither integers nor booleans.
-            ShapeError: not one-dimensional, or a mask of another length.
-            IndexError: a row that does not exist.
-        """
+        """Return copies of some of the sequences, by integers or a mask, in the order of ``index``."""
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
         elements = segments.element_index(
@@ -456,19 +388,19 @@ class Records:
 
 
 def note_empty(records: Records) -> str | None:
-    """A line on the sequences without an element: a class is learned of them, or given to them, all the same."""
+    """Return a line on the empty sequences, which have a class too; None without any."""
     empty = np.flatnonzero(records.lengths == 0)
     if len(empty) == 0:
         return None
     first = records.describe_row(int(empty[0]))
     share = f"{len(empty):,} of {len(records):,} sequences"
     if len(empty) == 1:
-        return f"{share} is empty ({first}): its class follows from the initial state alone"
-    return f"{share} are empty (the first: {first}): their class follows from the initial state alone"
+        return f"{share} is empty ({first}): its class follows from the initial state only"
+    return f"{share} are empty (the first: {first}): their class follows from the initial state only"
 
 
 def for_task(records: Records, task: str) -> Records:
-    """Records with the labels or numbers that a task learns, and no others."""
+    """Return the records with only the labels or numbers that a task learns."""
     label, per = TASKS[task].label, TASKS[task].per
     targets = records.targets
     if targets is not None and label != ("numbers" if targets.is_numbers else "set"):

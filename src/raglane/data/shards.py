@@ -1,7 +1,7 @@
-"""Arrow files of a bounded size, which hold what was converted, and what each of them is made of.
+"""Shards: the Arrow files of a converted folder, of bounded size.
 
-A shard is one batch of Arrow, so that its offsets and values lie in the file as NumPy and torch want them. Tokens and
-labels are dictionaries: 4 bytes for each, and each word once.
+A shard is one Arrow batch, whose offsets and values NumPy and torch can use in place. Tokens and labels are dictionary
+arrays: 4 bytes each, with each word stored once.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from raglane.data.records import Records, offsets_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
 
-# Bytes of a shard: large enough that few are open, and small enough to be made in memory.
+# Bytes of a shard: large, so that few files are open, but small enough for memory.
 SHARD = 1 << 27
 
-# Elements that 32-bit offsets reach.
+# The most elements for 32-bit offsets.
 _MOST = 2**31 - 1
 
-# Bytes of the offsets and labels of all sequences up to which they are copied into memory; and bytes of all values up
-# to which they are mapped. Beyond them what a batch needs is read: 256 sequences of 8 elements, of 2 GB, take 0.8 ms
-# so, 0.3 ms where all of it is mapped, and 2.5 to 3 ms where pages must be mapped and given back for it.
+# The most bytes of offsets and labels that are copied into memory, and of values that are mapped. Larger values are
+# read per batch: 256 sequences of 8 elements of 2 GB take 0.8 ms when read, 0.3 ms when all is mapped, and 2.5 to 3 ms
+# when pages are mapped and released.
 _COPIED = _MAPPED = 1 << 29
 
 
 def bytes_of(records: Records) -> int:
-    """About what records take in a shard."""
+    """Return the approximate bytes of records in a shard."""
     per_element, per_sequence = _widths(records)
     return per_element * len(records.values) + per_sequence * len(records)
 
 
 def _widths(records: Records) -> tuple[int, int]:
-    """About the bytes of an element, and of a sequence besides."""
+    """Return the approximate bytes per element, and further bytes per sequence."""
     widths = [4 * max(len(records.channels), 1) + 4 * (records.tags is not None), 12]
     for feature in records.features:
         widths[feature.per_sequence] += 4
@@ -68,7 +68,7 @@ def _widths(records: Records) -> tuple[int, int]:
 
 
 def bounded(records: Records, most: int) -> Iterator[Records]:
-    """Records cut into runs of about so many bytes, but for a sequence that is larger."""
+    """Split records into runs of about ``most`` bytes; a larger sequence is one run."""
     if bytes_of(records) <= most:
         yield records
         return
@@ -81,7 +81,7 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
 
 
 def write_shard(path: Path, parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> None:
-    """Write records as one Arrow file, whole or not at all."""
+    """Write records as one Arrow file, atomically."""
     arrow, ipc = require("pyarrow", "data"), require("pyarrow.ipc", "data")
     table = _table(parts, layout, names)
     with whole_file(path) as file, ipc.new_file(arrow.PythonFile(file, "w"), table.schema) as writer:
@@ -125,7 +125,7 @@ def _table(parts: Sequence[Records], layout: Layout, names: dict[str, str]) -> A
 def _columns_beside(
     parts: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Arrow columns of what records have beside values and classes."""
+    """Return the Arrow columns of targets and features."""
     arrow = require("pyarrow", "data")
     columns: dict[str, Any] = {}
     if layout.targets != "none":
@@ -157,13 +157,13 @@ def _ids(ids: Sequence[str | int], layout: Layout) -> Any:
         return arrow.array(ids, arrow.int64() if layout.ids == "numbers" else arrow.string())
     except OverflowError as error:
         odd = next(name for name in ids if isinstance(name, int) and not -(2**63) <= name < 2**63)
-        rule = "integers that fit 64 bits with sign"
+        rule = "integers of 64 bits"
         raise DataError(message("ids", quote(odd), rule, "write the ids as strings")) from error
 
 
 @dataclass(frozen=True, eq=False)
 class Shards(Store):
-    """The Arrow files of a folder that was converted, mapped into memory; offsets and labels are copied while small."""
+    """The Arrow files of a converted folder, mapped into memory; small offsets and labels are copied."""
 
     folder: Path
     shards: list[dict[str, Any]]
@@ -174,7 +174,7 @@ class Shards(Store):
 
     @classmethod
     def of(cls, folder: Path) -> tuple[Shards, str]:
-        """The shards of a folder, and the task that it was converted for."""
+        """Return the shards of a folder, and the task for which it was converted."""
         description = described(folder)
         try:
             layout = Layout.from_config(description)
@@ -185,49 +185,49 @@ class Shards(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """The number of sequences of each."""
+        """The number of sequences of each shard."""
         return [shard["sequences"] for shard in self.shards]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """What the labels were when they were converted."""
+        """The kinds of the labels in the source."""
         return self.layout.label_kinds
 
     def name(self, number: int) -> str:
-        """The file."""
+        """Return the path of a shard."""
         return str(self.folder / self.shards[number]["file"])
 
     def load(self, number: int) -> Fragment:
-        """The arrays of a file, without a copy."""
+        """Return the arrays of a file, without a copy."""
         shard = self.shards[number]
         path = self.folder / shard["file"]
         mapped = self._mapped[number] = _map(path)
         blocks = Blocks(path, memoryview(mapped), shard["checksums"])
-        # Before Arrow reads any of it.
+        # Before Arrow reads it.
         blocks.verify_outside(*shard["values"])
         batch = _batch_in(path, mapped)
         with readable(path, "Arrow"):
             found = fragment_in(batch, self.layout, self.names)
         offsets, values, labels = found.offsets, found.values, found.labels
         if sum(self.sizes) * 8 <= _COPIED:
-            # A row then touches the pages of its values alone: two thirds less to be mapped for it.
+            # Then a row only maps the pages of its values, a third of all.
             offsets = np.array(offsets)
             labels = labels if labels is None or self.layout.has_tags else np.array(labels)
         has_all = len(offsets) == shard["sequences"] + 1 and len(values) == shard["elements"]
-        # Else rows would be cut out of other memory.
+        # Otherwise rows could be outside of the file.
         if not has_all or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
             raise damaged(path)
         fragment = _MappedFragment(**{**vars(found), "offsets": offsets, "labels": labels})
         is_large = sum(shard["elements"] for shard in self.shards) * values.itemsize * _width(values) > _MAPPED
-        fragment.lies_in(path if is_large else None, mapped, blocks)
+        fragment.locate(path if is_large else None, mapped, blocks)
         return fragment
 
     def lengths(self) -> npt.NDArray[Any]:
-        """From the file beside the shards, which is mapped into memory."""
+        """Return the lengths from their file, which is mapped into memory."""
         path = self.folder / LENGTHS
         verify_file(path, self.checksums[LENGTHS])
         try:
-            # Copied where it is written to, which nobody does: so torch need not be told that nobody may.
+            # Copy-on-write, because torch warns of read-only arrays.
             lengths: npt.NDArray[Any] = np.load(path, mmap_mode="c")
         except (OSError, ValueError) as error:
             raise damaged(path) from error
@@ -236,7 +236,7 @@ class Shards(Store):
         return np.asarray(lengths)
 
     def statistics(self) -> Statistics:
-        """From the file beside the shards."""
+        """Return the statistics from their file."""
         path = self.folder / STATISTICS
         verify_file(path, self.checksums[STATISTICS])
         try:
@@ -245,13 +245,13 @@ class Shards(Store):
             raise damaged(path) from error
 
     def drop(self) -> None:
-        """The pages stay in the system's cache, so that most are back at once."""
+        """Release the mapped pages, which stay in the system's cache."""
         for mapped in self._mapped.values():
             if hasattr(mapped, "madvise"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process may stand in another folder.
+        # Another process may have another working directory.
         return {**self.__dict__, "folder": self.folder.absolute(), "_mapped": {}}
 
 
@@ -260,14 +260,14 @@ def _width(values: npt.NDArray[Any]) -> int:
 
 
 class _MappedFragment(Fragment):
-    """A fragment whose values are verified as they are read: where they are mapped, or from the file if it is large."""
+    """A fragment whose values are verified when they are first read, from the mapping or, if large, from the file."""
 
     _place: int
     _blocks: Blocks
     _file: int | None = None
 
-    def lies_in(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
-        """Set where the values are."""
+    def locate(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
+        """Set the location of the values."""
         if path is not None:
             descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, descriptor)
@@ -281,7 +281,7 @@ class _MappedFragment(Fragment):
         lengths: npt.NDArray[np.int64],
         elements: npt.NDArray[np.int64] | slice,
     ) -> npt.NDArray[Any]:
-        """The values of some sequences, one after the other."""
+        """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)
         begins, counts = starts * size + self._place, lengths * size
         self._blocks.verify(begins, begins + counts)
@@ -298,7 +298,7 @@ def _map(path: Path) -> mmap.mmap:
         raise damaged(path)
     check_readable(path)
     with readable(path, "Arrow"), path.open("rb") as file:
-        # Not Arrow's own mapping, whose pages nobody can give back.
+        # Arrow's own mapping cannot release its pages.
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
@@ -314,12 +314,12 @@ def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
 
 
 def _place_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
-    """The byte of a file at which values begin that lie in it."""
+    """Return the position in a file of values that are mapped from it."""
     return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
 
 
 def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
-    """The bytes of a file of :func:`~raglane.data.shards.write_shard` that hold its values: the first, and the end."""
+    """Return the first byte and the end of the values in a shard."""
     mapped = _map(path)
     values = values_in(_batch_in(path, mapped).column(sequence), layout)
     begin = _place_in(mapped, values) if values.size else 0
@@ -327,6 +327,6 @@ def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
 
 
 def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
-    """The offsets of the column of sequences in a file of :func:`~raglane.data.shards.write_shard`, without a copy."""
+    """Return the offsets of the sequences in a shard, without a copy."""
     offsets: npt.NDArray[Any] = _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()
     return offsets

@@ -1,4 +1,4 @@
-"""What is counted of sequences once, so that nobody has to read them again: for scaling, vocabularies and classes."""
+"""Statistics of sequences, from which scales, vocabularies and classes are learned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from raglane.data.records import Feature, Records
 
-# What the variance of zeros and ones may be off, in float64.
+# The rounding error of the variance of zeros and ones in float64.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The features of a channel that are present, which means finite."""
+    """Statistics of the finite features of a channel, and the number of missing ones."""
 
     count: int = 0
     mean: float = 0.0
@@ -31,7 +31,7 @@ class Channel:
 
     @classmethod
     def of(cls, values: npt.NDArray[Any]) -> Channel:
-        """Count ``(N,)`` float32 or float64, in float64."""
+        """Return the statistics of ``(N,)`` float32 or float64, computed in float64."""
         present = np.isfinite(values)
         count = int(present.sum())
         known = np.where(present, values, 0).astype(np.float64)
@@ -57,38 +57,32 @@ class Channel:
 
     @property
     def is_binary(self) -> bool:
-        """Whether every feature that is present is 0 or 1.
-
-        Between the two a square is less than its number, so the variance is ``mean * (1 - mean)`` at the ends alone.
-        """
+        """True if every finite feature is 0 or 1."""
+        # Only then is the variance mean * (1 - mean): between 0 and 1 a square is less than its number.
         excess = self.mean * (1 - self.mean) - self.squares / max(self.count, 1)
         return self.low >= 0 and self.high <= 1 and abs(excess) < _ROUNDING
 
     @property
     def deviation(self) -> float:
-        """The standard deviation, to divide by: 1 for a channel that never changes.
-
-        Such a channel has, but for rounding, a deviation of 0: dividing by the rounding would blow up whatever differs
-        from it later.
-        """
+        """The standard deviation, or 1 for a constant channel, whose computed deviation is only rounding error."""
         return math.sqrt(self.squares / max(self.count, 1)) if self.high > self.low else 1.0
 
     def to_config(self) -> list[Any]:
-        """Everything as JSON values: what is not there has no least and no greatest, and JSON no infinity."""
+        """Return JSON values; without features, the infinite minimum and maximum are null."""
         if not self.count:
             return [0, 0.0, 0.0, None, None, self.missing]
         return [self.count, self.mean, self.squares, self.low, self.high, self.missing]
 
     @classmethod
     def from_config(cls, config: Any) -> Channel:
-        """The object that :meth:`to_config` described."""
+        """Return the object that :meth:`to_config` described."""
         count, mean, squares, low, high, missing = config
         return cls(count, mean, squares, low, high, missing) if count else cls(missing=missing)
 
 
 @dataclass(frozen=True)
 class FeatureCounts:
-    """What is counted of a feature beside the main column."""
+    """Statistics of a feature column."""
 
     per_sequence: bool
     channel: Channel | None = None
@@ -96,7 +90,7 @@ class FeatureCounts:
 
     @classmethod
     def of(cls, feature: Feature) -> FeatureCounts:
-        """Count one."""
+        """Return the statistics of a feature."""
         if feature.is_numbers:
             return cls(feature.per_sequence, Channel.of(feature.values))
         return cls(feature.per_sequence, words=Counter(feature.values.tolist()))
@@ -107,41 +101,41 @@ class FeatureCounts:
 
     @property
     def missing(self) -> int:
-        """How many are missing."""
+        """The number of missing values."""
         return self.words[""] if self.channel is None else self.channel.missing
 
     @property
     def categories(self) -> int | None:
-        """How many different categories there are; None for numbers."""
+        """The number of different categories; None for numbers."""
         return len(self.words.keys() - {""}) if self.channel is None else None
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return JSON values."""
         channel = None if self.channel is None else self.channel.to_config()
         return {"per_sequence": self.per_sequence, "channel": channel, "words": dict(self.words)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FeatureCounts:
-        """The object that :meth:`to_config` described."""
+        """Return the object that :meth:`to_config` described."""
         channel = None if config["channel"] is None else Channel.from_config(config["channel"])
         return cls(bool(config["per_sequence"]), channel, Counter(config["words"]))
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is counted of sequences.
+    """Statistics of sequences.
 
     Attributes:
-        sequences: how many.
-        elements: of all of them.
-        empty: sequences without an element.
-        longest: elements of the longest.
-        channels: of features, by name.
-        tokens: how often each comes.
-        labels: how often each comes, of sequences or of elements, or in the sets of either.
-        targets: numbers to learn, by name.
-        per_element: whether numbers or sets to learn are those of elements.
-        features: beside the main column, by name.
+        sequences: the number of sequences.
+        elements: the number of elements of all sequences.
+        empty: the number of sequences without an element.
+        longest: the number of elements of the longest sequence.
+        channels: the statistics of each feature column of the elements, by name.
+        tokens: the number of occurrences of each token.
+        labels: the number of occurrences of each label.
+        targets: the statistics of numbers to learn, by name.
+        per_element: whether numbers or sets to learn are per element.
+        features: the statistics of further columns, by name.
 
     Example:
         >>> from raglane.data import read
@@ -165,7 +159,7 @@ class Statistics:
 
     @classmethod
     def of(cls, records: Records) -> Statistics:
-        """Count what a file holds."""
+        """Return the statistics of records."""
         lengths = records.lengths
         labels: Iterable[str] = records.labels or () if records.tags is None else records.tags.tolist()
         counts = {feature.name: FeatureCounts.of(feature) for feature in records.features}
@@ -202,17 +196,17 @@ class Statistics:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as JSON values; :meth:`from_config` gives back an equal object."""
+        """Return JSON values, from which :meth:`from_config` makes an equal object."""
         return {field.name: _config_of(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Statistics:
-        """The object that :meth:`to_config` described.
+        """Return the object that :meth:`to_config` described.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not such a description.
+            KeyError, TypeError, ValueError: not such a description.
         """
-        # What was converted before has neither numbers to learn nor features.
+        # Folders of earlier versions have neither numbers to learn nor features.
         config = {"targets": {}, "features": {}, "per_element": False, **config}
         values: dict[str, Any] = {name: int(config[name]) for name in ("sequences", "elements", "empty", "longest")}
         values |= {name: Counter(config[name]) for name in ("tokens", "labels")}
@@ -222,13 +216,13 @@ class Statistics:
 
 
 def _config_of(value: Any) -> Any:
-    """What is counted as JSON values, by name where it has names."""
+    """Return a number, or statistics by name, as JSON values."""
     if not isinstance(value, Mapping):
         return value
     return {name: counts if isinstance(counts, int) else counts.to_config() for name, counts in value.items()}
 
 
 def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is counted by name in two parts, added up."""
+    """Return the sum of statistics by name."""
     added = {name: ours[name] + counts if name in ours else counts for name, counts in theirs.items()}
     return {**ours, **added}

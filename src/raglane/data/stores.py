@@ -1,4 +1,4 @@
-"""Where data is: paths, patterns, folders and URLs, and the fragments that lie there."""
+"""The sources of a dataset: paths, patterns, folders, URLs and tables, and their fragments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 
-# Bytes at each end of a file that tell it from another of the same size.
+# Bytes at each end of a file that are part of its fingerprint.
 _EDGE = 1 << 20
 
 
@@ -46,48 +46,49 @@ class Memory(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """The number of sequences of each."""
+        """The number of sequences of each fragment."""
         return [len(self.held)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """What the labels are."""
+        """The kinds of the labels."""
         return Layout.of(self.held).label_kinds
 
     def name(self, number: int) -> str:  # noqa: ARG002
-        """The name in messages."""
+        """Return the name in messages."""
         return str(self.held.source)
 
     def records(self, number: int) -> Records:  # noqa: ARG002
-        """A fragment as records."""
+        """Return a fragment as records."""
         return self.held
 
 
 @dataclass(frozen=True, eq=False)
 class Tables(Store):
-    """Tables of Arrow, cut into runs of rows: for each its file, and the number of its first row there."""
+    """Arrow tables, cut into runs of rows."""
 
+    # The file, the number of the first row in it, and the rows.
     tables: list[tuple[Path, int, Any]]
     chosen: Chosen
     columns: Columns
 
     @property
     def sizes(self) -> list[int]:
-        """The number of sequences of each."""
+        """The number of sequences of each fragment."""
         return [table.num_rows for _, _, table in self.tables]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """What the labels are."""
+        """The kinds of the labels."""
         return self.chosen.label_kinds(self.tables[0][2].schema, self.columns.task) if self.tables else ()
 
     def name(self, number: int) -> str:
-        """The name in messages."""
+        """Return the name in messages."""
         path, first, _ = self.tables[number]
         return f"{path}, rows from {first}"
 
     def records(self, number: int) -> Records:
-        """A fragment as records."""
+        """Return a fragment as records."""
         path, first, table = self.tables[number]
         with readable(path, "Arrow"):
             table.validate(full=True)
@@ -95,14 +96,14 @@ class Tables(Store):
             return named(records, table, self.chosen)
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
-        """The lengths from the offsets, without the values, if the column is one of lists."""
+        """Return the lengths from the offsets, without the values, if the column holds lists."""
         _, _, table = self.tables[number]
         found = list_lengths(table.column(self.chosen.sequence))
         return super().lengths_of(number) if found is None else found
 
 
 def list_lengths(column: Any) -> npt.NDArray[Any] | None:
-    """The length of each list of a column; None where it holds no lists, or a null."""
+    """Return the length of each list of a column; None if it holds no lists, or a null."""
     arrow, compute = require("pyarrow", "data"), require("pyarrow.compute", "data")
     if column.null_count:
         return None
@@ -114,16 +115,15 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
 
 @dataclass(frozen=True, eq=False)
 class Groups(Store):
-    """The row groups of a Parquet file, which are read when they are needed."""
+    """The row groups of a Parquet file, read on demand."""
 
-    # Row groups that are read are in memory.
     is_cheap = False
     location: str
     columns: Columns
     _file: dict[str, Any] = field(default_factory=dict)
 
     def _open(self) -> tuple[Any, Chosen]:
-        """The file, which stays open in this process, and its columns."""
+        """Return the file, which stays open in this process, and its columns."""
         if not self._file:
             parquet = require("pyarrow.parquet", "data")
             path, stack = Path(self.location), ExitStack()
@@ -139,18 +139,18 @@ class Groups(Store):
 
     @property
     def sizes(self) -> list[int]:
-        """The number of sequences of each."""
+        """The number of sequences of each fragment."""
         metadata = self._open()[0].metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
     @property
     def label_kinds(self) -> tuple[str, ...]:
-        """What the labels are."""
+        """The kinds of the labels."""
         file, chosen = self._open()
         return chosen.label_kinds(file.schema_arrow, self.columns.task)
 
     def records(self, number: int) -> Records:
-        """A fragment as records."""
+        """Return a fragment as records."""
         file, chosen = self._open()
         path = Path(self.location)
         with readable(path, "Parquet"):
@@ -158,7 +158,7 @@ class Groups(Store):
             return records_of(path, table, chosen, self.columns, first=sum(self.sizes[:number]))
 
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
-        """The lengths from the column of sequences, without the others."""
+        """Return the lengths from the column of sequences, without reading the others."""
         file, chosen = self._open()
         with readable(Path(self.location), "Parquet"):
             table = file.read_row_group(number, columns=[chosen.sequence], use_threads=False)
@@ -166,7 +166,7 @@ class Groups(Store):
         return super().lengths_of(number) if found is None else found
 
     def name(self, number: int) -> str:
-        """The name in messages."""
+        """Return the name in messages."""
         return f"{self.location}, row group {number}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Groups(Store):
 
 
 def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple[list[Store], Columns]:
-    """Where the parts of a dataset come from, and the columns that are read."""
+    """Return the stores of a source, and the columns that are read."""
     if isinstance(source, Records):
         return [Memory(source)], columns or source.columns
     require("pyarrow", "data")
@@ -207,7 +207,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
 
 
 def _check_labels(stores: Sequence[Store], locations: Sequence[str]) -> None:
-    """Refuse files whose labels are of other kinds than those of the files before."""
+    """Raise if a file has labels of other kinds than the files before it."""
     first, known = "", set[str]()
     for store, location in zip(stores, locations, strict=True):
         kinds = store.label_kinds
@@ -222,23 +222,21 @@ def _names_files(source: Any) -> bool:
 
 
 def _table(source: Any) -> Any:
-    """What speaks Arrow as a ``pyarrow.Table``, without a copy where it is in Arrow's memory."""
+    """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
     arrow = require("pyarrow", "data")
     try:
         if hasattr(source, "__arrow_c_stream__"):
             return arrow.table(source)
         if hasattr(source, "with_format"):
-            # A dataset of Hugging Face: the rows that it shows, in their order.
+            # A Hugging Face dataset, whose rows may be a selection.
             found = source.with_format("arrow")[:]
             if isinstance(found, arrow.Table):
                 return found
     except arrow.ArrowException as error:
         detail = " ".join(str(error).split())
-        rule = "a table whose columns Arrow supports: lists of numbers or of strings, texts, numbers"
-        raise DataError(
-            message("source", quote(detail), rule, "convert the entries of each column to one type")
-        ) from error
-    rule = "a path, a list of paths, or an Arrow source: a pyarrow.Table, a data frame, a Hugging Face dataset"
+        rule = "columns that Arrow supports: lists of numbers or of strings, texts, numbers"
+        raise DataError(message("source", quote(detail), rule, "make the entries of a column alike")) from error
+    rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
     raise ArgumentTypeError(message("source", quote(source), rule, "pass a path, or build a pyarrow.Table"))
 
 
@@ -248,7 +246,7 @@ def _of_table(path: Path, table: Any, columns: Columns) -> Tables:
 
 
 def _of_file(location: str, columns: Columns, format: str | None) -> Store:
-    """The parts of a file: mapped into memory, read by row group, or read as a whole."""
+    """Return the store of a file: mapped into memory, read by row group, or read as a whole."""
     path = Path(location)
     name = format
     if name is None and is_url(location):
@@ -264,12 +262,12 @@ def _of_file(location: str, columns: Columns, format: str | None) -> Store:
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL rather than a path."""
+    """Return True if a location is a URL rather than a path."""
     return "://" in location
 
 
 def expand(locations: Any) -> list[str]:
-    """The files, folders and URLs that are meant, in order."""
+    """Return the files, folders and URLs of locations with patterns, in order."""
     many = isinstance(locations, Sequence) and not isinstance(locations, (str, bytes))
     found: list[str] = []
     for given in locations if many else [locations]:
@@ -277,7 +275,7 @@ def expand(locations: Any) -> list[str]:
         check_kind("location", given, (str, os.PathLike), rule, fix)
         found += _expand(os.fspath(given))
     if not found:
-        raise ArgumentError(message("location", "an empty list", "at least one file", "pass the path of the data"))
+        raise ArgumentError(message("location", "an empty list", "at least one file", "pass the data"))
     return found
 
 
@@ -296,17 +294,15 @@ def _expand(location: str) -> list[str]:
     else:
         return [location]
     if not found:
-        raise DataError(
-            message(quote(location), "no file", "a pattern that matches at least one file", "check the pattern")
-        )
+        raise DataError(message(quote(location), "no file", "a pattern that matches a file", "check the pattern"))
     return found
 
 
 def _files_of(folder: Path) -> list[str]:
-    """The files of known formats in a folder; none where the folder itself is the data."""
+    """Return the files of known formats in a folder; none if the folder itself is the data."""
     if is_converted(folder):
         return []
-    # Texts are a format of folders, or stand beside the data and describe it.
+    # Text files are data only in a folder of texts; elsewhere they describe the data.
     known = {suffix for format in FORMATS.values() if format.name != "text" for suffix in format.suffixes}
     return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in known and path.is_file())
 
@@ -317,21 +313,21 @@ def _fsspec() -> Any:
 
 @contextmanager
 def _reaching(location: str) -> Iterator[None]:
-    """Say of whatever goes wrong at a URL that it cannot be reached: each kind of storage has errors of its own."""
+    """Raise a DataError for any error at a URL, because each kind of storage has its own exceptions."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
         detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
-        got = f"no usable answer ({detail})"
-        fix = "check the URL, the connection and the permissions; work done so far is kept"
+        got = f"no valid response ({detail})"
+        fix = "check the URL, the connection and the permissions; finished work is kept"
         raise DataError(message(quote(location), got, "the URL of a readable file", fix)) from error
 
 
 @contextmanager
 def open_location(location: str) -> Iterator[IO[bytes]]:
-    """A file to read from, wherever it is."""
+    """Open a file at a path or URL for reading."""
     if is_url(location):
         with _reaching(location), _fsspec().open(location, "rb") as file:
             yield file
@@ -345,7 +341,7 @@ def open_location(location: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def local(location: str, folder: Path) -> Iterator[Path]:
-    """A path where the data can be read: its own, or that of a copy of what is at a URL, removed afterwards."""
+    """Yield a local path of the data: its own, or that of a temporary copy of a URL."""
     if not is_url(location):
         yield Path(location)
         return
@@ -359,7 +355,7 @@ def local(location: str, folder: Path) -> Iterator[Path]:
 
 
 def size_of(location: str) -> int:
-    """Bytes of a file, or of the files of a folder; 0 where nobody can say."""
+    """Return the bytes of a file, or of the files of a folder; 0 if unknown."""
     if is_url(location):
         with _reaching(location):
             system, path = _fsspec().url_to_fs(location)
@@ -370,10 +366,7 @@ def size_of(location: str) -> int:
 
 
 def fingerprint(location: str) -> str:
-    """A short text that differs for a file of another size, or that begins or ends in another way.
-
-    Of a folder it is made of the files in it.
-    """
+    """Return a hash of the size, the beginning and the end of a file, or of all files of a folder."""
     if not is_url(location) and os.path.isdir(location):
         digest = hashlib.sha256()
         for path in sorted(Path(location).iterdir()):

@@ -1,7 +1,7 @@
-// A layer of the CPU kernels as an operator of torch, for models that AOTInductor has compiled: no Python is called.
+// A layer of the CPU kernels as an operator of torch without Python, for models compiled by AOTInductor.
 //
-// Torch's stable ABI alone: a binary of this file runs with torch 2.11 and every later one. raglane.export.aot
-// builds it. What a caller passes is checked before its address goes down to the kernels.
+// It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. raglane.export.aot builds
+// it. All arguments are checked before the kernels get their addresses.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -25,7 +25,7 @@ using Weights = std::vector<std::optional<Tensor>>;
 
 [[noreturn]] void refuse(const std::string& what) { throw std::runtime_error("raglane::layer: " + what); }
 
-// The address of a tensor that is what it must be; contiguous ones alone come here, see contiguous_of.
+// The address of a valid tensor, which must be contiguous (contiguous_of).
 void* checked(const char* name, const Tensor& tensor, const Shape& shape, ScalarType dtype) {
   const auto sizes = tensor.sizes();
   bool same = sizes.size() == shape.size() && tensor.scalar_type() == dtype && tensor.device().type() == DeviceType::CPU;
@@ -62,7 +62,7 @@ void require_ok(int32_t status, const char* message) {
   if (status != RAGLANE_OK) refuse(message);
 }
 
-// What both kinds of layers have in common, filled in.
+// The fields that both kinds of layers share.
 raglane_layer call_of(int64_t cell, const Tensor& values, const Tensor& offsets, int64_t directions, int64_t hidden) {
   raglane_layer call;
   std::memset(&call, 0, sizeof call);
@@ -81,7 +81,7 @@ raglane_layer call_of(int64_t cell, const Tensor& values, const Tensor& offsets,
   return call;
 }
 
-// The tensors of one call, of which every address is checked.
+// The tensors of one call, with checked addresses.
 struct Layer {
   raglane_cell_facts facts;
   ScalarType dtype;
@@ -102,7 +102,7 @@ struct Layer {
     const int64_t rows = facts.gates * call.hidden_size, input = call.input_size;
     call.projection_size = weights[4].has_value() ? state : 0;
     if (!call.projection_size && state != call.hidden_size) refuse("a projection is missing");
-    // Read where gates are saved alone, which no inference does; but checked.
+    // Read only if gates are saved, which inference does not do; checked anyway.
     call.gate_stride = facts.slots * ((call.hidden_size + 15) / 16 * 16);
     for (int64_t k = 0; k < call.directions; k++)
       call.weights[k] = {weight(k, 0, {rows, input}, false), weight(k, 1, {rows, state}, false),
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor> run(const Layer& layer, int64_t cell, const T
   return {output, final_h, final_c};
 }
 
-// Output (N, K * P), final h (K, B, P), final c (K, B, H), which is empty where the cell has none.
+// Output (N, K * P), final h (K, B, P), final c (K, B, H), which is empty for cells without c.
 std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor offsets, Tensor h,
                                          std::optional<Tensor> c, Weights weights) {
   if (raglane_abi() != RAGLANE_ABI) refuse("the kernels are of another version; build the operators anew");

@@ -1,1 +1,1 @@
-"""The kernels: what executes a cell on a schedule."""
+"""The backends, which execute a cell on a schedule."""

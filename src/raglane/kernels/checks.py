@@ -1,129 +1,131 @@
-"""Checks of a request's tensors, in the words of every backend.
+"""Checks of the tensors of a call, for every backend, and the gate through which they pass to the cpu kernels.
 
-A layer's parameters and attributes, and the offsets of a batch, are their owner's to change at any time. So every
-backend checks what it is given in every call: by :func:`check`, or by the gate of the cpu kernels
-(:mod:`raglane.kernels.cpu.gate`), which reads memory by its address and calls :func:`check` for the words.
+The caller can change parameters, attributes of a layer and offsets at any time: by ``.data =``, ``set_``, ``resize_``,
+``functional_call``, a parametrization or a hook. So each call checks them: :func:`check` for most backends,
+:class:`Gate` for the cpu kernels, just before C gets their addresses. No result of a check is kept between calls.
+
+NOTE (threads): the caller of :class:`Gate` holds the storages until C returns, because another thread may replace the
+memory of a weight meanwhile. Addresses are computed from those storages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from raglane._utils.checks import check_dense, check_like, check_storage
 from raglane._utils.messages import message
 from raglane._utils.tracing import index_arithmetic, records_operators
+from raglane.cells import CELLS
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Regularised
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Request
+from raglane.native.library import DTYPES
+from raglane.native.memory import NO_MEMORY, contiguous, place
 
-Shapes = tuple[tuple[str, tuple[int, ...] | None, bool], ...]
-"""What a cell's weights must be, in the order of its ``weights_type``: the name, the shape (None where there must be no
-such weight), and whether it may be left out."""
+Shape = tuple[int, ...]
+Shapes = tuple[tuple[str, Shape | None, bool], ...]
+"""The weights of a cell, in the order of its ``weights_type``: name, shape (None if the weight must be None), and True
+if it may be None."""
+
+Admitted = tuple[Tensor, tuple[Any, ...], list[int], list[UntypedStorage]]
+"""Offsets, the tensors of a layer, their addresses in the order of C's struct, and their storages."""
+
+# ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes | None:
-    """What the weights of one layer in one direction must be; None for a user's module."""
+def weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes | None:
+    """Return the weights that a cell must have in one layer and direction; None for a user's module."""
     return None if isinstance(cell, ModuleCell) else _weight_shapes(cell, input_size, state_sizes)
 
 
 @lru_cache(maxsize=512)
-def _weight_shapes(cell: CellSpec, input_size: int, state_sizes: tuple[int, ...]) -> Shapes:
+def _weight_shapes(cell: CellSpec, input_size: int, state_sizes: Shape) -> Shapes:
     hidden_size = state_sizes[-1]
     projection = 0 if state_sizes[0] == hidden_size else state_sizes[0]
     shapes = cell.shapes(input_size, hidden_size, True, projection)
-    needed = cell.shapes(input_size, hidden_size, False, projection)
-    rules = [(name, shape, needed[name] is None) for name, shape in shapes.items()]
-    # The last field of Weights is a projection's, which few layers have.
+    required = cell.shapes(input_size, hidden_size, False, projection)
+    rules = [(name, shape, required[name] is None) for name, shape in shapes.items()]
+    # ``shapes`` leaves out the last field of Weights, the projection, in a layer without one.
     missing = len(cell.weights_type._fields) - len(rules)
     return (*rules, *[("weight_hr", None, True)] * missing)
-
-
-def check_weights(
-    cell: CellSpec,
-    weights: tuple[Any, ...],
-    input_size: int,
-    state_sizes: tuple[int, ...],
-    like: Tensor,
-    place: tuple[int, int] = (0, 0),
-) -> None:
-    """Refuse weights of one layer in one direction that do not fit its cell and sizes."""
-    shapes = weight_shapes(cell, input_size, state_sizes)
-    if shapes is None:
-        return
-    for (kind, shape, optional), part in zip(shapes, weights, strict=True):
-        name = f"{kind}_l{place[0]}{'_reverse' if place[1] else ''}"
-        if shape is None:
-            if part is not None:
-                rule = "None: a layer of this cell and these sizes has no such weight"
-                raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build the layer again"))
-        elif part is not None or not optional:
-            check_like(name, part, shape, like)
-
-
-def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
-    """Refuse offsets that are not those of a batch of ``total`` elements. Numbers on a device are taken on trust."""
-    if not isinstance(offsets, Tensor):
-        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass a tensor"))
-    _check_tensor(offsets, device)
-    if offsets.is_cpu and not records_operators():
-        _check_numbers(offsets, total)
-
-
-def _check_tensor(offsets: Tensor, device: torch.device) -> None:
-    """Refuse offsets that are none, whatever their numbers."""
-    check_dense("offsets", offsets)
-    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
-        got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
-        rule = f"of shape (B + 1,), torch.int64, on {device} like the values"
-        raise ShapeError(message("offsets", got, rule, "build the batch again"))
-    check_storage("offsets", offsets)
-
-
-@index_arithmetic
-def _check_numbers(offsets: Tensor, total: int) -> None:
-    fix = "build the batch again: its offsets were changed"
-    falls = offsets.diff() < 0
-    if int(offsets[0]) != 0:
-        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "0", fix))
-    if bool(falls.any()):
-        place = 1 + int(falls.nonzero()[0])
-        got = f"{int(offsets[place])} after {int(offsets[place - 1])}"
-        raise ArgumentError(message(f"offsets[{place}]", got, "at least the offset before it", fix))
-    if int(offsets[-1]) != total:
-        raise ArgumentError(message("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
 
 
 def check_stack(
     cell: CellSpec,
     weights: tuple[Any, ...],
     input_size: int,
-    state_sizes: tuple[int, ...],
+    state_sizes: Shape,
     directions: int,
     like: Tensor,
     depth: int = 0,
 ) -> None:
-    """Refuse weights of a stack of layers that do not fit its cell and sizes; ``depth`` is that of its first layer."""
+    """Check the weights of a stack of layers, whose first one has index ``depth``."""
     if isinstance(cell, Regularised):
         cell, weights = cell.inner, tuple(part.inner for part in weights)
     state_sizes = state_sizes[: len(cell.states)]
-    for index, part in enumerate(weights):
+    for index, of_direction in enumerate(weights):
         layer, direction = divmod(index, directions)
         width = directions * state_sizes[0] if layer else input_size
-        check_weights(cell.above() if layer else cell, part, width, state_sizes, like, (depth + layer, direction))
+        shapes = weight_shapes(cell.above() if layer else cell, width, state_sizes)
+        if shapes is None:
+            continue
+        for (kind, shape, is_optional), part in zip(shapes, of_direction, strict=True):
+            name = f"{kind}_l{depth + layer}{'_reverse' if direction else ''}"
+            if shape is None:
+                if part is not None:
+                    rule = "None in a layer of this cell and these sizes"
+                    raise ArgumentTypeError(message(name, f"a {type(part).__name__}", rule, "build a new layer"))
+            elif part is not None or not is_optional:
+                check_like(name, part, shape, like)
+
+
+def check_offsets(offsets: Any, total: int, device: torch.device) -> None:
+    """Check the offsets of a batch of ``total`` elements; their numbers only if they are on the CPU."""
+    if not isinstance(offsets, Tensor):
+        raise ArgumentTypeError(message("offsets", f"a {type(offsets).__name__}", "a tensor (B + 1,)", "pass one"))
+    _check_offsets_tensor(offsets, device)
+    if offsets.is_cpu and not records_operators():
+        _check_numbers(offsets, total)
+
+
+def _check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
+    """Check everything about offsets but their numbers."""
+    check_dense("offsets", offsets)
+    if offsets.dim() != 1 or not offsets.shape[0] or offsets.dtype is not torch.int64 or offsets.device != device:
+        got = f"shape {tuple(offsets.shape)}, {offsets.dtype}, on {offsets.device}"
+        rule = f"(B + 1,), torch.int64, on {device}, the device of the values"
+        raise ShapeError(message("offsets", got, rule, "build a new batch"))
+    check_storage("offsets", offsets)
+
+
+@index_arithmetic
+def _check_numbers(offsets: Tensor, total: int) -> None:
+    fix = "build a new batch, because its offsets were changed"
+    falls = offsets.diff() < 0
+    if int(offsets[0]) != 0:
+        raise ArgumentError(message("offsets[0]", str(int(offsets[0])), "0", fix))
+    if bool(falls.any()):
+        index = 1 + int(falls.nonzero()[0])
+        got = f"{int(offsets[index])} after {int(offsets[index - 1])}"
+        raise ArgumentError(message(f"offsets[{index}]", got, "at least the offset before it", fix))
+    if int(offsets[-1]) != total:
+        raise ArgumentError(message("offsets[-1]", str(int(offsets[-1])), f"the number of elements, {total}", fix))
 
 
 _copied = index_arithmetic(Tensor.clone)
 
 
 def check(request: Request, *, numbers: bool = True) -> Request:
-    """Check the tensors of a request."""
+    """Check the tensors of a request, and return it with a copy of the offsets; ``numbers``: those of offsets too."""
     values, offsets = request.values, request.offsets
     if not isinstance(values, Tensor) or values.dim() != 2:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
@@ -135,11 +137,253 @@ def check(request: Request, *, numbers: bool = True) -> Request:
     if numbers or not isinstance(offsets, Tensor):
         check_offsets(offsets, values.shape[0], values.device)
     else:
-        _check_tensor(offsets, values.device)
-    known = request.state_sizes
-    sizes = (*known, *(part.shape[-1] for part in request.state[len(known) :]))
+        _check_offsets_tensor(offsets, values.device)
+    sizes = request.state_sizes
+    sizes = (*sizes, *(part.shape[-1] for part in request.state[len(sizes) :]))
     rows = (request.layers * request.directions, offsets.shape[0] - 1)
     for name, size, part in zip(request.cell.states, sizes, request.state, strict=False):
         check_like(f"hx ({name})", part, (*rows, size), values)
     check_stack(request.cell, request.weights, values.shape[1], sizes, request.directions, values, request.depth)
     return replace(request, offsets=offsets, lengths=None if offsets.is_cpu else request.lengths)
+
+
+# ---- the gate to C --------------------------------------------------------------------------------------------------
+
+Guard = Callable[..., bool]
+"""Returns True if its arguments have the types, dtypes, device, sizes and strides of the tensors of a template; raises
+TypeError for None."""
+
+# Templates kept by a gate: with and without states, and with different parts requiring gradients.
+_TEMPLATES = 8
+
+
+class Gate:
+    """Validates the tensors of layers of one cell and certain sizes; raises ValueError or KeyError for no such layer.
+
+    Offsets are ``(B + 1,)`` int64; the tensors are those of :data:`raglane.kernels.cpu.layer.Tensors`.
+    """
+
+    __slots__ = ("_templates", "_weights", "cell", "directions", "dtype", "input_size", "sizes")
+
+    def __init__(self, cell: str, input_size: int, sizes: Shape, directions: int, dtype: torch.dtype) -> None:
+        spec = CELLS[cell]
+        if dtype not in DTYPES or len(sizes) != len(spec.states) or directions not in (1, 2):
+            raise ValueError
+        weights = [
+            (shape, dtype.itemsize * prod(shape or (0,)), is_optional or shape is None)
+            for _, shape, is_optional in weight_shapes(spec, input_size, sizes) or ()
+        ]
+        self.cell, self.input_size, self.sizes, self.directions, self.dtype = cell, input_size, sizes, directions, dtype
+        # Of each weight the shape, None if it must be None; its bytes; and True if it may be None.
+        self._weights = tuple(weights) * directions
+        # The guards of the latest kinds of tensors, each with their number.
+        self._templates: tuple[tuple[int, Guard], ...] = ()
+
+    def try_validate(self, offsets: Any, tensors: tuple[Any, ...]) -> Admitted | None:
+        """Return the tensors with their addresses and storages; None if C cannot read one of them.
+
+        Storages are checked one by one, everything else by one call of a guard if there is one.
+        """
+        begin, size = len(tensors) - len(self._weights), self.dtype.itemsize
+        try:
+            values, (count,) = tensors[0], offsets.shape
+            storage, at = offsets.untyped_storage(), 8 * offsets.storage_offset()
+            if count == 0 or storage.nbytes() < at + 8 * count:
+                return None
+            parts, storages, addresses = [offsets, values], [storage], [storage.data_ptr() + at]
+            storage, at = values.untyped_storage(), size * values.storage_offset()
+            room = size * self.input_size * values.shape[0]
+            if room and storage.nbytes() < at + room:
+                return None
+            storages.append(storage)
+            addresses.append(storage.data_ptr() + at if room else 0)
+            if begin > 1:
+                if begin != 1 + len(self.sizes):
+                    return None
+                for part, width in zip(tensors[1:begin], self.sizes, strict=True):
+                    room = size * self.directions * (count - 1) * width
+                    storage, at = part.untyped_storage(), size * part.storage_offset()
+                    is_short = room and storage.nbytes() < at + room
+                    if part.shape[1] != count - 1 or not part.is_contiguous() or is_short:
+                        return None
+                    parts.append(part)
+                    storages.append(storage)
+                    addresses.append(storage.data_ptr() + at if room else 0)
+            addresses += (0,) * (4 - len(addresses))
+            for part, (shape, room, is_optional) in zip(tensors[begin:], self._weights, strict=True):
+                if part is None:
+                    if not is_optional:
+                        return None
+                    addresses.append(0)
+                    continue
+                storage, at = part.untyped_storage(), size * part.storage_offset()
+                # A guard counts tensors, so it would accept this weight in place of a missing one of its shape.
+                if shape is None or storage.nbytes() < at + room:
+                    return None
+                parts.append(part)
+                storages.append(storage)
+                addresses.append(storage.data_ptr() + at)
+            for number, guard in self._templates:
+                if number == len(parts) and guard(*parts):
+                    return offsets, tensors, addresses, storages
+        except NO_MEMORY:
+            return None
+        return (offsets, tensors, addresses, storages) if self._validate_each(parts, tensors[begin:]) else None
+
+    def _validate_each(self, parts: list[Tensor], weights: tuple[Any, ...]) -> bool:
+        """Return True if C can read each of the tensors, which then become a template."""
+        offsets, values, *rest = parts
+        width, count = self.input_size, offsets.shape[0]
+        shapes: list[Shape] = [(count,), (values.shape[0], width)]
+        templates: list[tuple[int | None, ...]] = [(None,), (None, width)]
+        own = [shape for part, (shape, _, _) in zip(weights, self._weights, strict=True) if part is not None]
+        for size in self.sizes[: len(rest) - len(own)]:
+            shapes.append((self.directions, count - 1, size))
+            templates.append((self.directions, None, size))
+        shapes += own  # type: ignore[arg-type]
+        templates += own  # type: ignore[arg-type]
+        dtypes = [torch.int64, *[self.dtype] * (len(parts) - 1)]
+        if not all(map(place, parts, shapes, dtypes)):
+            return False
+        guard = guard_of(parts, templates)
+        # A guard never accepts a tensor that occurs twice.
+        if guard is not None and guard(*parts):
+            self._templates = ((len(parts), guard), *self._templates[: _TEMPLATES - 1])
+        return True
+
+    def normalised(self, offsets: Any, tensors: tuple[Any, ...], depth: int) -> Admitted:
+        """As :meth:`try_validate`, of copies of the tensors that C cannot read; raise if one is wrong."""
+        begin = len(tensors) - len(self._weights)
+        check_layer(self.cell, offsets, tensors, len(self._weights), self.sizes, self.directions, depth)
+        if tensors[0].shape[1] != self.input_size:
+            got, rule = (
+                f"{tensors[0].shape[1]} features",
+                f"a tensor of {self.input_size} features, as in the forward pass",
+            )
+            raise ShapeError(message("input", got, rule, "do not replace its data before the backward pass"))
+        spec = CELLS[self.cell]
+        names = ["input", *(f"hx ({name})" for name in spec.states[: begin - 1])]
+        for direction in range(self.directions):
+            end = f"_l{depth}{'_reverse' if direction else ''}"
+            names += [name + end for name, *_ in weight_shapes(spec, self.input_size, self.sizes) or ()]
+        with torch.no_grad():
+            pairs = zip(names, tensors, strict=True)
+            copies = [None if part is None else contiguous(name, part) for name, part in pairs]
+        admitted = self.try_validate(contiguous("offsets", offsets), tuple(copies))
+        if admitted is None:
+            rule, fix = "unchanged during a call", "do not change them in another thread"
+            raise ShapeError(message("input, hx, weights", "tensors that changed", rule, fix))
+        return admitted
+
+
+def check_layer(
+    cell: str, offsets: Any, tensors: Sequence[Any], weights: int, sizes: Shape, directions: int, depth: int = 0
+) -> None:
+    """Raise an error in terms of the layer's arguments if a tensor is wrong; the last ``weights`` are weights."""
+    if cell not in CELLS:
+        raise ArgumentError(message("cell", repr(cell), f"one of {', '.join(CELLS)}", "choose one of them"))
+    spec, values, begin = CELLS[cell], tensors[0], len(tensors) - weights
+    each, initial = len(spec.weights_type._fields), tuple(tensors[1:begin])
+    if isinstance(values, Tensor) and values.dim() == 2 and (not values.is_cpu or values.dtype not in DTYPES):
+        rule = f"{', '.join(map(str, DTYPES))} on the CPU, which the cpu kernels compute in"
+        raise ShapeError(message("input", f"{values.dtype} on {values.device}", rule, "convert it with .to()"))
+    if directions not in (1, 2) or weights != each * directions:
+        got = f"{weights} weights for {directions} directions"
+        raise ShapeError(message("weights", got, f"{each} for each of one or two directions", "pass all of them"))
+    if len(sizes) != len(spec.states) or (initial and len(initial) != len(sizes)):
+        got = f"{len(initial)} of sizes {sizes}"
+        raise ShapeError(message("hx", got, f"the states {', '.join(spec.states)}", "pass one tensor for each"))
+    own = tuple([spec.weights_type(*tensors[begin + each * direction :][:each]) for direction in range(directions)])
+    check(Request(spec, values, offsets, None, initial, own, 1, directions, state_sizes=sizes, depth=depth))
+
+
+def admit(
+    names: Iterable[str], parts: Iterable[Any], shapes: Iterable[Shape], like: Tensor
+) -> tuple[list[Tensor | None], list[int], list[UntypedStorage]]:
+    """Return tensors that C can read, their addresses and storages; None and a null pointer for None."""
+    tensors: list[Tensor | None] = []
+    addresses, storages, dtype = [], [], like.dtype
+    for name, part, shape in zip(names, parts, shapes, strict=False):
+        if part is None:
+            tensors.append(None)
+            addresses.append(0)
+            continue
+        placed = place(part, shape, dtype)
+        if placed is None:
+            check_like(name, part, shape, like)
+            part = contiguous(name, part)
+            placed = place(part, shape, dtype)
+            if placed is None:
+                fix = "do not change it in another thread"
+                raise ShapeError(message(name, "a tensor that changed", "unchanged during a call", fix))
+        tensors.append(part)
+        addresses.append(placed[0])
+        storages.append(placed[1])
+    return tensors, addresses, storages
+
+
+# ---- guards: one check of many tensors ------------------------------------------------------------------------------
+
+
+def guard_of(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Guard | None:
+    """Return a guard for tensors like the examples, with any size where a shape has None; None if torch has none.
+
+    It is the private C++ class by which torch.compile checks its inputs before every call, and takes a fifth of the
+    time of Python. It is used only if it exists and passes a test. A stride that depends on a free size is not checked.
+    """
+    is_for_all = all(map(_has_strides_for_all_sizes, examples, shapes))
+    return _make_guard(examples, shapes) if is_for_all and guards_work() else None
+
+
+def _strides(shape: tuple[int | None, ...]) -> list[int | None]:
+    """Return the strides of contiguous tensors of a shape, None for those that depend on a free size."""
+    return [None if None in shape[index + 1 :] else prod(shape[index + 1 :]) for index in range(len(shape))]  # type: ignore[arg-type]
+
+
+def _has_strides_for_all_sizes(example: Tensor, shape: tuple[int | None, ...]) -> bool:
+    """Return True if tensors with an example's strides are contiguous at any free size."""
+    if None not in shape:
+        return True
+    return all(expected in (None, stride) for expected, stride in zip(_strides(shape), example.stride(), strict=True))
+
+
+def _make_guard(examples: Sequence[Tensor], shapes: Sequence[tuple[int | None, ...]]) -> Guard | None:
+    sizes: list[Any] = [list(shape) for shape in shapes]
+    strides: list[Any] = [
+        [None if expected is None else stride for expected, stride in zip(_strides(shape), part.stride(), strict=True)]
+        for part, shape in zip(examples, shapes, strict=True)
+    ]
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        guard: Guard = guards.check
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return guard
+
+
+@lru_cache(maxsize=1)
+def guards_work() -> bool:
+    """Return True if the class exists, and accepts and rejects the right tensors."""
+    # Independent of torch's default dtype and device, because the result is cached.
+    zeros = partial(torch.zeros, dtype=torch.float32, device="cpu")
+    good, weight = zeros(4, 3), torch.nn.Parameter(zeros(2, 3))
+    guard = _make_guard([good, weight], [(None, 3), (2, 3)])
+    others = [
+        zeros(5, 2),
+        zeros(3, 4).t(),
+        zeros(4, 6)[:, ::2],
+        zeros(4, 3, 1),
+        zeros(4, 3).double(),
+        torch.zeros(4, 3, device="meta", dtype=torch.float32),
+        zeros(4, 3).to_sparse(),
+        torch._neg_view(zeros(4, 3)),
+    ]
+    try:
+        return (
+            guard is not None
+            and guard(zeros(7, 3), weight)
+            and not any(guard(other, weight) for other in others)
+            and not guard(good, torch.nn.Parameter(zeros(3, 3)))
+        )
+    except (TypeError, ValueError, RuntimeError):
+        return False

@@ -1,12 +1,11 @@
-"""What a backend gets, and what it gives back.
+"""The input and the result of a backend, and the loops over layers and directions that all backends share.
 
-A kernel sees tensors, offsets, a cell and the name of a schedule; never a Ragged batch or a layer. A backend checks a
-:class:`Request` before it computes with it, since anybody may have changed its tensors (:mod:`raglane.kernels.checks`):
-shapes and dtypes fit, all tensors but ``lengths`` are on one device, and there is a state for every sequence. It
-allocates what it returns and changes nothing it was given.
+A kernel receives tensors, offsets, a cell and the name of a schedule, never a Ragged batch or a layer. The caller can
+change its tensors at any time, so a backend validates a :class:`Request` before it computes
+(:mod:`raglane.kernels.checks`). It allocates its results, and does not change its input.
 
-NOTE (isolation): a sequence's outputs, states and gradients depend on its own values, its initial state and
-the weights alone. A NaN in one sequence must not reach another.
+NOTE (isolation): the outputs, states and gradients of a sequence depend only on its own values, its initial state and
+the weights. A NaN in one sequence must not reach another.
 """
 
 from __future__ import annotations
@@ -25,38 +24,37 @@ from raglane.cells.spec import CellSpec
 
 @dataclass(slots=True, eq=False)
 class Traits:
-    """All that may decide which backend and schedule run a network: never how many sequences, or how long."""
+    """The facts that select a backend and a schedule; the number of sequences and their lengths are not among them."""
 
     cell: CellSpec
     input_size: int  # ``D`` of the first layer
     hidden_size: int
-    dtype: torch.dtype  # of the values, as ``device``
-    device: torch.device
+    dtype: torch.dtype  # of the values
+    device: torch.device  # of the values
     need_states: bool = False
-    # What the cell reads, one for each layer and direction; nothing where nobody knows. A user's module alone says so
-    # what it computes.
+    # One entry per layer and direction, or empty if unknown. A user's module can only be traced with its weights.
     weights: tuple[Any, ...] = ()
-    checkpoints: bool = False  # what backward needs is to be computed again rather than kept
+    checkpoints: bool = False  # backward recomputes the gates instead of reading saved ones
 
 
 class Packed(NamedTuple):
-    """How the values of a request lie that are the data of a PackedSequence, in which every sequence has an element."""
+    """Layout of values that are the data of a PackedSequence without empty sequences."""
 
     batch_sizes: Tensor  # ``(T,)`` int64 on the CPU
-    sorted_indices: Tensor | None  # ``(B,)`` int64, from the longest on; None where they stand in that order
+    sorted_indices: Tensor | None  # ``(B,)`` int64, longest first; None if the sequences have that order
     unsorted_indices: Tensor | None  # its inverse
 
 
 class Dense(NamedTuple):
-    """How the values of a request lie that are a tensor of three dimensions in which every element is real."""
+    """Layout of values that are a tensor of three dimensions without padding."""
 
     batch_first: bool  # ``(B, T, D)``, or else ``(T, B, D)``
 
 
-# Built once per call, so quick to build: a frozen dataclass takes three times as long.
+# Not frozen: a frozen dataclass takes three times as long to build, and each call builds one.
 @dataclass(slots=True, eq=False)
 class Request:
-    """A recurrent network of one kind of cell, and the batch to run it on.
+    """A recurrent network of one kind of cell, and its input.
 
     ``L`` is the number of layers, ``K`` of directions, ``B`` of sequences, ``N`` of elements.
     """
@@ -64,27 +62,25 @@ class Request:
     cell: CellSpec
     values: Tensor  # ``(N, D)``, floating-point
     offsets: Tensor  # ``(B + 1,)`` int64 on the device of ``values``
-    # ``(B,)`` int64, the host's own copy: nothing is read back from a device. None where the offsets are on the CPU.
-    lengths: Tensor | None
+    lengths: Tensor | None  # ``(B,)`` int64 on the CPU; None if the offsets are on the CPU
     # One ``(L * K, B, size)`` per state of the cell, the sequences in the caller's order; empty for zeros.
     state: tuple[Tensor, ...]
     weights: tuple[Any, ...]  # of each layer and direction, in torch's order: layer 0 forward, layer 0 reverse ...
     layers: int = 1
     directions: int = 1
     dropout: float = 0.0  # between layers
-    training: bool = False  # dropout acts
-    need_output: bool = True  # False where nobody reads the outputs of the last layer
-    need_states: bool = False  # those of every layer at every step
-    state_sizes: tuple[int, ...] = ()  # where ``state`` does not tell
-    input_dropout: float = 0.0  # that a feature of every layer's input is zeroed for a whole sequence, in training
-    # What is dropped between layers must be drawn there: a library's own dropout draws other numbers.
-    layer_by_layer: bool = False
-    # How ``values`` and the output lie, if a backend is given a batch as it came, in one of its own ``layouts``;
-    # ``offsets`` and ``lengths`` say nothing then.
+    training: bool = False  # apply dropout
+    need_output: bool = True  # return the outputs of the last layer
+    need_states: bool = False  # return the states of every layer at every step
+    state_sizes: tuple[int, ...] = ()  # the sizes of the states if ``state`` is empty
+    input_dropout: float = 0.0  # probability of zeroing a feature of a layer's input for a whole sequence, in training
+    layer_by_layer: bool = False  # run_layers draws dropout, because a library's own draws other numbers
+    # The layout of ``values`` and output if the backend supports the caller's (``Backend.layouts``). Then ``offsets``
+    # and ``lengths`` are meaningless.
     layout: Packed | Dense | None = None
-    depth: int = 0  # which layer of a stack this one is; for messages
-    packed: tuple[Tensor, ...] = ()  # of each layer what ``Layer.packed`` of the cpu kernels made of its weights
-    checkpoint_every: int = 0  # steps that are computed again at a time; 0 where what backward needs is kept
+    depth: int = 0  # index of this layer in its stack, for messages
+    packed: tuple[Tensor, ...] = ()  # per layer, its weights as ``Layer.packed`` of the cpu kernels returns them
+    checkpoint_every: int = 0  # steps that backward recomputes at a time; 0 if forward saves the gates
 
     @property
     def count(self) -> int:
@@ -98,11 +94,11 @@ class Request:
 
     @property
     def host_lengths(self) -> Tensor:
-        """The lengths on the CPU, wherever they come from; no device is waited for."""
+        """The lengths on the CPU, without waiting for a device."""
         return segments.lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
 
     def tensors(self) -> Iterator[Tensor | None]:
-        """All that may have a derivative; nothing of weights that are not a tuple of tensors."""
+        """Yield the values, states and weights; weights that are a module are left out."""
         yield self.values
         yield from self.state
         for weights in self.weights:
@@ -110,18 +106,18 @@ class Request:
                 yield from (part for part in weights if not isinstance(part, tuple))
 
     def initial(self, count: int | None = None) -> tuple[Tensor, ...]:
-        """The initial state, for a backend that must have zeros where there is none."""
+        """Return the initial state, zeros if the caller passed none."""
         if self.state:
             return self.state
         rows = self.layers * self.directions
         return zero_state(self.values, rows, self.count if count is None else count, self.state_sizes)
 
     def layer(self, index: int, values: Tensor) -> Request:
-        """One of the layers as a request of its own, which reads ``values``."""
+        """Return the request of one layer, with input ``values``."""
         rows = slice(index * self.directions, (index + 1) * self.directions)
         state = tuple([part[rows] for part in self.state])
         if not state and values.dtype is not self.values.dtype:
-            # Under autocast outputs may be of another dtype than what the states begin in.
+            # Under autocast the outputs of the layer below may have another dtype than the initial states.
             state = zero_state(self.values, self.directions, self.count, self.state_sizes)
         return Request(
             self.cell,
@@ -141,7 +137,7 @@ class Request:
         )
 
     def cast(self, dtype: torch.dtype) -> Request:
-        """This request in autocast's dtype; tensors of float64 stay, as autocast leaves them everywhere."""
+        """Return this request in autocast's dtype; as everywhere under autocast, float64 is not cast."""
 
         def convert(part: Any) -> Any:
             if isinstance(part, Tensor):
@@ -158,18 +154,18 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Result:
-    """What a backend gives for a :class:`Request`, all of it in the caller's order."""
+    """The result of a :class:`Request`, in the caller's order."""
 
     output: Tensor | None  # ``(N, K * size of the first state)``, of the last layer, forward then reverse in each row
-    # Shaped like ``Request.state``; an empty sequence's are its initial ones, the reverse direction's those after the
-    # sequence's first element.
+    # Final states, shaped like ``Request.state``. The final state of an empty sequence is its initial one. The reverse
+    # direction ends at the first element.
     state: tuple[Tensor, ...]
     states: tuple[tuple[Tensor, ...], ...] | None = None  # of each layer after each element, ``(N, K * size)`` each
 
 
 @dataclass(slots=True, eq=False)
 class DirectionResult:
-    """The parts of :class:`Result` that one layer gives in one direction."""
+    """The result of one layer in one direction; see :class:`Result`."""
 
     output: Tensor | None  # ``(N, size)``
     state: tuple[Tensor, ...]  # ``(B, size)`` each
@@ -177,37 +173,37 @@ class DirectionResult:
 
 
 def zero_state(like: Tensor, rows: int, count: int, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Initial states of zeros; those of one size are one tensor, since nobody writes to them."""
+    """Return initial states of zeros; states of one size share a tensor, which is never written to."""
     first = like.new_zeros(rows, count, sizes[0])
     return (first, *(first if size == sizes[0] else like.new_zeros(rows, count, size) for size in sizes[1:]))
 
 
 class Backend(Protocol):
-    """What executes a cell on a schedule."""
+    """Executes cells on schedules."""
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        """The names of the schedules that it can execute."""
+        """The names of the supported schedules."""
 
     @property
     def layouts(self) -> dict[str, type]:
-        """By schedule, the layout (see ``Request.layout``) in which it takes a batch as it came."""
+        """By schedule, the layout of the caller that is supported without conversion; see ``Request.layout``."""
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:
-        """Why a request of these traits cannot run here on this schedule, in a clause; None if it can."""
+        """Return the reason, a clause, why these traits are not supported on a schedule; None if they are."""
 
     def run(self, request: Request, schedule: str) -> Result:
-        """Run the request. To be called only where :meth:`refuses` gives None."""
+        """Run a request for whose traits :meth:`refuses` returns None."""
 
 
-# ---- layers and directions: the only loop over layers, whoever runs one of them ------------------------------------
+# ---- layers and directions ------------------------------------------------------------------------------------------
 
 
 def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Result:
-    """Run every layer on the outputs of the one before.
+    """Run every layer on the outputs of the one below.
 
-    What training drops between layers is drawn here, so that all backends draw the same numbers: ``request.dropout`` on
-    the output of every layer but the last, ``request.input_dropout`` on the input of every layer.
+    Dropout is drawn here, so that it is the same on all backends: ``request.dropout`` on the output of every layer but
+    the last, ``request.input_dropout`` on the input of every layer.
     """
     drops_inputs = request.training and request.input_dropout > 0
     if request.layers == 1 and not drops_inputs:
@@ -230,18 +226,18 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
 
 
 def _kept_features(request: Request, values: Tensor) -> Tensor:
-    """One layer's mask for its input, ``(N, D)``: the same for all elements of a sequence."""
+    """Return a dropout mask ``(N, D)`` that is the same for all elements of a sequence."""
     kept = F.dropout(values.new_ones(request.count, values.shape[1]), request.input_dropout)
     return segments.spread(kept, request.offsets, values.shape[0])
 
 
 RunDirection = Callable[[Request, Any, tuple[Tensor, ...], bool], DirectionResult]
-"""Runs one layer in one direction: of the layer, that direction's weights, its initial states ``(B, size)``, and True
-where each sequence is read from its end. Results are in the order of the values."""
+"""Runs one layer in one direction. Arguments: the layer, the direction's weights, its initial states ``(B, size)``, and
+True to read each sequence from its end. Results have the order of the values."""
 
 
 def run_directions(layer: Request, run: RunDirection) -> Result:
-    """Run each direction of one layer by itself, and put what they give side by side."""
+    """Run each direction of one layer, and concatenate the results."""
     initial = layer.initial()
     results = [
         run(layer, layer.weights[direction], tuple([state[direction] for state in initial]), direction == 1)
@@ -257,5 +253,5 @@ def run_directions(layer: Request, run: RunDirection) -> Result:
 
 
 def _join(directions: list[Tensor]) -> Tensor:
-    """Put the directions' rows side by side; one direction alone is not copied."""
+    """Concatenate the rows of the directions; those of a single direction are not copied."""
     return directions[0] if len(directions) == 1 else torch.cat(directions, 1)

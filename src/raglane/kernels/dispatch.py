@@ -1,4 +1,4 @@
-"""Which backend runs which schedule: one table, one choice, and the reason for it."""
+"""The table of backends, and the choice of a backend and a schedule with its reason."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PREFERRED_SCHEDULES = ("packed", *(name for name in SCHEDULES if name != "packe
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs a layer, and why.
+    """The backend and schedule of a layer's call, and the reason.
 
     Attributes:
         backend: a key of ``BACKENDS``.
         schedule: a key of ``SCHEDULES``.
-        reason: why these two, in words.
-        program: what the backend ``program`` runs, to be read, where it was asked for.
+        reason: why they were chosen.
+        program: the listing of the program that the backend ``program`` runs, if it was requested.
 
     Example:
         >>> print(Choice("torch", "packed", "the first backend that runs this"))
@@ -50,8 +50,8 @@ class Choice:
     program: str = ""
 
     def __str__(self) -> str:
-        said = f"backend {self.backend}, schedule {self.schedule}: {self.reason}"
-        return f"{said}\n{self.program}" if self.program else said
+        text = f"backend {self.backend}, schedule {self.schedule}: {self.reason}"
+        return f"{text}\n{self.program}" if self.program else text
 
 
 _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=(AUTO, AUTO))
@@ -59,23 +59,23 @@ _override: ContextVar[tuple[str, str]] = ContextVar("raglane_override", default=
 
 @constant_when_traced
 def override() -> tuple[str, str]:
-    """Schedule and backend that :func:`use_backend` set."""
+    """Return the schedule and backend that :func:`use_backend` set."""
     return _override.get()
 
 
 @contextmanager
 def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
-    """Decide for all layers within the block, whatever they were built with.
+    """Select the schedule and backend of all layers in a ``with`` block.
 
-    The decision holds for the thread or task that entered the block, and ends with it. What ``torch.compile`` has
-    compiled keeps the decision that held then.
+    They override the ``schedule`` and ``backend`` arguments of the layers. Other threads and asyncio tasks are not
+    affected. A function compiled by ``torch.compile`` keeps the choice that was in effect when it was compiled.
 
     Args:
         schedule: a key of ``SCHEDULES``, or ``"auto"``.
         backend: a key of ``BACKENDS``, or ``"auto"``.
 
     Raises:
-        DispatchError: no such schedule, backend or pair.
+        DispatchError: the schedule or the backend does not exist, or the backend does not support the schedule.
 
     Example:
         >>> import raglane as rl
@@ -93,17 +93,19 @@ def use_backend(*, schedule: str = AUTO, backend: str = AUTO) -> Iterator[None]:
 
 
 def choose(traits: Traits, schedule: str = AUTO, backend: str = AUTO, *, dense: bool = False) -> Choice:
-    """Pick a backend and a schedule, and say why.
+    """Return the backend, the schedule and the reason.
 
-    NOTE (batch invariance): only what ``traits`` holds may decide, never the number of sequences or their lengths,
-    so that a sequence's results are bit-identical in any batch.
+    NOTE (batch invariance): only ``traits`` may decide, not the number of sequences or their lengths, so that the
+    results of a sequence are bit-identical in any batch.
     """
-    passed_over: list[str] = []
-    name, wanted = pick(traits, schedule, backend, dense=dense, passed_over=passed_over)
+    refusals: list[str] = []
+    name, used_schedule = pick(traits, schedule, backend, dense=dense, refusals=refusals)
     origin = "chosen for this layer"
     if override() != (AUTO, AUTO):
         (schedule, backend), origin = override(), "chosen by rl.use_backend"
-    return Choice(name, wanted, _reason(schedule, backend, origin, passed_over))
+    named = [f"{kind} {name}" for kind, name in (("schedule", schedule), ("backend", backend)) if name != AUTO]
+    reason = f"{' and '.join(named)} {origin}" if named else "auto takes the fastest backend that runs this"
+    return Choice(name, used_schedule, "; ".join([reason, *refusals]))
 
 
 def pick(
@@ -112,61 +114,55 @@ def pick(
     backend: str = AUTO,
     *,
     dense: bool = False,
-    passed_over: list[str] | None = None,
+    refusals: list[str] | None = None,
 ) -> tuple[str, str]:
-    """The backend and the schedule that :func:`choose` explains, without the reasons, for every call of a layer."""
-    # One by one: torch 2.11 cannot compile a comparison of what is constant while it traces with a tuple.
+    """Return the backend and the schedule for a call; append the reasons against preferred backends to ``refusals``."""
+    # Compared one by one: torch 2.11 cannot compile the comparison of a traced constant with a tuple.
     chosen = override()
     if chosen[0] != AUTO or chosen[1] != AUTO:
         schedule, backend = chosen
     if schedule != AUTO or backend != AUTO:
         check_names(schedule, backend)
     if are_transforms_active():
-        backend = "reference"  # it is plain torch, all of which torch.func knows
-    refusals = [] if passed_over is None else passed_over
+        backend = "reference"  # plain torch operators, all of which torch.func supports
+    refusals = [] if refusals is None else refusals
     for name, candidate in BACKENDS.items():
         if backend != AUTO and backend != name:
             continue
-        wanted = _schedule_for(candidate, schedule, dense)
-        if wanted is None:
+        used_schedule = _schedule_for(candidate, schedule, dense)
+        if used_schedule is None:
             continue
-        refusal = candidate.refuses(traits, wanted)
+        refusal = candidate.refuses(traits, used_schedule)
         if refusal is None:
-            return name, wanted
+            return name, used_schedule
         refusals.append(refusal)
-    got, rule = f"{schedule!r}, {backend!r}", "; ".join(refusals) or "no backend runs that schedule"
+    rule = f"a pair that runs this layer ({'; '.join(refusals) or 'no backend runs that schedule'})"
     fix = f"choose among {_pairs()}, or leave both at 'auto'"
-    raise DispatchError(message("schedule, backend", got, rule, fix))
+    raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
 
 
 def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
-    """The schedule that a backend would run: the one asked for, else its best; None where it does not have it."""
+    """Return the requested schedule, or a backend's preferred one for "auto"; None if it is not supported."""
     if schedule != AUTO:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:
         return "padded"
-    known = candidate.schedules
     for name in _PREFERRED_SCHEDULES:
-        if name in known:
+        if name in candidate.schedules:
             return name
     return None
 
 
-def _reason(schedule: str, backend: str, origin: str, passed_over: list[str]) -> str:
-    named = [f"{kind} {name}" for kind, name in (("schedule", schedule), ("backend", backend)) if name != AUTO]
-    reason = f"{' and '.join(named)} {origin}" if named else "auto takes the fastest backend that runs this"
-    return "; ".join([reason, *passed_over])
-
-
 def check_names(schedule: str, backend: str) -> None:
-    """Raise a DispatchError where a schedule, a backend or the pair of them does not exist."""
-    for argument, name, known in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
-        if name != AUTO and not (isinstance(name, str) and name in known):
-            rule = f"one of {', '.join(known)} or auto"
-            raise DispatchError(message(argument, repr(name), rule, f"the pairs are {_pairs()}"))
+    """Raise a DispatchError if a schedule or a backend does not exist, or the backend does not run the schedule."""
+    for argument, name, names in (("schedule", schedule, SCHEDULES), ("backend", backend, BACKENDS)):
+        if name != AUTO and not (isinstance(name, str) and name in names):
+            rule = f"one of {', '.join(names)} or auto"
+            raise DispatchError(message(argument, repr(name), rule, f"choose among {_pairs()}"))
     if backend != AUTO and schedule != AUTO and schedule not in BACKENDS[backend].schedules:
-        got, rule = f"{schedule!r}, {backend!r}", f"backend {backend} runs {', '.join(BACKENDS[backend].schedules)}"
-        raise DispatchError(message("schedule, backend", got, rule, f"choose among {_pairs()}"))
+        rule = f"a schedule of the backend {backend}, which runs {', '.join(BACKENDS[backend].schedules)}"
+        fix = f"choose among {_pairs()}"
+        raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))
 
 
 def _pairs() -> str:

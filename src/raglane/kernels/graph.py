@@ -1,11 +1,11 @@
-"""Any cell in a graph that others execute: what :func:`torch.export.export` sees of the reference kernel.
+"""The reference kernel as a graph for :func:`torch.export.export`, for any cell.
 
-Python's loop over the steps of a batch would become as many operators as one batch happens to have steps. Here the
-loop is an operator itself: ``scan``, a higher-order operator of torch whose body is the cell's own ``step``; or what
-:func:`loops_by` puts in its place, for a runtime that is not torch.
+A Python loop over the steps would be unrolled to the number of steps of the example batch. Here the loop is one
+operator: torch's higher-order operator ``scan``, whose body is the cell's ``step``, or the replacement that
+:func:`loops_by` sets for another runtime.
 
-The schedule is ``masked``: every row runs to the longest length, and keeps its state where it has no element. What
-depends on the lengths is index arithmetic in the graph, which so takes batches of any number of sequences and elements.
+The schedule is ``masked``: every row runs to the longest length, and keeps its state past its end. The index arithmetic
+on lengths is part of the graph, which therefore accepts any number of sequences and elements.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from raglane.kernels.contract import DirectionResult, Request, Result, run_direc
 
 @dataclass(frozen=True)
 class Table:
-    """Where the elements of a batch are among the ``T`` steps of its ``B`` rows. ``T`` is at least 1."""
+    """The layout of a batch as ``T`` steps, at least 1, of ``B`` rows."""
 
-    element: Tensor  # ``(T, B)`` int64, the element at each place; ``N``, which is none, where the sequence has ended
-    is_real: Tensor  # ``(T, B)`` bool, whether there is an element
-    place: Tensor  # ``(N,)`` int64, the place ``t * B + b`` of each element
+    element: Tensor  # ``(T, B)`` int64, the index of each element; ``N`` past the end of a sequence
+    is_real: Tensor  # ``(T, B)`` bool, False past the end of a sequence
+    place: Tensor  # ``(N,)`` int64, the index ``t * B + b`` of each element
     lengths: Tensor  # ``(B,)`` int64
 
     def padded(self, flat: Tensor) -> Tensor:
-        """One row per element, ``(N, size)``, as ``(T, B, size)``; zeros where there is no element."""
+        """Return ``(N, size)`` as ``(T, B, size)``, padded with zeros."""
         return torch.cat([flat, flat.new_zeros(1, flat.shape[1])])[self.element]
 
     def flat(self, padded: Tensor) -> Tensor:
-        """From ``(T, B, size)`` to one row per element, ``(N, size)``."""
+        """Return ``(T, B, size)`` as ``(N, size)``, without padding."""
         return padded.flatten(0, 1).index_select(0, self.place)
 
 
 def table_of(offsets: Tensor, total: int) -> Table:
-    """The table of a batch of ``total`` elements."""
+    """Return the table of a batch of ``total`` elements."""
     lengths = offsets.diff()
-    # A step at least: no runtime has to loop over nothing, and a batch of no sequences has a longest one.
+    # At least one step: runtimes need not support empty loops, and max of no lengths would raise.
     steps = F.pad(lengths, (0, 1), value=1).max().item()
     torch._check(steps >= 1)
     step = torch.arange(steps, device=offsets.device).unsqueeze(1)
@@ -59,15 +59,15 @@ def table_of(offsets: Tensor, total: int) -> Table:
 
 
 class Loops(Protocol):
-    """What runs the loops of a graph: torch's ``scan``, or what stands for it in another runtime."""
+    """Runs the loops of a graph: torch's ``scan``, or its replacement for another runtime."""
 
     def run_layer(self, layer: Request, table: Table) -> Result | None:
-        """A request of one layer, where the runtime has an operator for all of it; else None."""
+        """Run a whole layer by one operator; return None if the runtime has none for it."""
 
     def run_loop(
         self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
     ) -> list[Tensor]:
-        """See :func:`run_steps`; what is collected has ``sizes`` columns, and a row for each place of the table."""
+        """Return the final states and the collected tensors ``(T, B, size)``; see :func:`run_steps`."""
 
 
 _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
@@ -75,7 +75,7 @@ _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
 
 @contextmanager
 def loops_by(loops: Loops) -> Iterator[None]:
-    """Have all that loops over steps within the block be loops of a graph, run by these."""
+    """Run loops over steps in a ``with`` block by operators of ``loops``."""
     token = _loops.set(loops)
     try:
         yield
@@ -85,7 +85,7 @@ def loops_by(loops: Loops) -> Iterator[None]:
 
 @constant_when_traced
 def has_loops() -> bool:
-    """Whether :func:`loops_by` is at work: then whatever loops should be a loop of the graph."""
+    """Return True in a block of :func:`loops_by`, where a loop over steps must be a loop of the graph."""
     return _loops.get() is not None
 
 
@@ -99,21 +99,21 @@ def run_layer(table: Table, layer: Request) -> Result:
 def run_steps(
     table: Table, step: Step, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], *, reverse: bool = False
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Run a step over the elements of each sequence: to its final states, and what it collects of each element.
+    """Run a step over all elements; return the final states and the collected tensors ``(N, size)``.
 
-    ``prepared`` is ``(N, G)``, what the step reads of each element, ``state`` ``(B, size)`` each, and ``sizes`` are the
-    columns of the output, and of the states where the step gives them once more.
+    ``prepared`` is the input ``(N, G)`` of the step, ``state`` ``(B, size)`` each. ``sizes`` are the columns of the
+    collected tensors: of the output, and of the states if the step returns them twice.
     """
     loops = _loops.get() or Scans()
-    found = loops.run_loop(step, table, prepared, state, sizes, reverse)
-    return tuple(found[: step.states]), [table.flat(part) for part in found[step.states :]]
+    results = loops.run_loop(step, table, prepared, state, sizes, reverse)
+    return tuple(results[: step.states]), [table.flat(part) for part in results[step.states :]]
 
 
 class Scans:
     """The :class:`Loops` of torch: ``scan``."""
 
     def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
-        """None: torch has no operator of a layer that knows lengths."""
+        """Return None: torch has no operator of a layer on ragged batches."""
         return None
 
     def run_loop(
@@ -129,9 +129,9 @@ class Scans:
         rows, is_real = table.padded(prepared), table.is_real
         if reverse:
             rows, is_real = rows.flip(0), is_real.flip(0)
-        found = self.scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights))
-        collected = [part.flip(0) if reverse else part for part in found[step.states :]]
-        return [*found[: step.states], *collected]
+        results = self.scan(step, [part.clone() for part in state], [rows, is_real], tuple(step.weights))
+        collected = [part.flip(0) if reverse else part for part in results[step.states :]]
+        return [*results[: step.states], *collected]
 
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
@@ -141,23 +141,22 @@ class Scans:
 
 
 class Step(nn.Module):
-    """One step of a cell as a module of tensors alone, for whoever traces it: with the mask, and the weights last.
+    """One masked step of a cell as a module whose arguments are all tensors, weights included, for tracing.
 
-    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights are those of one layer in
-    one direction: the tuple, or the user's module. With ``need_states`` the new states are given once more, as what a
-    loop collects.
+    ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights, a tuple or the user's
+    module, are those of one layer in one direction. With ``need_states`` the new states are also collected.
     """
 
     def __init__(self, cell: Any, weights: Any, need_states: bool = False) -> None:
         super().__init__()
         self.cell, self.need_states = cell, need_states
         self.states = len(cell.states)
-        # Not as parts of this module, which has no parameters: they come as arguments.
+        # In a tuple, so that a user's module does not become a submodule: its parameters are arguments.
         self._of_weights = (weights,)
 
     @property
     def weights(self) -> list[Tensor]:
-        """The tensors among the weights, in the order in which :meth:`forward` takes them."""
+        """The tensors of the weights, in the order of :meth:`forward`'s arguments."""
         (weights,) = self._of_weights
         if isinstance(weights, nn.Module):
             return [*weights.parameters(), *weights.buffers()]
@@ -165,22 +164,22 @@ class Step(nn.Module):
 
     @property
     def is_module(self) -> bool:
-        """Whether the equations are a user's module."""
+        """True if the cell is a user's module."""
         return isinstance(self._of_weights[0], nn.Module)
 
     @property
     def present(self) -> tuple[bool, ...]:
-        """Which of the weights there are, of a named cell."""
+        """Which optional weights of a named cell exist."""
         (weights,) = self._of_weights
         return () if self.is_module else tuple(part is not None for part in weights)
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        """States, the prepared row ``(R, G)``, ``(R,)`` bool, weights; to the new states, the output and the states."""
+        """Map states, the prepared row ``(R, G)``, mask ``(R,)`` and weights to new states, output and states."""
         state, (row, is_real), weights = args[: self.states], args[self.states :][:2], args[self.states + 2 :]
         output, new = self._step(weights, row, state)
-        kept = [torch.where(is_real.unsqueeze(1), a, b) for a, b in zip(new, state, strict=True)]
-        # A loop's operator wants tensors that share no memory.
-        return [*kept, output.clone(), *([part.clone() for part in kept] if self.need_states else [])]
+        masked = [torch.where(is_real.unsqueeze(1), a, b) for a, b in zip(new, state, strict=True)]
+        # torch's scan requires tensors that share no memory.
+        return [*masked, output.clone(), *([part.clone() for part in masked] if self.need_states else [])]
 
     def _step(self, tensors: tuple[Tensor, ...], row: Tensor, state: tuple[Tensor, ...]) -> Any:
         (weights,) = self._of_weights
@@ -200,7 +199,7 @@ def _tensors(weights: Any) -> Iterator[Tensor]:
 
 
 def _like(weights: Any, tensors: Iterator[Tensor]) -> Any:
-    """Weights of the same kind made of other tensors."""
+    """Return weights of the same structure with other tensors."""
     parts = [
         None if part is None else _like(part, tensors) if isinstance(part, tuple) else next(tensors) for part in weights
     ]
@@ -209,7 +208,7 @@ def _like(weights: Any, tensors: Iterator[Tensor]) -> Any:
 
 @contextmanager
 def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Within it a module has other parameters and buffers: what torch.func.functional_call does for one call."""
+    """Replace parameters and buffers of a module in a ``with`` block, as torch.func.functional_call does for a call."""
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for path, tensor in tensors.items():

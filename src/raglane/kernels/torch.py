@@ -1,7 +1,7 @@
 """PyTorch's own kernels: ATen and oneDNN on a CPU, cuDNN on a GPU.
 
-``packed`` is what torch calls a PackedSequence. ``padded`` runs every row up to the longest and cuts away what
-lies past a length; torch has no name for that, and the final state and the reverse direction need care there.
+``packed`` runs a PackedSequence. ``padded`` runs a padded tensor and drops the results of padding; torch has no option
+for this, so the final state and the reverse direction are computed here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rnn_relu": torch.rnn_relu,
 }
 
-# What closes a gate for good: sigmoid(-_SHUT) is 0 and sigmoid(_SHUT) is 1 to the last bit in every dtype from
-# float16, which holds it, to float64.
+# sigmoid(-_SHUT) is exactly 0 and sigmoid(_SHUT) exactly 1 in every dtype from float16, which can represent it, to
+# float64.
 _SHUT = 3.0e4
 
 
 class TorchBackend:
-    """Runs RNN, LSTM and GRU by :func:`torch.lstm` and its kin."""
+    """Runs RNN, LSTM and GRU by :func:`torch.lstm` and the like."""
 
     schedules = ("packed", "padded")
     layouts: ClassVar[dict[str, type]] = {"packed": Packed, "padded": Dense}
@@ -47,20 +47,20 @@ class TorchBackend:
         if traits.cell.name not in _FUNCTIONS:
             return f"torch has no kernel for the cell {traits.cell.name!r}"
         if traits.need_states:
-            return "torch's kernels do not give the states of every step"
+            return "torch's kernels do not return the states of every step"
         if traits.checkpoints:
-            return "torch's kernels save all that backward needs"
+            return "torch's kernels do not recompute gates in the backward pass"
         return None
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
         if request.layout is not None:
-            return _run_as_it_came(request, request.layout)
+            return _run_in_layout(request, request.layout)
         if is_exporting():
-            # A graph cannot hold the order of a batch that only its lengths say.
+            # The order of a pack depends on the lengths, which an exported graph does not contain.
             return reference.BACKEND.run(request, schedule)
         request = check(request)
-        # Torch's kernels refuse a batch without a single element, and have no rule for some forward-mode derivatives.
+        # Torch's kernels raise for a batch without elements, and do not support some forward-mode derivatives.
         if request.values.shape[0] == 0 or has_tangent(request.tensors()):
             return reference.BACKEND.run(request, schedule)
         together = not request.layer_by_layer
@@ -78,7 +78,7 @@ BACKEND = TorchBackend()
 def _call(
     request: Request, data: tuple[Tensor, ...], state: tuple[Tensor, ...], *layout: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Call torch's function of the cell on all layers and directions at once."""
+    """Call torch's function of the cell on all layers and directions."""
     weights = [tensor for layer in request.weights for tensor in layer if tensor is not None]
     has_bias = request.weights[0].input_bias is not None
     output, *final = _FUNCTIONS[request.cell.name](
@@ -95,8 +95,8 @@ def _call(
     return output, tuple(final)
 
 
-def _run_as_it_came(request: Request, layout: Packed | Dense) -> Result:
-    """Hand a pack without empty sequences, or a tensor without padding, to torch's kernel as it is."""
+def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
+    """Run a pack without empty sequences, or a tensor without padding, without converting it."""
     values, cell = request.values, request.cell
     check_stack(cell, request.weights, values.shape[-1], request.state_sizes, request.directions, values)
     if isinstance(layout, Dense):
@@ -112,26 +112,22 @@ def _run_as_it_came(request: Request, layout: Packed | Dense) -> Result:
 
 
 def _run_packed(request: Request) -> Result:
-    """Interleave the sequences step by step, longest first, and let torch shrink the batch as they end."""
+    """Run the batch as a PackedSequence of its sequences with an element."""
     layout = packed_layout(request.host_lengths, request.offsets)
     data = take_rows(request.values, layout.index)
-    # Empty sequences are the last in the order of length: torch never sees them.
+    # Empty sequences are the last in the order of length.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
     initial = request.initial()
     state = tuple(part.index_select(1, running) for part in initial)
     packed, final = _call(request, (data, layout.batch_sizes), state)
     output = place_rows(packed, layout.index, data.shape[0]) if request.need_output else None
-    # The final state of an empty sequence is its initial one, which index_copy leaves where it is.
-    return Result(
-        output,
-        tuple(
-            before.to(after.dtype).index_copy(1, running, after) for before, after in zip(initial, final, strict=True)
-        ),
-    )
+    # The final state of an empty sequence is its initial one, which index_copy does not overwrite.
+    pairs = zip(initial, final, strict=True)
+    return Result(output, tuple(before.to(after.dtype).index_copy(1, running, after) for before, after in pairs))
 
 
 def _run_equal(request: Request) -> Result:
-    """Run sequences of one length: a padded tensor without padding, over the same memory."""
+    """Run sequences of one length, as a view of three dimensions."""
     batch = request.values.reshape(request.count, -1, request.values.shape[1])
     output, final = _call(request, (batch,), request.initial(), True)
     return Result(output.flatten(0, 1) if request.need_output else None, final)
@@ -142,9 +138,9 @@ def _run_padded_direction(
 ) -> DirectionResult:
     """Run one layer in one direction on a padded tensor; see :class:`~raglane.kernels.contract.RunDirection`.
 
-    The reverse direction turns every sequence around first, so that it does not begin in the padding. The final h
-    is the output at the last step. An LSTM's final c is in no output: there, a flag that is 1 on padding and whose
-    weights shut the input gate and open the forget gate makes every row carry its c to the end unchanged.
+    The reverse direction reverses every sequence first, so that it does not begin in the padding. The final h is the
+    output at the last step. No output contains an LSTM's final c: one more feature, which is 1 in the padding, closes
+    the input gate and opens the forget gate, so that c stays unchanged to the end of the row.
     """
     values, offsets, lengths = layer.values, layer.offsets, layer.host_lengths
     if reverse:
@@ -159,8 +155,8 @@ def _run_padded_direction(
         hold = weights.input.new_tensor([-_SHUT, _SHUT, 0.0, 0.0]).repeat_interleave(hidden).unsqueeze(1)
         weights = weights._replace(input=torch.cat([weights.input, hold], 1))
     initial = tuple(part.unsqueeze(0) for part in state)
-    alone = Request(layer.cell, values, offsets, lengths, initial, (weights,))
-    output, final = _call(alone, (padded,), initial, False)
+    direction = Request(layer.cell, values, offsets, lengths, initial, (weights,))
+    output, final = _call(direction, (padded,), initial, False)
     flat = flatten_padded(output, lengths).values
     is_empty = (offsets.diff() == 0).unsqueeze(1)
     h = torch.where(is_empty, state[0].to(flat.dtype), segments.last(flat, offsets))

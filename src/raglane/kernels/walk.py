@@ -1,7 +1,7 @@
-"""From a schedule's table to what a kernel in plain torch needs to walk it: a few indexes on the device.
+"""Turns a schedule's table into the indexes by which the reference kernel runs it.
 
-Everything here depends on lengths alone, so it is worked out on the host, without a loop over sequences or
-elements, and moves to the device in a few copies.
+They depend only on the lengths, so they are computed on the host, without a loop over sequences or elements, and moved
+to the device in a few copies.
 """
 
 from __future__ import annotations
@@ -17,47 +17,46 @@ from raglane.segments import offsets_from_lengths, positions, reverse_index, seg
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
-    """In which order one direction reads the elements, and where it leaves what it computes from them."""
+class RowOrder:
+    """The order in which one direction reads the elements and stores their results."""
 
-    element: Tensor  # ``(E,)``: the element that is read; ``N``, one past the last, where padding is computed
-    place: Tensor  # ``(N,)``: where among the ``E`` each element is computed
-    is_callers: bool  # both are ``0, 1, 2 ...``, so that nothing need be moved
+    element: Tensor  # ``(E,)``: the index of the element that is read; ``N``, one past the last, for padding
+    place: Tensor  # ``(N,)``: the index, among the ``E``, at which each element is computed
+    is_callers: bool  # both are ``0, 1, 2 ...``, so rows need not be moved
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What happens at one time of the run."""
+    """One time of the run."""
 
-    rows: int  # ``R``, how many rows compute
-    begin: int  # how many of them begin a sequence
-    # ``(R,)``, what each row takes its state from: the row of the time before that it continues or, counted on from
-    # that time's rows, the sequence that it begins. None where no row moves: either all ``R`` begin, or none, and the
-    # first ``R`` go on.
+    rows: int  # ``R``, the number of active rows
+    begin: int  # the number of rows that begin a sequence
+    # ``(R,)``: the source of each row's state. It indexes the rows of the previous time, followed by the sequences that
+    # begin. None if no row moves: all ``R`` begin, or none begins and the first ``R`` continue.
     source: Tensor | None
-    real: Tensor | None  # ``(R, 1)`` bool, which rows compute an element that exists; None where all do
-    ending: int  # how many rows compute the last element of their sequence
-    ended: Tensor | None  # ``(ending,)``, those rows; None where it is all rows, or none
+    real: Tensor | None  # ``(R, 1)`` bool, True for rows that compute an existing element; None if all do
+    ending: int  # the number of rows that compute the last element of their sequence
+    ended: Tensor | None  # ``(ending,)``, those rows; None if they are all rows, or none
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """A schedule's table, ready to be walked on a device; all its tensors are there."""
+    """A schedule's table as indexes on a device."""
 
-    # One per time; where the batch has no element, one of no rows, so that even then the outputs hang on the weights,
-    # which get gradients of zero rather than none.
+    # One per time. A batch without elements has one without rows, so that its outputs depend on the weights, whose
+    # gradients are then zeros instead of None.
     moments: list[Moment]
-    orders: list[Order]  # forward, reverse
+    orders: list[RowOrder]  # forward, reverse
     begin_order: Tensor  # the sequences in the order in which they begin
-    # ``(B,)``: each sequence's place in the order in which they end or, for an empty one, its number, counted on from
-    # the ``M`` that end.
+    # ``(B,)``: the index of each sequence in the order in which they end. That of an empty sequence ``b`` is ``M + b``
+    # if ``M`` end.
     final: Tensor
     has_empty: bool
     has_padding: bool
 
 
 class _Host:
-    """What the parts of a walk are made from: one entry for each of the ``E`` elements computed, on the host."""
+    """A table on the host, with facts about each of its ``E`` elements."""
 
     def __init__(self, table: Table, lengths: Tensor) -> None:
         self.table, self.lengths = table, lengths
@@ -66,12 +65,12 @@ class _Host:
         self.time_offsets = table.time_offsets if table.steps else torch.zeros(2, dtype=torch.int64, device="cpu")
         self.times = self.time_offsets.shape[0] - 1
         self.time = segment_ids(self.time_offsets, table.elements)
-        # The place of an element among the rows of its time; ``previous`` is that of its sequence's step before.
+        # The index of an element among the rows of its time; ``previous`` is that of the sequence's previous step.
         self.local = torch.arange(table.elements, device="cpu") - self.time_offsets[self.time]
         self.begins = table.step == 0
         self.ends = table.step == lengths[table.sequence] - 1
         self.real = table.step < lengths[table.sequence]
-        # Where each (sequence, step) stands in the table: sequence after sequence, step after step.
+        # The table's index of each (sequence, step), sequence after sequence.
         self._starts = offsets_from_lengths(torch.bincount(table.sequence, minlength=lengths.shape[0]))
         slot = self._starts[table.sequence] + table.step
         self._where = torch.empty_like(slot)
@@ -79,17 +78,17 @@ class _Host:
         self.previous = self.local[self._where[(slot - 1).clamp(min=0)]]
 
     def place(self) -> Tensor:
-        """``(N,)``: where in the table each element that exists stands."""
+        """Return the table's index of each existing element, ``(N,)``."""
         sequence = segment_ids(self.offsets, self.total)
         return self._where[self._starts[sequence] + positions(self.offsets, self.total)]
 
     def per_time(self, which: Tensor) -> Tensor:
-        """``(S,)``: how many of the elements in ``which`` ``(E,)`` bool are computed at each time."""
+        """Return how many elements of the mask ``which`` ``(E,)`` are computed at each time, ``(S,)``."""
         return torch.bincount(self.time[which], minlength=self.times)
 
 
 def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -> Walk:
-    """Prepare a table, made from ``lengths``, for its walk on a device; with 2 directions the reverse one as well."""
+    """Return the walk of a table that was made from ``lengths``, for 1 or 2 directions."""
     host = _Host(table, lengths)
     end_order = table.sequence[host.ends]
     ended = end_order.shape[0]
@@ -106,8 +105,8 @@ def walk(table: Table, lengths: Tensor, directions: int, device: torch.device) -
     )
 
 
-def _orders(host: _Host, directions: int, device: torch.device) -> list[Order]:
-    """Each direction's order. The reverse one walks the same table over elements counted from each end."""
+def _orders(host: _Host, directions: int, device: torch.device) -> list[RowOrder]:
+    """Return the order of each direction; the reverse one counts the elements of a sequence from its end."""
     table, total = host.table, host.total
     element = torch.where(host.real, host.offsets[table.sequence] + table.step, total)
     place = host.place()
@@ -115,34 +114,26 @@ def _orders(host: _Host, directions: int, device: torch.device) -> list[Order]:
     both = [(element, place), (F.pad(mirror, (0, 1), value=total)[element], place[mirror])][:directions]
     moved = iter(_move([index for pair in both for index in pair], device))
     callers = torch.arange(total, device="cpu")
-    return [Order(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both]
+    return [RowOrder(next(moved), next(moved), torch.equal(element, callers)) for element, _ in both]
 
 
 def _moments(host: _Host, device: torch.device) -> list[Moment]:
-    """What happens at each time."""
+    """Return all times of the run."""
     rows = host.time_offsets.diff()
     begin, ending = host.per_time(host.begins), host.per_time(host.ends)
     newcomer = host.begins.cumsum(0) - 1 - (begin.cumsum(0) - begin)[host.time]
     rows_before = F.pad(rows, (1, 0))[:-1]
     source = torch.where(host.begins, rows_before[host.time] + newcomer, host.previous)
-    # Rows move where some but not all begin, and where none begins but some go on in another place.
+    # Rows move if some but not all begin, or if none begins and some continue in another row.
     moves = (begin < rows) & ((begin > 0) | (host.per_time(source != host.local) > 0))
     leaves = (ending > 0) & (ending < rows)
     has_padding = host.per_time(~host.real) > 0
-
-    moved = _move(
-        [
-            source[moves[host.time]],
-            host.local[host.ends & leaves[host.time]],
-            host.real[has_padding[host.time]].long(),
-        ],
-        device,
-    )
+    padded_rows = host.real[has_padding[host.time]].long()
+    moved = _move([source[moves[host.time]], host.local[host.ends & leaves[host.time]], padded_rows], device)
     sources = iter(torch.split(moved[0], rows[moves].tolist()))
     ended = iter(torch.split(moved[1], ending[leaves].tolist()))
     real = iter(torch.split(moved[2].bool().view(-1, 1), rows[has_padding].tolist()))
-    flags = zip(moves.tolist(), has_padding.tolist(), leaves.tolist(), strict=True)
-    counts = zip(rows.tolist(), begin.tolist(), ending.tolist(), strict=True)
+    facts = torch.stack([rows, begin, moves, has_padding, ending, leaves], 1)
     return [
         Moment(
             row_count,
@@ -152,14 +143,12 @@ def _moments(host: _Host, device: torch.device) -> list[Moment]:
             ending_count,
             next(ended) if is_leaving else None,
         )
-        for (row_count, begin_count, ending_count), (is_moving, is_padded, is_leaving) in zip(
-            counts, flags, strict=True
-        )
+        for row_count, begin_count, is_moving, is_padded, ending_count, is_leaving in facts.tolist()
     ]
 
 
 def _move(indexes: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Move several indexes to the device in one copy."""
+    """Move indexes to the device in one copy."""
     if device.type == "cpu":
         return indexes
     moved = torch.cat(indexes).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What is compiled from ``csrc``: the library, and the memory that it may be handed."""
+"""The library compiled from ``csrc``, and checks of the memory that it reads."""
 
 from __future__ import annotations
 

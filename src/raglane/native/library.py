@@ -1,8 +1,7 @@
-"""The CPU kernels in ``csrc``: the ``lanes`` schedule at the speed of the machine. The only file with ctypes.
+"""Loads the library compiled from ``csrc``, and calls its functions; the only file with ctypes.
 
-A layer is one call, whatever its directions. Tensors go down as addresses; what each must be stands in
-``csrc/abi/raglane.h``, and :mod:`raglane.kernels.cpu.gate` holds them against it. The calls of the two kinds of
-layers are in :mod:`raglane.kernels.cpu.matrix` and :mod:`raglane.kernels.cpu.elementwise`.
+Tensors are passed as addresses. ``csrc/abi/raglane.h`` states the shape and dtype of each, and
+:mod:`raglane.kernels.checks` validates them.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from raglane.errors import ArgumentError, MissingExtraError
 
 ABI = 14
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-"""What the kernels compute in, by its number in ``raglane.h``."""
+"""The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
-# Weights of int8 and all else float32: a number too, but no dtype that a call's tensors may have.
+# int8 is the dtype of weights in calls whose tensors are float32.
 _NUMBERS = {**DTYPES, torch.int8: 3}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
 
-# The bytes of the structs whose formats are written out where they are packed.
+# The bytes of the structs that are packed with a fixed format.
 _SIZES = {
     "raglane_program": 13 * 8,
     "raglane_tensor": 5 * 8,
@@ -50,10 +49,10 @@ _SIZES = {
 
 
 def leave_lost_threads() -> None:
-    """In a process that was forked, have torch use one thread, unless it was told otherwise since.
+    """Set torch to one thread in a forked process, unless the number was changed since the fork.
 
-    An operation on more would wait forever for those that the fork has left behind, and what surrounds the kernels in
-    a network is torch's. Torch's own DataLoader does the same in its workers. To be called before anything is computed.
+    An operation on several threads would wait forever for threads of the parent process. torch's DataLoader does the
+    same in its workers. Must be called before the first computation.
     """
     before = forks.threads_before
     if before not in (None, 1) and torch.get_num_threads() == before:
@@ -61,18 +60,18 @@ def leave_lost_threads() -> None:
 
 
 class Struct(NamedTuple):
-    """A struct of ``csrc/abi/raglane.h``: its bytes, and the formats of its fields in the order of memory.
+    """A struct of ``csrc/abi/raglane.h``: its size in bytes, and the formats of its fields in the order of memory.
 
-    A format is ``q`` or ``24s``; fields of weights stand by themselves, as ``weights[1].hidden``.
+    A format is ``q`` or e.g. ``24s``. Each field of nested weights has its own entry, e.g. ``weights[1].hidden``.
     """
 
     size: int
     formats: Mapping[str, str]
 
     def packer(self, *names: str, begin: str = "", end: str = "") -> Callable[..., bytes]:
-        """Packs these fields, given in the order of memory; all others are zeros.
+        """Return a function that packs these fields, in the order of memory, and zeros for all others.
 
-        ``begin`` and ``end`` are the first field of a part of the struct, and the first one after it.
+        ``begin`` and ``end`` select a range of fields, ``end`` not included.
         """
         fields = list(self.formats)
         part = fields[fields.index(begin) if begin else 0 : fields.index(end) if end else None]
@@ -87,68 +86,51 @@ class Struct(NamedTuple):
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded kernels.
-
-    Attributes:
-        handle: of the shared library.
-        structs: those that calls pass, by their names in ``csrc/abi/raglane.h``.
-        numbers: of the instruction sets that this build and this processor have, by their names, best first.
-        isa: the one in use.
-        few_elements: up to this many, the kernels make the gradients of values and weights best,
-        few_weights: where a direction has at most this many; see ``csrc/runtime/tuning.h``.
-        least_block: bytes that are worth a block; see :func:`empty`.
-        flags: how the work is divided, ``raglane_flags`` in ``raglane.h``; 0 outside of tests.
-    """
+    """The loaded library."""
 
     handle: ctypes.CDLL
-    structs: Mapping[str, Struct]
-    numbers: Mapping[str, int]
-    isa: str
+    structs: Mapping[str, Struct]  # by their names in ``csrc/abi/raglane.h``
+    numbers: Mapping[str, int]  # of the instruction sets that build and processor support, by name, best first
+    isa: str  # the instruction set in use
+    # Up to this many elements and weights per direction, the kernels compute the gradients of values and weights faster
+    # than torch; see ``csrc/runtime/tuning.h``.
     few_elements: int
     few_weights: int
-    least_block: int
-    flags: int = 0
+    least_block: int  # in bytes, the size from which :func:`empty` takes a block
+    flags: int = 0  # ``raglane_flags``, which divide the work in another way, for tests
 
     @property
     def isas(self) -> tuple[str, ...]:
-        """The instruction sets that this build and this processor have, best first."""
+        """The instruction sets that build and processor support, best first."""
         return tuple(self.numbers)
 
     def with_isa(self, isa: str) -> Library:
-        """The same kernels for another instruction set."""
+        """Return the same kernels for another instruction set."""
         if isa not in self.isas:
             rule = f"one of the instruction sets available here, {', '.join(self.isas)}"
             raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
     def threads(self) -> int:
-        """How many threads a call may use: as many as torch, and one in a process that was forked from another."""
+        """Return the number of threads of a call: torch's, or 1 in a forked process."""
         return torch.get_num_threads() if forks.threads_before is None else 1
 
     def apply(self, function: str, values: Tensor) -> Tensor:
-        """A function of ``raglane_function`` as cells compute it, for tests: float32 or float64, contiguous."""
+        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
         if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
             raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
-        result, words = torch.empty_like(values), _messages.buffer
-        status = self.handle.raglane_apply(
-            self.numbers[self.isa],
-            DTYPES[values.dtype],
-            _FUNCTIONS[function],
-            values.data_ptr(),
-            result.data_ptr(),
-            values.numel(),
-            words,
-            _MESSAGE,
-        )
+        result, text = torch.empty_like(values), _messages.buffer
+        head = self.numbers[self.isa], DTYPES[values.dtype], _FUNCTIONS[function]
+        status = self.handle.raglane_apply(*head, values.data_ptr(), result.data_ptr(), values.numel(), text, _MESSAGE)
         if status != 0:
-            _raise(status, words)
+            _raise(status, text)
         return result
 
-    def block(self, wanted: int) -> ctypes.Array[ctypes.c_char] | None:
-        """Memory that stays for the next call; it is given back when the array has gone."""
+    def block(self, size_needed: int) -> ctypes.Array[ctypes.c_char] | None:
+        """Return a block of the allocator, which is freed when the array is gone; None if memory is exhausted."""
         size = ctypes.c_int64()
-        address = self.handle.raglane_take_block(wanted, ctypes.byref(size))
+        address = self.handle.raglane_take_block(size_needed, ctypes.byref(size))
         if not address:
             return None
         memory = (ctypes.c_char * size.value).from_address(address)
@@ -156,56 +138,56 @@ class Library:
         return memory
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
-        """The most that products can reach: multiply-adds in registers alone, on as many threads as a call has."""
-        operations, words = ctypes.c_int64(), _messages.buffer
+        """Run multiply-adds in registers, the peak for products, on all threads of a call; return their number."""
+        operations, text = ctypes.c_int64(), _messages.buffer
         status = self.handle.raglane_multiply_registers(
-            self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), words, _MESSAGE
+            self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), text, _MESSAGE
         )
         if status != 0:
-            _raise(status, words)
+            _raise(status, text)
         return operations.value
 
 
 def location() -> Path | None:
-    """The file of the kernels; None where this installation was built without them."""
-    # In an editable installation the package lies in two folders: its source, and what was built of it.
+    """Return the path of the library; None if this installation was built without it."""
+    # An editable installation has two folders: the source, and the compiled files.
     folders = sys.modules[__package__].__path__
-    found = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
-    return found[0] if found else None
+    paths = [path for folder in folders for path in sorted(Path(folder, "lib").glob("libraglane_cpu.*"))]
+    return paths[0] if paths else None
 
 
 @cache
 def _mapped(path: Path) -> ctypes.CDLL | str:
-    """The shared library, or the reason why the system cannot map it, such as a want of memory; a warning gives it."""
+    """Return the library; or, after a warning, the reason why the system cannot load it, e.g. too little memory."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
-        warnings.warn(f"{reason}. PyTorch runs the layers, slower", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2)
         return reason
 
 
 @cache
 def library() -> Library:
-    """Load the kernels, once."""
-    found = location()
-    if found is None:
+    """Load the library, once."""
+    path = location()
+    if path is None:
         raise MissingExtraError(
             "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
             " compiler with OpenMP. Install g++ or clang++, then install raglane again"
         )
-    # torch is imported by now, so the library shares the OpenMP runtime that torch brought.
-    handle = _mapped(found)
+    # torch was imported before, so the library shares torch's OpenMP runtime.
+    handle = _mapped(path)
     if isinstance(handle, str):
         raise MissingExtraError(f"{handle}. Free memory or raise its limit, and start again")
     if handle.raglane_abi() != ABI:
-        raise MissingExtraError(f"the cpu kernels at {found} are of another version of raglane. Reinstall raglane.")
+        raise MissingExtraError(f"the cpu kernels at {path} are of another version of raglane. Reinstall raglane.")
     structs = _structs(handle)
     for name, size in _SIZES.items():
         if structs[name].size != size:
             raise MissingExtraError(
-                f"the cpu kernels at {found} have a struct {name} of {structs[name].size} bytes, where"
-                f" this version of raglane builds {size}. Reinstall raglane."
+                f"the cpu kernels at {path} have a struct {name} of {structs[name].size} bytes, but this version of"
+                f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
@@ -221,23 +203,23 @@ def library() -> Library:
     numbers = _numbers(handle)
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
     loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes)
-    wanted = os.environ.get("RAGLANE_ISA")
-    return loaded if not wanted else loaded.with_isa(wanted)
+    isa = os.environ.get("RAGLANE_ISA")
+    return loaded if not isa else loaded.with_isa(isa)
 
 
 def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
-    """All structs, from the library's own lines of name, type and offset."""
+    """Return all structs, from the library's lines of name, type and offset."""
     handle.raglane_fields.restype = ctypes.c_char_p
-    found: dict[str, Struct] = {}
-    while text := handle.raglane_fields(len(found)):
+    structs: dict[str, Struct] = {}
+    while text := handle.raglane_fields(len(structs)):
         (name, size), *fields = [line.split() for line in text.decode().splitlines()]
         formats = {field: f"{kind[5:-1]}s" if kind.startswith("char") else "q" for field, kind, _ in fields}
-        found[name] = Struct(int(size), formats)
-    return found
+        structs[name] = Struct(int(size), formats)
+    return structs
 
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
-    """The numbers of the instruction sets that are here, best first."""
+    """Return the numbers of the supported instruction sets, best first."""
     handle.raglane_isa_name.argtypes, handle.raglane_isa_name.restype = [ctypes.c_int64], ctypes.c_char_p
     handle.raglane_has_isa.argtypes = [ctypes.c_int64]
     names: list[str] = []
@@ -248,7 +230,7 @@ def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
 
 @constant_when_traced
 def missing_kernels() -> str | None:
-    """Why the kernels cannot be loaded, in words, or None where they can."""
+    """Return the reason why the kernels cannot be loaded; None if they can."""
     try:
         library()
     except MissingExtraError as missing:
@@ -257,7 +239,7 @@ def missing_kernels() -> str | None:
 
 
 class _Messages(threading.local):
-    """Where a failed call leaves its message: each thread's own, for calls let go of Python's lock."""
+    """The buffer for the message of a failed call; thread-local, because ctypes releases the GIL."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_MESSAGE)
@@ -267,112 +249,110 @@ _messages = _Messages()
 
 
 def call(name: str, fields: bytes) -> None:
-    """Call one of the kernels with the fields of its struct, and raise what its status stands for."""
-    words = _messages.buffer
-    status = getattr(library().handle, name)(fields, words, _MESSAGE)
+    """Call a function of the library with the fields of its struct; raise if it fails."""
+    text = _messages.buffer
+    status = getattr(library().handle, name)(fields, text, _MESSAGE)
     if status != 0:
-        _raise(status, words)
+        _raise(status, text)
 
 
 def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Weights packed by one of the functions for that."""
-    function, words, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
-    status = function(fields, None, ctypes.byref(count), words, _MESSAGE)
-    # Torch's allocator gives memory that is aligned as vectors want it.
+    """Call a function that packs weights, and return them."""
+    function, text, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
+    status = function(fields, None, ctypes.byref(count), text, _MESSAGE)
+    # torch's allocator aligns memory for vectors.
     memory = torch.empty(count.value, dtype=dtype, device="cpu")
     if status == 0:
-        status = function(fields, memory.data_ptr(), ctypes.byref(count), words, _MESSAGE)
+        status = function(fields, memory.data_ptr(), ctypes.byref(count), text, _MESSAGE)
     if status != 0:
-        _raise(status, words)
+        _raise(status, text)
     return memory
 
 
-def _raise(status: int, words: ctypes.Array[ctypes.c_char]) -> NoReturn:
-    """Raise what a status stands for."""
-    text = words.value.decode(errors="replace")
+def _raise(status: int, buffer: ctypes.Array[ctypes.c_char]) -> NoReturn:
+    """Raise the error of a failed call."""
+    text = buffer.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
         raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """The first fields of a layer's struct: ABI, instruction set, cell, dtype, flags, threads.
-
-    A dtype of int8 stands for weights of int8, and float32 for all else.
-    """
+    """Return the first fields of a layer's struct; dtype int8 is that of the weights, and float32 of the rest."""
     abi, isa, *rest = program_preamble(dtype)
     return abi, isa, cell, *rest
 
 
 def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
-    """The first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
+    """Return the first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
     return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
 
 
 class CellFacts(NamedTuple):
-    """The kernels' line on a cell besides its arithmetic: ``raglane_cell_facts`` in ``csrc/abi/raglane.h``."""
+    """The kernels' description of a cell: ``raglane_cell_facts`` in ``csrc/abi/raglane.h``."""
 
     number: int  # of the cell in calls of the kernels
-    is_elementwise: bool  # a unit's past is its own alone; else weights meet the state as a matrix
+    is_elementwise: bool  # a unit reads only its own state; otherwise a matrix multiplies the state
     gates: int  # input products per unit
-    slots: int  # blocks of ``H`` per element that backward gives
-    saved: int  # blocks of ``H`` per element that forward keeps for backward
-    has_c: bool  # there is a second state, ``c``
+    slots: int  # blocks of ``H`` per element in the gradients of the gates
+    saved: int  # blocks of ``H`` per element that forward saves for backward
+    has_c: bool  # the cell has a second state, ``c``
     projects: bool  # ``h`` may be a projection
-    skips: bool  # the output takes up the input: as it is, or by weights, with one more slot and one more saved
+    skips: bool  # the output adds the input, unchanged or by weights with one more slot and one more saved block
     factors: int  # recurrent factors per unit
     biases: int  # blocks of ``H`` in a bias
 
 
 @cache
 def cell_facts() -> Mapping[str, CellFacts]:
-    """The facts of all cells, by the cells' names: the lines of ``csrc/cells/table.h``."""
-    kernels, found = library(), dict[str, CellFacts]()
+    """Return the facts of all cells by name: the lines of ``csrc/cells/table.h``."""
+    kernels, facts = library(), dict[str, CellFacts]()
     line = kernels.structs["raglane_cell_facts"]
     unpack = struct.Struct("=" + "".join(line.formats.values())).unpack
     fields = ctypes.create_string_buffer(line.size)
-    while kernels.handle.raglane_describe_cell(len(found), fields, _messages.buffer, _MESSAGE) == 0:
+    while kernels.handle.raglane_describe_cell(len(facts), fields, _messages.buffer, _MESSAGE) == 0:
         name, is_elementwise, gates, slots, saved, *flags, factors, biases = unpack(fields.raw)
-        facts = (len(found), bool(is_elementwise), gates, slots, saved, *map(bool, flags), factors, biases)
-        found[name.rstrip(b"\0").decode()] = CellFacts._make(facts)
-    return found
+        numbers = (len(facts), bool(is_elementwise), gates, slots, saved, *map(bool, flags), factors, biases)
+        facts[name.rstrip(b"\0").decode()] = CellFacts._make(numbers)
+    return facts
 
 
 @constant_when_traced
 def has_cell(name: str) -> bool:
-    """Whether the kernels are built and know a cell, for every call of a layer."""
+    """Return True if the kernels are built and support a cell."""
     try:
         return name in cell_facts()
     except MissingExtraError:
         return False
 
 
-# ---- large tensors ------------------------------------------------------------------------------------------------
+# ---- the allocator for large tensors --------------------------------------------------------------------------------
 
-# What a training step saves for its backward pass is about as large in the next step. An allocator hands large blocks
-# back to the system at once, and the pages of new ones take time, so the kernels keep theirs (csrc/runtime/blocks.h).
+# The tensors that a training step saves for its backward pass have about the same size in the next step. The system's
+# allocator returns large blocks to the system at once, and the page faults of new ones take time, so the kernels keep
+# theirs (csrc/runtime/blocks.h).
 #
-# NOTE (whose memory it is): a tensor's storage holds the array over its block, whoever holds the storage: autograd,
-# another tensor, a hook. The block is given back when the array has gone, and no sooner.
+# NOTE (lifetime): the storage of a tensor owns the array over its block. The block is freed when the array is gone, so
+# not before every reference to the storage: autograd's, another tensor's or a hook's.
 _uses_torch = False
 
 
 def empty(like: Tensor, *shape: int) -> Tensor:
-    """A tensor of any content, as ``like.new_empty(*shape)`` gives it, which only the kernels and autograd may hold."""
+    """Return an uninitialised tensor, as ``like.new_empty(*shape)``, for use only by the kernels and autograd."""
     count = math.prod(shape)
-    bytes_wanted, kernels = count * like.element_size(), library()
-    if bytes_wanted < kernels.least_block or _uses_torch:
+    size, kernels = count * like.element_size(), library()
+    if size < kernels.least_block or _uses_torch:
         return like.new_empty(*shape)
-    memory = kernels.block(bytes_wanted)
+    memory = kernels.block(size)
     if memory is None:
-        return like.new_empty(*shape)  # or torch's words for a lack of memory
+        return like.new_empty(*shape)  # raises torch's error if memory is exhausted
     return torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape)
 
 
 @contextmanager
 def from_torch() -> Iterator[None]:
-    """Take all memory from torch meanwhile, whose profiler counts it."""
+    """Allocate by torch in a ``with`` block, so that torch's profiler counts the memory."""
     global _uses_torch
     before, _uses_torch = _uses_torch, True
     try:

@@ -1,4 +1,4 @@
-"""Memory that C may read: tensors whose numbers are side by side on the host, and their addresses."""
+"""Tensors whose numbers C can read in memory, and their addresses."""
 
 from __future__ import annotations
 
@@ -13,93 +13,83 @@ from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
-"""What is raised where a quick look meets no tensor, or one without memory."""
+"""The errors raised by the fast checks for an object that is not a tensor, or a tensor without storage."""
 
 
 def place(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, torch.UntypedStorage] | None:
-    """The address and the memory of a tensor that C can read unchanged; None where it cannot.
+    """Return the address and the storage of a contiguous tensor on the CPU; None if C cannot read it.
 
-    The address is one in the memory that is returned, whatever memory another thread gives the tensor meanwhile.
+    The address is inside the returned storage, even if another thread replaces the storage of the tensor meanwhile.
     """
     try:
-        if (
-            part.shape != shape
-            or part.dtype is not dtype
-            or not part.is_cpu
-            or not part.is_contiguous()
-            or part.is_neg()
-        ):
+        is_right = part.shape == shape and part.dtype is dtype and part.is_cpu
+        if not is_right or not part.is_contiguous() or part.is_neg():
             return None
-        storage, begin, room = part.untyped_storage(), part.storage_offset(), math.prod(shape)
-        if room == 0:
+        storage, begin, count = part.untyped_storage(), part.storage_offset(), math.prod(shape)
+        if count == 0:
             return 0, storage
-        # A wrapper of other tensors has numbers and no memory. To C its address is that of a tensor which is missing.
-        if storage.nbytes() < (begin + room) * dtype.itemsize or not storage.data_ptr():
+        # A tensor subclass that wraps other tensors has numbers but no storage. C reads its address as a null pointer.
+        if storage.nbytes() < (begin + count) * dtype.itemsize or not storage.data_ptr():
             return None
         return storage.data_ptr() + begin * dtype.itemsize, storage
     except NO_MEMORY:
         return None
 
 
-def lies_well(part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether C can read a tensor unchanged."""
-    return place(part, shape, dtype) is not None
-
-
-def lies_nowhere(part: Tensor) -> bool:
-    """Whether a tensor has numbers and no memory, as zeros that nobody has written."""
+def has_no_storage(part: Tensor) -> bool:
+    """Return True if a tensor has elements but no storage, such as zeros that were never written."""
     return not part.data_ptr() and part.numel() > 0
 
 
-def plain(name: str, part: Tensor) -> Tensor:
-    """A tensor whose numbers are side by side in memory; the same one where they are already."""
-    # What torch.func has left behind is wrapped still.
+def contiguous(name: str, part: Tensor) -> Tensor:
+    """Return a contiguous tensor with storage, the same one if possible."""
+    # Wrappers of torch.func can outlive the transformation.
     alive: Tensor = torch._C._functorch.unwrap_if_dead(part)
     try:
-        found = alive.resolve_neg().contiguous()
-        found = found.clone() if lies_nowhere(found) else found
-        if not lies_nowhere(found):
-            return found
+        copy = alive.resolve_neg().contiguous()
+        copy = copy.clone() if has_no_storage(copy) else copy
+        if not has_no_storage(copy):
+            return copy
     except NO_MEMORY:
-        pass  # the words follow
+        pass  # the error is raised below
     rule, fix = (
-        "a tensor with memory of its own, which the cpu kernels read",
+        "a tensor with storage, which the cpu kernels read",
         "pass a plain tensor, or choose backend='reference'",
     )
-    raise ShapeError(message(name, f"a {type(part).__name__} without memory", rule, fix))
+    raise ShapeError(message(name, f"a {type(part).__name__} without storage", rule, fix))
 
 
 def address(tensor: Tensor | None) -> int:
-    """The address of a tensor that was checked, and the null pointer for None."""
+    """Return the address of a validated tensor, and a null pointer for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """A tensor that C can read: a vector, rows of adjacent numbers, or three dimensions of any strides."""
+    """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any strides."""
     try:
-        if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _lies_in_memory(part):
+        if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _has_rows(part):
             return part  # type: ignore[no-any-return]
     except NO_MEMORY:
-        pass  # the words follow
+        pass  # the error is raised below
     if not isinstance(part, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"))
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
-        raise ShapeError(message(name, got, rule, "pass a tensor of the shape and dtype of the program"))
+        raise ShapeError(message(name, got, rule, "pass the tensors for which the program was made"))
     check_storage(name, part)
-    return plain(name, part).clone(memory_format=torch.contiguous_format)
+    return contiguous(name, part).clone(memory_format=torch.contiguous_format)
 
 
-def _lies_in_memory(part: Tensor) -> bool:
-    """Whether all of a tensor is in its storage, and the numbers of a row of it stand side by side."""
+def _has_rows(part: Tensor) -> bool:
+    """Return True if a tensor is within its storage, and its rows are contiguous."""
     strides, sizes = part.stride(), part.shape
     if len(sizes) < 3 and sizes[-1] > 1 and strides[-1] != 1:
         return False
     if part.numel() == 0:
         return True
-    if lies_nowhere(part):
+    if has_no_storage(part):
         return False
     last = sum([(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)])
     return part.untyped_storage().nbytes() >= (part.storage_offset() + last + 1) * part.element_size()

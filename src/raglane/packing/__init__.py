@@ -1,16 +1,16 @@
-"""The functions of :mod:`torch.nn.utils.rnn`: same names, arguments and results, own code.
+"""The functions of :mod:`torch.nn.utils.rnn`: the same names, arguments and results, implemented independently.
 
-A padded batch is ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; a pack is torch's own
-:class:`~torch.nn.utils.rnn.PackedSequence`. Beyond torch's:
+A padded batch is ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; a pack is torch's
+:class:`~torch.nn.utils.rnn.PackedSequence`. Differences from torch:
 
-- lengths may be of any integer dtype, on any device, in a list, a tuple, an array or a tensor;
-- sequences of length 0 are legal. Then ``sorted_indices`` lists all B sequences and ``batch_sizes[0]`` counts those
-  with an element; if none has one, ``batch_sizes`` is empty. torch's own layers refuse such a pack;
-- equal lengths keep the caller's order;
-- :func:`unpad_sequence` leaves its argument as it was.
+- Lengths may be of any integer dtype, on any device, in a list, a tuple, an array or a tensor.
+- Sequences of length 0 are supported. Then ``sorted_indices`` lists all B sequences and ``batch_sizes[0]`` counts those
+  with an element; if none has one, ``batch_sizes`` is empty. torch's own layers raise for such a pack.
+- Equal lengths keep the caller's order.
+- :func:`unpad_sequence` does not modify its argument.
 
-Gradients flow through everything that holds numbers, twice if asked. What lies past a length is never read, and its
-gradient is 0. Wrong arguments raise what torch raises, with a message that says what to pass instead.
+All functions are differentiable twice. Padding is never read, and its gradient is 0. Wrong arguments raise the error
+types of torch, with a message that contains the fix.
 """
 
 from __future__ import annotations

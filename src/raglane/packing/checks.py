@@ -1,7 +1,7 @@
-"""Arguments of the packing functions, checked.
+"""Checks of the packing functions' arguments.
 
-Each reader takes one argument, checks it and gives it in the one form that the arithmetic works on. Checks that
-cost a pass over Python objects run only once something has failed.
+Each function returns an argument in the form that the arithmetic requires, or raises. Checks that loop over Python
+objects run only after an operation has failed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ _MAKE_A_PACK = "make one with pack_sequence or pack_padded_sequence"
 
 
 def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int]:
-    """The numbers of sequences and of steps of a padded batch."""
+    """Return the numbers of sequences and steps of a padded batch."""
     if not isinstance(padded, Tensor):
-        rule = "one padded tensor"
         fix = "call pack_sequence or pad_sequence on a list of sequences, pad_packed_sequence on a pack"
-        raise KindError(message(argument, f"type {type(padded).__name__}", rule, fix))
+        raise KindError(message(argument, f"type {type(padded).__name__}", "one padded tensor", fix))
     if padded.layout is not torch.strided or padded.is_nested or padded.is_quantized:
         fix = "convert it first, e.g. with .to_dense()"
         raise KindError(message(argument, f"a tensor of {padded.layout} and {padded.dtype}", "a dense tensor", fix))
     if padded.dim() < 2:
-        rule = "a tensor with a dimension of sequences and one of steps"
+        rule = "a tensor with one dimension of sequences and one of steps"
         fix = f"add the missing one, e.g. {argument}.unsqueeze(0) for one sequence with batch_first=True"
         raise DimensionError(message(argument, f"shape {tuple(padded.shape)}", rule, fix))
     first, second = padded.shape[:2]
@@ -50,17 +49,17 @@ def read_padded(padded: Any, argument: str, batch_first: bool) -> tuple[int, int
 
 @index_arithmetic
 def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray | Tensor:
-    """``(count,)`` int64 lengths, on the device where they are, else an array; their values are not looked at."""
+    """Return lengths ``(count,)`` as int64, a tensor if they are on a device, else an array; values are unchecked."""
     tensor = lengths if isinstance(lengths, Tensor) else _tensor_from(lengths)
     if tensor.dtype not in _INTEGERS:
         fix = "pass the number of steps of each sequence, not a mask"
         raise ShapeError(message("lengths", f"dtype {tensor.dtype}", "integers", fix))
     if tensor.dim() != 1:
         fix = "pass one number per sequence"
-        raise DimensionError(message("lengths", f"shape {tuple(tensor.shape)}", "one-dimensional, (B,)", fix))
+        raise DimensionError(message("lengths", f"shape {tuple(tensor.shape)}", "of one dimension, (B,)", fix))
     if tensor.shape[0] != count:
         axis = "first" if batch_first else "second"
-        rule = f"one length for each of the {count} sequences in the {axis} dimension of the padded batch"
+        rule = f"one length per sequence, {count} as in the {axis} dimension of the padded batch"
         fix = f"pass {count} of them, or batch_first={not batch_first} if the sequences are the other dimension"
         raise DimensionError(message("lengths", f"{tensor.shape[0]} lengths", rule, fix))
     if not tensor.is_cpu:
@@ -72,18 +71,18 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
 def _tensor_from(lengths: Any) -> Tensor:
     try:
         if isinstance(lengths, Sequence) and lengths and isinstance(lengths[0], Tensor):
-            # Tensors of one number each: stacked, they stay on their device.
+            # Stacked, tensors of one number stay on their device.
             return torch.stack([torch.as_tensor(length) for length in lengths])
         tensor = as_tensor(lengths, "cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = ShapeError if isinstance(error, ValueError) else KindError
         rule = "one integer per sequence, in a list, a tuple or a tensor"
         raise kind(message("lengths", quote(lengths), rule, "pass e.g. [9, 8, 6]")) from error
-    return tensor.long() if tensor.numel() == 0 else tensor  # an empty list says no dtype
+    return tensor.long() if tensor.numel() == 0 else tensor  # an empty list becomes float32
 
 
 def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_first: bool) -> IntArray:
-    """Lengths whose values are checked, too; waits once if they are on a device."""
+    """Return lengths with checked values; waits once if they are on a device."""
     read = read_padded_lengths(lengths, count, batch_first)
     host: IntArray = read.cpu().numpy() if isinstance(read, Tensor) else read
     if count:
@@ -93,17 +92,18 @@ def read_padded_lengths_on_host(lengths: Any, count: int, steps: int, batch_firs
 
 def check_range(low: int, high: int, steps: int) -> None:
     """Check the smallest and the largest length of a padded batch of ``steps`` steps."""
+    fix = "pass the number of steps of each sequence without padding, and check batch_first"
     if low < 0:
-        raise ShapeError(message("lengths", f"a length of {low}", "at least 0", "count the steps of each sequence"))
+        raise ShapeError(message("lengths", f"a length of {low}", "at least 0", fix))
     if high > steps:
-        rule = f"at most the {steps} steps of the padded batch"
-        fix = "pass the number of real steps of each sequence, and check batch_first"
-        raise ShapeError(message("lengths", f"a length of {high}", rule, fix))
+        raise ShapeError(
+            message("lengths", f"a length of {high}", f"at most the {steps} steps of the padded batch", fix)
+        )
 
 
 def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
-    """Raise because lengths must fall."""
-    rule = "in decreasing order, since enforce_sorted is True"
+    """Raise because lengths increase."""
+    rule = "in decreasing order, because enforce_sorted is True"
     fix = "pass enforce_sorted=False, or sort the sequences by decreasing length"
     raise ShapeError(message("lengths", quote(lengths.tolist()), rule, fix))
 
@@ -112,7 +112,7 @@ def raise_unsorted(lengths: IntArray | Tensor) -> NoReturn:
 
 
 def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor | None, int]:
-    """The batch sizes, the order and the number of sequences of a pack, without waiting for a device."""
+    """Return the batch sizes, the order and the number of sequences of a pack, without waiting for a device."""
     if not isinstance(packed, PackedSequence):
         raise KindError(message(argument, f"type {type(packed).__name__}", "a PackedSequence", _MAKE_A_PACK))
     data, sizes, order, places = packed
@@ -127,41 +127,41 @@ def read_packed(packed: PackedSequence, argument: str) -> tuple[IntArray, Tensor
     fits = data.dim() > 0 and running <= count and int(array.sum()) == data.shape[0]
     if not fits or (array.shape[0] and (array[-1] < 1 or np.count_nonzero(array[1:] > array[:-1]))):
         got = f"{quote(array.tolist())} for data of shape {tuple(data.shape)}"
-        rule = f"positive and never rising, the first at most {count}, with the number of elements as their sum"
+        rule = f"above 0, in decreasing order, at most {count}, with the number of elements as their sum"
         raise ShapeError(message(f"{argument}.batch_sizes", got, rule, _MAKE_A_PACK))
     return array, order, count
 
 
 @index_arithmetic
 def _read_numbers(order: Tensor | None, sizes: Tensor) -> tuple[Tensor | None, IntArray]:
-    """A pack's order, and a copy of its batch sizes: what is checked must be what is used, whoever writes meanwhile."""
+    """Return a pack's order, and a copy of its batch sizes, which another thread may change after the check."""
     return None if order is None else order.resolve_neg(), sizes.resolve_neg().numpy().copy()
 
 
 @index_arithmetic
 def read_permutation(permutation: Any) -> Tensor:
-    """A permutation; its values are checked on a CPU only, since on a device that would wait."""
-    name, fix = "permutation", "pass the result of torch.argsort"
+    """Return a permutation; its values are checked only on a CPU, because a check on a device would wait."""
+    name, fix = "permutation", "pass the indices that torch.argsort returns"
     if not isinstance(permutation, Tensor):
         raise KindError(message(name, f"type {type(permutation).__name__}", "a tensor or None", fix))
     if permutation.is_nested or permutation.layout is not torch.strided:
         raise KindError(message(name, f"a tensor of {permutation.layout}", "a dense tensor or None", fix))
     if permutation.dim() != 1:
-        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "one-dimensional, (B,)", fix))
+        raise DimensionError(message(name, f"shape {tuple(permutation.shape)}", "of one dimension, (B,)", fix))
     if permutation.dtype not in _INTEGERS:
         raise ShapeError(message(name, f"dtype {permutation.dtype}", "integers", fix))
-    plain: Tensor = permutation.resolve_neg()
-    if plain.is_cpu:
-        check_permutation(plain.numpy().astype(np.int64, copy=False), name, fix)
-    return plain
+    resolved: Tensor = permutation.resolve_neg()
+    if resolved.is_cpu:
+        check_permutation(resolved.numpy().astype(np.int64, copy=False), name, fix)
+    return resolved
 
 
 def check_permutation(array: IntArray, argument: str, fix: str) -> None:
-    """Check that each of ``0 ... B - 1`` is there once."""
+    """Check that an array contains each of ``0 ... B - 1`` once."""
     count = array.shape[0]
     if count == 0:
         return
-    # As many numbers as there are, none below 0, the highest count - 1, none missing: each is there once.
+    # Of count numbers from 0 to count - 1, each occurs once if none is missing.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
         raise ShapeError(message(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix))
@@ -171,7 +171,7 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
 
 
 def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
-    """A list of sequences and their lengths; their trailing shapes are checked where torch refuses to join them."""
+    """Return a list of sequences and their lengths; trailing shapes are checked only if torch.cat fails."""
     if isinstance(sequences, PackedSequence):
         _raise_no_list(sequences)
     try:
@@ -186,10 +186,10 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
         raise_unfit(sequences)
         raise
     if len(dtypes) > 1 and all(torch.can_cast(dtype, sequences[0].dtype) for dtype in dtypes):
-        # As in torch, the first says which dtype comes out; but not where numbers would be cut off to fit it.
+        # As in torch, the result has the dtype of the first sequence, unless the conversion would lose information.
         sequences = tuple(sequence.to(sequences[0].dtype) for sequence in sequences)
         dtypes = {sequences[0].dtype}
-    # NumPy's arrays have a shape and a dtype too; torch.cat passes over a (0,) among tensors of any shape.
+    # NumPy arrays have a shape and a dtype too. torch.cat ignores tensors of shape (0,), whatever the other shapes are.
     is_odd = not sequences or not isinstance(sequences[0], Tensor) or sequences[0].layout is not torch.strided
     if len(dtypes) != 1 or is_odd or np.count_nonzero(lengths) != lengths.shape[0]:
         raise_unfit(sequences)
@@ -198,65 +198,61 @@ def read_sequences(sequences: Any) -> tuple[tuple[Tensor, ...], IntArray]:
 
 def _raise_no_list(sequences: Any) -> NoReturn:
     rule = "a list of tensors, one per sequence"
-    fix = "pass e.g. [torch.ones(3), torch.ones(2)]; pad_packed_sequence takes a pack"
+    fix = "pass e.g. [torch.ones(3), torch.ones(2)], or call pad_packed_sequence on a pack"
     raise KindError(message("sequences", f"type {type(sequences).__name__}", rule, fix))
 
 
 def raise_unfit(sequences: tuple[Any, ...]) -> None:
-    """Raise where something keeps sequences from lying one after the other, and say what."""
+    """Raise if sequences cannot be concatenated."""
     if not sequences:
-        rule = "at least one sequence, from which features and dtype are read"
+        rule = "at least one, because the features and the dtype are read from it"
         fix = "skip an empty batch, or pass a padded tensor of shape (0, 0, *features) to pack_padded_sequence"
         raise ShapeError(message("sequences", "none", rule, fix))
+    first = sequences[0]
     for number, sequence in enumerate(sequences):
         argument = f"sequences[{number}]"
         if not isinstance(sequence, Tensor):
             fix = "wrap it with torch.as_tensor"
             raise KindError(message(argument, f"type {type(sequence).__name__}", "a tensor", fix))
         if sequence.layout is not torch.strided or sequence.is_nested:
-            got = f"a tensor of {sequence.layout}"
-            raise KindError(message(argument, got, "a dense tensor", "call .to_dense() on it"))
+            raise KindError(message(argument, f"a tensor of {sequence.layout}", "dense", "call .to_dense() on it"))
         if sequence.dim() == 0:
-            fix = "pass sequences of shape (L, *features)"
-            raise DimensionError(
-                message(argument, "a tensor without dimensions", "a tensor whose first dimension is the steps", fix)
-            )
-        first = sequences[0]
-        for what, mine, its in (
+            rule, fix = "a tensor whose first dimension counts steps", "pass sequences of shape (L, *features)"
+            raise DimensionError(message(argument, "a tensor without dimensions", rule, fix))
+        for fact, own, expected in (
             ("trailing shape", tuple(sequence.shape[1:]), tuple(first.shape[1:])),
             ("dtype", sequence.dtype, first.dtype),
             ("device", sequence.device, first.device),
         ):
-            if mine != its:
-                rule = f"of the same {what} as sequences[0], {its}"
-                fix = f"make them agree, for instance with sequence.to({its})"
-                if what == "trailing shape":
+            if own != expected:
+                fix = f"convert it with .to({expected})"
+                if fact == "trailing shape":
                     fix = "pass sequences of shape (L, *features) that differ only in L"
-                raise ShapeError(message(argument, f"{what} {mine}", rule, fix))
+                raise ShapeError(message(argument, f"{fact} {own}", f"{expected}, as in sequences[0]", fix))
 
 
 # -- flags and numbers ------------------------------------------------------------------------------------------------
 
 
 def read_flag(argument: str, flag: Any) -> bool:
-    """A yes or no; torch takes 0 and 1 for them, too."""
+    """Return a bool; like torch, accept 0 and 1."""
     return bool(flag) if isinstance(flag, int) and flag in (0, 1) else check_flag(argument, flag, KindError)
 
 
 def read_padding_value(value: Any) -> float:
-    """A padding value; more than 64 bits would be wrapped around."""
+    """Return a padding value; raise for an integer of more than 64 bits, which torch would wrap around."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, Number):
         raise KindError(message("padding_value", f"type {type(value).__name__}", "one number", "pass e.g. 0.0"))
-    number: float = value  # type: ignore[assignment]  # Number is what int, float, complex and NumPy's share
+    number: float = value  # type: ignore[assignment]  # Number is the base of int, float, complex and NumPy's numbers
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
         raise KindError(message("padding_value", quote(number), "a number of 64 bits", "pass a float, such as 1e30"))
     return number
 
 
 def read_padding_side(side: Any) -> bool:
-    """True for padding on the left."""
+    """Return True for padding on the left."""
     if not isinstance(side, str) or side not in ("left", "right"):
         kind = ShapeError if isinstance(side, str) else KindError
         raise kind(message("padding_side", quote(side), '"left" or "right"', 'pass padding_side="right"'))
@@ -264,18 +260,18 @@ def read_padding_side(side: Any) -> bool:
 
 
 def read_total_length(total_length: Any, steps: int, count: int = 1) -> int:
-    """The number of steps that a padded batch of ``count`` sequences is to have."""
+    """Return the number of steps of a padded batch of ``count`` sequences; ``steps`` is the maximum length."""
     if total_length is None:
         return steps
     try:
-        wanted = operator.index(total_length)
+        total = operator.index(total_length)
     except TypeError as error:
         got = f"type {type(total_length).__name__}"
         raise KindError(message("total_length", got, "an integer or None", f"pass {steps} or more")) from error
-    if wanted < steps:
+    if total < steps:
         rule = f"at least the longest length, {steps}"
-        raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps} or more, or None"))
-    if wanted * max(count, 1) >= 2**62:
-        rule = "small enough for 64-bit numbers of elements"
-        raise ShapeError(message("total_length", quote(wanted), rule, f"pass {steps}, or None"))
-    return wanted
+        raise ShapeError(message("total_length", quote(total), rule, f"pass {steps} or more, or None"))
+    if total * max(count, 1) >= 2**62:
+        rule = "small enough for fewer than 2**62 elements"
+        raise ShapeError(message("total_length", quote(total), rule, f"pass {steps}, or None"))
+    return total

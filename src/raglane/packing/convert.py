@@ -1,8 +1,7 @@
-"""Flat values and offsets to and from padded batches and packs.
+"""Conversions of flat values and offsets to and from padded batches and packs, differentiable.
 
-On a CPU the kernels move the rows, where they are built and nobody follows operators (:mod:`raglane.packing.rows`);
-elsewhere index arithmetic does. Lengths on a device are copied to the host once, since they say how many elements there
-are; so are a pack's ``sorted_indices``. Gradients flow through what moves.
+On a CPU the kernels move the rows, unless they are missing or operators are recorded (:mod:`raglane.packing.rows`).
+Otherwise index arithmetic does. Lengths on a device and a pack's ``sorted_indices`` are copied to the host once.
 """
 
 from __future__ import annotations
@@ -26,42 +25,42 @@ from raglane.segments.indexing import place_rows, take_rows
 
 @never_traced
 def pack_flat(values: Tensor, offsets: Tensor, lengths: Tensor) -> PackedSequence:
-    """Flat values as a pack of all sequences, with ``sorted_indices``; ``lengths`` are on the CPU, so nothing waits."""
+    """Return flat values as a pack with ``sorted_indices``; does not wait, because ``lengths`` are on the CPU."""
     index, batch_sizes, sorted_indices = packed_layout(lengths, offsets)
     return PackedSequence(take_rows(values, index), batch_sizes, sorted_indices, inverse(sorted_indices))
 
 
 class Flattened(NamedTuple):
-    """A batch that was taken out of another layout."""
+    """A flat batch that was converted from another layout."""
 
     values: Tensor  # (N, *features), in the caller's order
-    offsets: Tensor  # (B + 1,) int64 with the values
-    lengths: Tensor | None  # (B,) int64 on the CPU; None where the offsets are there
-    restore: Callable[[Tensor], Tensor]  # from other values to that layout, with zeros where it has no element
+    offsets: Tensor  # (B + 1,) int64 on the device of the values
+    lengths: Tensor | None  # (B,) int64 on the CPU; None if the offsets are on the CPU
+    restore: Callable[[Tensor], Tensor]  # converts values (N, *features) to the original layout, padded with zeros
 
     def host_lengths(self) -> Tensor:
-        """``(B,)`` int64 on the CPU."""
+        """Return the lengths, ``(B,)`` int64 on the CPU."""
         return lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
 
 
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
-    """The elements of a PackedSequence in the caller's order, and the way back to its data."""
+    """Convert a PackedSequence; errors call it ``argument``."""
     if isinstance(packed, PackedSequence):
         moved = rows.flatten_packed(packed)
         if moved is not None:
             values, layout = moved
             return Flattened(values, layout.offsets, None, layout.from_flat)
-    found = find_packed(packed, argument)
+    elements = find_packed(packed, argument)
     check_storage(f"{argument}.data", packed.data)
-    count = found.rows.shape[0]
-    values = take_rows(found.rows, found.index)
-    return Flattened(values, found.offsets, found.lengths, lambda flat: place_rows(flat, found.index, count))
+    count = elements.rows.shape[0]
+    values = take_rows(elements.rows, elements.index)
+    return Flattened(values, elements.offsets, elements.lengths, lambda flat: place_rows(flat, elements.index, count))
 
 
 def flatten_padded(
     padded: Tensor, lengths: Any, batch_first: bool = False, padding_side: str = "right", argument: str = "padded"
 ) -> Flattened:
-    """The elements of a padded batch, and the way back to a batch of its shape; errors call it ``argument``."""
+    """Convert a padded batch; errors call it ``argument``."""
     left = read_padding_side(padding_side)
     if not left:
         if records_operators():
@@ -70,29 +69,25 @@ def flatten_padded(
         if moved is not None:
             values, layout = moved
             return Flattened(values, layout.offsets, None, layout.from_flat)
-    found = find_padded(padded, lengths, batch_first, left, argument)
+    elements = find_padded(padded, lengths, batch_first, left, argument)
 
     def restore(flat: Tensor) -> Tensor:
         if not padded.is_contiguous():
             steps = padded.shape[1 if batch_first else 0]
-            return flat_to_padded(flat, found.offsets, steps, batch_first, left=left)
-        return place_rows(flat, found.index, found.rows.shape[0]).view(*padded.shape[:2], *flat.shape[1:])
+            return flat_to_padded(flat, elements.offsets, steps, batch_first, left=left)
+        return place_rows(flat, elements.index, elements.rows.shape[0]).view(*padded.shape[:2], *flat.shape[1:])
 
-    return Flattened(take_rows(found.rows, found.index), found.offsets, found.lengths, restore)
+    return Flattened(take_rows(elements.rows, elements.index), elements.offsets, elements.lengths, restore)
 
 
 def _is_padded(padded: Any) -> bool:
-    """True for what can be a padded batch; the way by index arithmetic raises for anything else."""
-    return (
-        isinstance(padded, Tensor)
-        and padded.layout is torch.strided
-        and padded.dim() >= 2
-        and not (padded.is_nested or padded.is_quantized)
-    )
+    """Return True if an object can be a padded batch; index arithmetic raises for others."""
+    is_dense = isinstance(padded, Tensor) and padded.layout is torch.strided and padded.dim() >= 2
+    return is_dense and not (padded.is_nested or padded.is_quantized)
 
 
 def _flatten_by_operators(padded: Tensor, lengths: Any, batch_first: bool, argument: str) -> Flattened:
-    # To register operators takes long, and most calls need none.
+    # Imported here, because registering operators is slow.
     from raglane.packing import operators
 
     _, steps = read_padded(padded, argument, batch_first)

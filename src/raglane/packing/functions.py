@@ -1,4 +1,4 @@
-"""The functions of :mod:`torch.nn.utils.rnn`; the package's docstring says what they add to it."""
+"""The functions of :mod:`torch.nn.utils.rnn`; the docstring of the package lists the differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raglane.packing.rows import lengths_of_packed
 from raglane.segments import IntArray, conjugate
 from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 
-# Narrower rows, and fewer numbers, are sooner placed row by row than cut out and joined as blocks of a sequence.
+# Narrower rows, or fewer numbers, are placed row by row, which is faster than concatenating sequences and padding.
 _WIDE = 8
 _MANY = 65536
 
@@ -40,7 +40,7 @@ _MANY = 65536
 
 
 def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[IntArray, IntArray | None]:
-    """The batch sizes of a pack, and its order, which is None where it is the caller's and none is empty."""
+    """Return the batch sizes and the order of a pack; None for the caller's order without empty sequences."""
     count = lengths.shape[0]
     order: IntArray | None = None
     if not count:
@@ -59,11 +59,11 @@ def _rank_on_host(lengths: IntArray, steps: int, enforce_sorted: bool) -> tuple[
 
 
 def _rank_on_device(lengths: Tensor, steps: int, enforce_sorted: bool) -> tuple[IntArray, Tensor | None]:
-    """The same for lengths on a device: one copy brings the batch sizes and all that the checks need."""
+    """As :func:`_rank_on_host` for lengths on a device, with one copy to the host, also of the facts to check."""
     count = lengths.shape[0]
     if not count:
         return np.empty(0, dtype=np.int64), None if enforce_sorted else lengths
-    # Clamped, because a wrong length must not write past the counts before the check has seen it.
+    # Clamped, because the lengths are checked later, and a wrong one must not write out of bounds here.
     counts = lengths.new_zeros(steps + 1)
     counts.index_add_(0, lengths.clamp(0, steps), torch.ones_like(lengths))
     low, high = lengths.aminmax()
@@ -85,28 +85,28 @@ def _pack(
     batch_sizes: IntArray,
     sorted_indices: Tensor | None,
 ) -> PackedSequence:
-    """Take the elements from rows, given where each sequence starts, longest first."""
+    """Return a pack of rows; ``starts`` are the first rows of the sequences, longest first."""
     index = packed_rows(starts, batch_sizes, strides, rows.device)
     unsorted_indices = None if sorted_indices is None else inverse(sorted_indices)
-    # _make leaves out the checks of the constructor, which hold here and take a while in a small batch.
+    # _make skips the checks of the constructor, which take a noticeable time in a small batch.
     return PackedSequence._make(
         (take_rows(rows, index), torch.from_numpy(batch_sizes), sorted_indices, unsorted_indices)
     )
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """The permutation that undoes another: ``sorted_indices`` to ``unsorted_indices`` and back.
+    """Return the inverse of a permutation: ``unsorted_indices`` for ``sorted_indices``, and vice versa.
 
     Args:
-        permutation: ``(B,)`` of any integer dtype, holding each of ``0 ... B - 1`` once, or None. This is checked
-            on a CPU only; on a device the check would wait.
+        permutation: ``(B,)`` of any integer dtype, which contains each of ``0 ... B - 1`` once, or None. The values
+            are checked only on a CPU, because a check on a device would wait.
 
     Returns:
-        ``(B,)``, same dtype and device; None for None.
+        ``(B,)`` with the same dtype and device; None for None.
 
     Raises:
-        ArgumentTypeError: not a tensor.
-        ShapeError: not one-dimensional, not of integers, or not a permutation.
+        ArgumentTypeError: ``permutation`` is not a tensor.
+        ShapeError: it is not one-dimensional, not of integers, or not a permutation.
 
     Example:
         >>> invert_permutation(torch.tensor([2, 0, 1]))
@@ -127,24 +127,23 @@ def pack_padded_sequence(
 ) -> PackedSequence:
     """Pack a padded batch.
 
-    Lengths on the host make no device wait. Lengths on a device stay there; what is copied to the host, once, is
-    what a PackedSequence holds on the host, its batch sizes, together with the three numbers that say whether the
-    lengths are valid.
+    With lengths on the host, no device is waited for. With lengths on a device, one copy to the host waits: it has the
+    batch sizes, which a PackedSequence keeps on the host, and three numbers to check the lengths.
 
     Args:
         input: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; any dtype.
         lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
-        batch_first: which of the two shapes ``input`` has.
-        enforce_sorted: whether the lengths must fall. If so, the pack has no ``sorted_indices``, unless a sequence
-            is empty: then they count up, so that the number of sequences is not lost.
+        batch_first: True if ``input`` is ``(B, T, *features)``.
+        enforce_sorted: True to require lengths in decreasing order. Then the pack has no ``sorted_indices``, unless a
+            sequence is empty: then they are ``0 ... B - 1``, so that the number of sequences is not lost.
 
     Returns:
-        the pack. ``sorted_indices`` lists the sequences longest first, ties in the caller's order.
+        The pack. ``sorted_indices`` lists the sequences longest first, ties in the caller's order.
 
     Raises:
-        ArgumentTypeError: ``input`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: fewer than two dimensions, not B lengths, a length below 0 or above T, lengths that are not
-            integers, or that rise under ``enforce_sorted``.
+        ArgumentTypeError: ``input`` is not a tensor, or ``lengths`` are not numbers.
+        ShapeError: ``input`` has fewer than two dimensions, or ``lengths`` are not B integers from 0 to T, or not in
+            decreasing order with ``enforce_sorted``.
 
     Example:
         >>> packed = pack_padded_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
@@ -153,14 +152,14 @@ def pack_padded_sequence(
     """
     batch_first, enforce_sorted = read_flag("batch_first", batch_first), read_flag("enforce_sorted", enforce_sorted)
     count, steps = read_padded(input, "input", batch_first)
-    given = read_padded_lengths(lengths, count, batch_first)
+    checked = read_padded_lengths(lengths, count, batch_first)
     rows, strides = rows_of(input, batch_first)
     order: IntArray | Tensor | None
-    if isinstance(given, np.ndarray):
-        batch_sizes, order = _rank_on_host(given, steps, enforce_sorted)
+    if isinstance(checked, np.ndarray):
+        batch_sizes, order = _rank_on_host(checked, steps, enforce_sorted)
         sorted_indices = None if order is None else send(order, input.device)
     else:
-        batch_sizes, order = _rank_on_device(given, steps, enforce_sorted)
+        batch_sizes, order = _rank_on_device(checked, steps, enforce_sorted)
         order = sorted_indices = None if order is None else order.to(input.device)
     return _pack(rows, None if order is None else order * strides[0], strides, batch_sizes, sorted_indices)
 
@@ -174,12 +173,11 @@ def pad_packed_sequence(
 ) -> tuple[Tensor, Tensor]:
     """Pad a pack.
 
-    On a device this waits once, for ``sorted_indices``, where the pack has them: the lengths in the caller's order
-    are wanted on the host.
+    Waits once for ``sorted_indices`` on a device, because the lengths are returned on the CPU in the caller's order.
 
     Args:
-        sequence: the pack; with ``sorted_indices`` it has as many sequences as they list.
-        batch_first: whether the result is ``(B, T, *features)``.
+        sequence: the pack.
+        batch_first: True to return ``(B, T, *features)``.
         padding_value: the value of the padding.
         total_length: ``T``; the longest length if None.
 
@@ -188,8 +186,9 @@ def pad_packed_sequence(
         the order in which the sequences were packed.
 
     Raises:
-        ArgumentTypeError: ``sequence`` is not a pack, ``padding_value`` not a number, ``total_length`` not an integer.
-        ShapeError: ``total_length`` is below the longest length, or the parts of the pack do not fit together.
+        ArgumentTypeError: ``sequence`` is not a pack, ``padding_value`` not a number, or ``total_length`` not an
+            integer.
+        ShapeError: ``total_length`` is below the longest length, or the pack is inconsistent.
 
     Example:
         >>> packed = pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])])
@@ -225,17 +224,17 @@ def pad_sequence(
 
     Args:
         sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0; or one tensor
-            ``(B, L, *features)``, whose sequences are of one length.
-        batch_first: whether the result is ``(B, T, *features)``.
+            ``(B, L, *features)`` of sequences with equal lengths.
+        batch_first: True to return ``(B, T, *features)``.
         padding_value: the value of the padding.
-        padding_side: ``"right"`` or ``"left"``, where the padding stands.
+        padding_side: the side of the padding, ``"right"`` or ``"left"``.
 
     Returns:
         ``(T, B, *features)`` or ``(B, T, *features)``, contiguous.
 
     Raises:
-        ArgumentTypeError: ``sequences`` is not an iterable of tensors, ``padding_value`` not a number.
-        ShapeError: no sequence, or trailing shapes, dtypes or devices that differ.
+        ArgumentTypeError: ``sequences`` is not an iterable of tensors, or ``padding_value`` not a number.
+        ShapeError: there is no sequence, or trailing shapes, dtypes or devices differ.
 
     Example:
         >>> pad_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])], batch_first=True)
@@ -245,13 +244,13 @@ def pad_sequence(
     parts, lengths = read_sequences(sequences)
     batch_first = read_flag("batch_first", batch_first)
     left, fill = read_padding_side(padding_side), read_padding_value(padding_value)
-    # As a float a value outside the range of an integer dtype is refused, where an integer would be wrapped.
+    # As a float: torch raises if it is outside the range of an integer dtype, but wraps an integer around.
     fill = fill if isinstance(fill, complex) else float(fill)
     return _stack(parts, lengths, fill, batch_first, left)
 
 
 def _stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_first: bool, left: bool) -> Tensor:
-    """Lay sequences side by side, padded to the longest."""
+    """Stack sequences, padded to the longest."""
     count, steps = len(sequences), int(lengths[lengths.argmax()])
     features = sequences[0].shape[1:]
     try:
@@ -263,12 +262,12 @@ def _stack(sequences: tuple[Tensor, ...], lengths: IntArray, fill: float, batch_
         return place_joined_rows(sequences, index, count * steps, fill).view(*shape, *features)
     except (RuntimeError, TypeError):
         raise_unfit(sequences)
-        raise  # nothing wrong with the sequences: out of memory, for instance
+        raise  # the sequences are right; e.g. memory is exhausted
 
 
 def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float, left: bool) -> list[Tensor]:
-    """Sequences and what they miss in turn: one after the other they are the padded batch, in a single pass."""
-    # Expanded: views of one number, however much padding there is.
+    """Return sequences and their paddings alternately; concatenated, they are the padded batch."""
+    # Expanded views of one number need no memory.
     padding = sequences[0].new_full((), fill).expand(int(missing.sum()), *sequences[0].shape[1:])
     pieces = [padding] * (2 * len(sequences))
     pieces[left::2] = sequences
@@ -277,7 +276,7 @@ def _with_padding(sequences: tuple[Tensor, ...], missing: IntArray, fill: float,
 
 
 def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
-    """Flat values as a list; "unsafe" lets each be changed in place, which is safe since nobody has the whole."""
+    """Return flat values as a list; "unsafe" allows in-place operations, which is safe because the whole is dropped."""
     return list(values.unsafe_split_with_sizes(lengths.tolist())) if lengths.shape[0] else []
 
 
@@ -285,21 +284,21 @@ def _split(values: Tensor, lengths: Tensor) -> list[Tensor]:
 def unpad_sequence(
     padded_sequences: Tensor, lengths: Tensor | Iterable[int], batch_first: bool = False
 ) -> list[Tensor]:
-    """Cut a padded batch, padded on the right, into its sequences.
+    """Split a batch with padding on the right into its sequences.
 
-    Lengths on a device are copied to the host once: they are the shapes of the result.
+    Lengths on a device are copied to the host once, because they are the shapes of the result.
 
     Args:
-        padded_sequences: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``. Not changed.
+        padded_sequences: ``(T, B, *features)``, or ``(B, T, *features)`` with ``batch_first``; not modified.
         lengths: B integers from 0 to ``T``, of any integer dtype, in a list, a tuple or a tensor on any device.
-        batch_first: which of the two shapes.
+        batch_first: True if ``padded_sequences`` is ``(B, T, *features)``.
 
     Returns:
-        B tensors ``(L, *features)``; copies, not views.
+        B tensors ``(L, *features)``, copies of the data.
 
     Raises:
-        ArgumentTypeError: ``padded_sequences`` is not a tensor, ``lengths`` not numbers.
-        ShapeError: lengths that do not fit the batch.
+        ArgumentTypeError: ``padded_sequences`` is not a tensor, or ``lengths`` are not numbers.
+        ShapeError: ``lengths`` are not B integers from 0 to T.
 
     Example:
         >>> unpad_sequence(torch.tensor([[1, 2, 3], [3, 4, 0]]), [3, 2], batch_first=True)
@@ -312,19 +311,19 @@ def unpad_sequence(
 
 @never_traced
 def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = True) -> PackedSequence:
-    """Pack sequences of different lengths. Does not wait for a device.
+    """Pack sequences of different lengths, without waiting for a device.
 
     Args:
         sequences: B tensors ``(L, *features)`` of one dtype and device, ``L`` at least 0.
-        enforce_sorted: whether the lengths must fall; see :func:`pack_padded_sequence`.
+        enforce_sorted: True to require lengths in decreasing order; see :func:`pack_padded_sequence`.
 
     Returns:
-        the pack, as :func:`pack_padded_sequence` gives it.
+        The pack, as from :func:`pack_padded_sequence`.
 
     Raises:
         ArgumentTypeError: ``sequences`` is not an iterable of tensors.
-        ShapeError: no sequence, trailing shapes, dtypes or devices that differ, or lengths that rise under
-            ``enforce_sorted``.
+        ShapeError: there is no sequence, trailing shapes, dtypes or devices differ, or the lengths are not in
+            decreasing order with ``enforce_sorted``.
 
     Example:
         >>> packed = pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])])
@@ -347,17 +346,17 @@ def pack_sequence(sequences: Tensor | Iterable[Tensor], enforce_sorted: bool = T
 
 @never_traced
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
-    """Cut a pack into its sequences. On a device this waits once, as :func:`pad_packed_sequence` does.
+    """Split a pack into its sequences; waits once for a device, like :func:`pad_packed_sequence`.
 
     Args:
         packed_sequences: the pack.
 
     Returns:
-        B tensors ``(L, *features)``, in the order in which they were packed; copies, not views.
+        B tensors ``(L, *features)`` in the order in which they were packed, copies of the data.
 
     Raises:
-        ArgumentTypeError: not a pack.
-        ShapeError: its parts do not fit together.
+        ArgumentTypeError: ``packed_sequences`` is not a pack.
+        ShapeError: the pack is inconsistent.
 
     Example:
         >>> unpack_sequence(pack_sequence([torch.tensor([1, 2, 3]), torch.tensor([3, 4])]))

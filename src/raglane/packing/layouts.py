@@ -1,18 +1,17 @@
-"""The index arithmetic between the flat, the padded and the packed layout of a batch.
+"""Index arithmetic between the flat, the padded and the packed layout of a batch.
 
-Each layout puts element ``(sequence, step)`` in some row of a table of features:
+Each layout stores element ``(sequence, step)`` in a row of a table of features:
 
 - flat: sequence after sequence, row ``offsets[sequence] + step``;
 - padded: row ``step * B + sequence``, or ``sequence * T + step`` with the batch first;
-- packed: step after step, and within a step the sequences that still run, longest first.
+- packed: step after step, and within a step the active sequences, longest first.
 
-So to go from one to another is to take rows by an index without repetition, or to place them by one. The functions
-here compute the index; :mod:`raglane.segments.indexing` moves the rows. Nothing loops over steps or sequences, and
-nothing waits for a device.
+A conversion takes rows by an index without repetition, or places rows at one. The functions here compute the index,
+without a loop over steps or sequences, and without waiting for a device; :mod:`raglane.segments.indexing` moves rows.
 
-NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and for tensors. On a CPU it runs on
-NumPy arrays, whose operations cost a third of PyTorch's to start; in small batches starting them is all the time
-there is. Where :mod:`torch.compile` traces, the way to padded tensors and back runs on tensors.
+NOTE [two kinds of array]: the arithmetic is written once, for NumPy arrays and tensors. On a CPU it runs on NumPy
+arrays, because the overhead of an operation, which dominates in small batches, is a third of PyTorch's. Conversions of
+padded tensors run on tensors if :mod:`torch.compile` traces them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from raglane.segments import IntArray, conjugate
 
 
 class _Kit(NamedTuple):
-    """Functions that NumPy and PyTorch name differently: count up in strides, and repeat each entry by its count."""
+    """Functions with different names in NumPy and PyTorch: arange times a stride, and repeating entries by counts."""
 
     count_up: Callable[[int, int], Any]
     repeat: Callable[[Any, Any, int], Any]
@@ -52,7 +51,7 @@ def _packed(kit: _Kit, starts: Any, batch_sizes: Any, before: Any, total: int, s
     sequence_stride, step_stride = strides
     steps = kit.count_up(batch_sizes.shape[0], step_stride)
     if starts is None:
-        # Within a step the rows go up evenly: what is added to a count is one number per step.
+        # Within a step the rows are evenly spaced, so each step adds one number to a range.
         if sequence_stride != 1:
             before = before * sequence_stride
         rows = kit.count_up(total, sequence_stride)
@@ -77,7 +76,7 @@ def _padded(kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_
     sequence_stride, step_stride = strides
     starts = kit.count_up(lengths.shape[0], sequence_stride)
     elements = lengths.cumsum(0)
-    # With the padding on the left a sequence ends where its row ends.
+    # With padding on the left, a sequence ends at the end of its row.
     elements -= lengths if left_steps is None else left_steps
     starts -= elements if step_stride == 1 else elements * step_stride
     rows = kit.count_up(total, step_stride)
@@ -89,9 +88,9 @@ def _padded(kit: _Kit, lengths: Any, total: int, strides: tuple[int, int], left_
 def packed_rows(
     starts: IntArray | Tensor | None, batch_sizes: IntArray, strides: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """The row of each element ``(N,)`` in packed order; ``strides`` are those of a sequence and of a step, in rows.
+    """Return the row of each element ``(N,)`` in packed order; ``strides`` are those of sequences and steps, in rows.
 
-    ``starts`` has the row of the first step of each sequence, longest first; None where they are a stride apart.
+    ``starts`` are the rows of the first steps, longest sequence first; None if they are a stride apart.
     """
     before = batch_sizes.cumsum()
     total = int(before[-1]) if before.shape[0] else 0
@@ -109,7 +108,7 @@ def packed_rows(
 def unpacked_rows(
     ranks: IntArray, lengths: IntArray, batch_sizes: IntArray, total: int, device: torch.device
 ) -> Tensor:
-    """The row of each element ``(N,)`` of a pack, sequence after sequence; ``ranks`` are their places in the pack."""
+    """Return the row of each element ``(N,)`` in a pack, sequence after sequence; ``ranks`` are those by length."""
     if device.type == "cpu":
         return torch.from_numpy(_unpacked(_HOST, ranks, lengths, batch_sizes, total))
     arrays = send(ranks, device), send(lengths, device), send(batch_sizes, device)
@@ -125,9 +124,9 @@ def padded_rows(
     left_steps: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """The row of each element ``(N,)`` of a padded batch, sequence after sequence, with the lengths unless on a device.
+    """Return the row of each element ``(N,)`` in a padded batch, sequence after sequence, on the device of ``lengths``.
 
-    ``left_steps`` is the number of steps of the batch if its padding is on the left.
+    ``device`` is the one for lengths in an array. ``left_steps`` are the steps of a batch with padding on the left.
     """
     if isinstance(lengths, np.ndarray) and device is not None and device.type != "cpu":
         lengths = send(lengths, device)
@@ -141,7 +140,7 @@ def padded_rows(
 
 @index_arithmetic
 def inverse(permutation: Tensor) -> Tensor:
-    """The permutation that undoes another, which is not checked."""
+    """Return the inverse of a permutation, unchecked."""
     count = permutation.shape[0]
     if permutation.is_cpu:
         array = permutation.numpy()
@@ -153,34 +152,34 @@ def inverse(permutation: Tensor) -> Tensor:
 
 
 def send(array: IntArray, device: torch.device) -> Tensor:
-    """A NumPy array as a tensor on a device, without waiting for it."""
+    """Copy an array to a device without waiting."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 @index_arithmetic
 def on_host(indices: Tensor) -> IntArray:
-    """Indices as an array; waits where they are on a device."""
+    """Return indices as an array; waits for a device."""
     array: IntArray = indices.cpu().numpy()
     return array
 
 
 def shape_and_strides(count: int, steps: int, batch_first: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first dimensions of a padded batch, and how many rows one sequence is from the next, and one step."""
+    """Return the first two dimensions of a padded batch, and the strides of sequences and steps in rows."""
     return ((count, steps), (steps, 1)) if batch_first else ((steps, count), (1, count))
 
 
 def rows_of(padded: Tensor, batch_first: bool) -> tuple[Tensor, tuple[int, int]]:
-    """A padded batch as a table of rows, a view wherever the memory allows, and the strides of sequences and steps."""
+    """Return a padded batch as a table of rows, a view if possible, and the strides of sequences and steps."""
     outer, inner = padded.shape[:2]
     if not padded.is_contiguous() and padded.stride(1) == outer * padded.stride(0):
-        # The transpose of a batch that lies in one piece: its rows can be taken where they are.
+        # The transpose of a contiguous batch: no copy is needed.
         padded, batch_first, inner = padded.transpose(0, 1), not batch_first, outer
     return padded.flatten(0, 1), (inner, 1) if batch_first else (1, inner)
 
 
 class PackedLayout(NamedTuple):
-    """Where the elements of flat values go in a pack."""
+    """The rows of flat values in a pack."""
 
     index: Tensor  # type: ignore[assignment]  # (N,) int64: row i of the pack is row index[i] of the values
     batch_sizes: Tensor  # (T,) int64 on the CPU, the number of sequences that have each step; all above 0
@@ -189,7 +188,7 @@ class PackedLayout(NamedTuple):
 
 @index_arithmetic
 def packed_layout(lengths: Tensor, offsets: Tensor) -> PackedLayout:
-    """Where flat values go in a pack; ``lengths`` are on the CPU, the index and the order where ``offsets`` are."""
+    """Return the packed layout of flat values; ``lengths`` are on the CPU, ``offsets`` and results on any device."""
     host: IntArray = lengths.numpy()
     order: IntArray = (-host).argsort(kind="stable")
     longest = int(host[order[0]]) if order.shape[0] else 0

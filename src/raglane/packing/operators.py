@@ -1,7 +1,7 @@
-"""Padded tensors to flat values and back as operators, for ``torch.compile`` and whoever else follows operators.
+"""Conversions of padded tensors to flat values and back as operators, for ``torch.compile`` and the like.
 
-How many elements there are only the lengths say, so a graph has a size in it that it does not know beforehand. Apart
-from :mod:`raglane.packing.rows`, because to register operators takes long.
+The number of elements depends on the lengths, so it is a data-dependent size in a graph. A separate module, imported
+only when needed, because registering operators is slow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from raglane.segments.indexing import take_rows
 
 @torch.library.custom_op("raglane::padded_to_flat", mutates_args=())
 def padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """The elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; lengths are checked."""
+    """Return the elements of a padded tensor, ``(N, *features)``, and offsets ``(B + 1,)``; checks the lengths."""
     moved = flatten_padded(padded, lengths, batch_first)
     if moved is not None:
         return moved[0], moved[1].offsets
-    found = find_padded(padded, lengths, batch_first, argument="input")
-    return take_rows(found.rows, found.index), found.offsets
+    elements = find_padded(padded, lengths, batch_first, argument="input")
+    return take_rows(elements.rows, elements.index), elements.offsets
 
 
 @padded_to_flat.register_fake
@@ -34,7 +34,7 @@ def _(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tenso
 
 @torch.library.custom_op("raglane::padded_from_flat", mutates_args=())
 def padded_from_flat(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
-    """A padded tensor of ``steps`` steps with elements ``(N, *features)``; zeros where there is none."""
+    """Return a padded tensor of ``steps`` steps with elements ``(N, *features)``, padded with zeros."""
     if not flat.is_cpu:
         return flat_to_padded(flat, offsets, steps, batch_first)
     return layout_of_padded(offsets, steps, batch_first).from_flat(flat)
@@ -49,10 +49,10 @@ def _(flat: Tensor, offsets: Tensor, batch_first: bool, steps: int) -> Tensor:
 
 @torch.library.custom_op("raglane::padded_elements", mutates_args=())
 def _elements(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
-    """:func:`padded_to_flat` with known offsets, and so with a known number of elements."""
+    """As :func:`padded_to_flat` with offsets and the number of elements; for the backward pass."""
     if not padded.is_cpu:
-        found = find_padded(padded, offsets.diff(), batch_first)
-        return take_rows(found.rows, found.index)
+        elements = find_padded(padded, offsets.diff(), batch_first)
+        return take_rows(elements.rows, elements.index)
     return layout_of_padded(offsets, padded.shape[1 if batch_first else 0], batch_first).to_flat(padded, total)
 
 
@@ -61,27 +61,27 @@ def _(padded: Tensor, offsets: Tensor, batch_first: bool, total: int) -> Tensor:
     return padded.new_empty(total, *padded.shape[2:])
 
 
-def _keep_of_table(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    padded, given, ctx.batch_first = inputs[:3]
+def _save_to_flat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    padded, offsets, ctx.batch_first = inputs[:3]
     ctx.steps = padded.shape[1 if ctx.batch_first else 0]
-    ctx.save_for_backward(output[1] if isinstance(output, tuple) else given)
+    ctx.save_for_backward(output[1] if isinstance(output, tuple) else offsets)
 
 
-def _to_table(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward_to_flat(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     grad_padded = padded_from_flat(grad, *ctx.saved_tensors, ctx.batch_first, ctx.steps)
     return grad_padded, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-def _keep_of_flat(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_from_flat(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     flat, offsets, ctx.batch_first, _ = inputs
     ctx.total = flat.shape[0]
     ctx.save_for_backward(offsets)
 
 
-def _from_table(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backward_from_flat(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return _elements(grad, *ctx.saved_tensors, ctx.batch_first, ctx.total), None, None, None
 
 
-padded_to_flat.register_autograd(_to_table, setup_context=_keep_of_table)
-_elements.register_autograd(_to_table, setup_context=_keep_of_table)
-padded_from_flat.register_autograd(_from_table, setup_context=_keep_of_flat)
+padded_to_flat.register_autograd(_backward_to_flat, setup_context=_save_to_flat)
+_elements.register_autograd(_backward_to_flat, setup_context=_save_to_flat)
+padded_from_flat.register_autograd(_backward_from_flat, setup_context=_save_from_flat)

@@ -15,8 +15,7 @@ from raglane.data.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
-from raglane.schedules import Table, lengths_of
-from raglane.schedules.base import longest
+from raglane.schedules import Table, lengths_of, longest
 from raglane.segments import offsets_from_lengths, segment_ids
 
 if TYPE_CHECKING:

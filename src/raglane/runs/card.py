@@ -23,10 +23,10 @@ from raglane.report.page import DATA_COLORS, Block, Command, Matrix, Page, Part,
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
-from raglane.training.each import Each, drawn, measure_each
 from raglane.training.folder import CARD, REPORT, SKIPPED
 from raglane.training.inference import Evaluation, evaluate, pick_device
 from raglane.training.own_cell import is_own, label_of
+from raglane.training.per_sequence import SequenceScores, measure_sequences, sampled_rows
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
@@ -89,12 +89,12 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     on, records = parts.measured
     if on:
         try:
-            if not records.is_in_memory and len(rows := drawn(records, settings.seed)) < len(records):
+            if not records.is_in_memory and len(rows := sampled_rows(records, settings.seed)) < len(records):
                 # To read all of them can take as long as an epoch.
                 notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
                 records = records.subset(rows)
             evaluation = evaluate(saved, records, device=device)
-            each = measure_each(saved, records, device, settings.seed)
+            each = measure_sequences(saved, records, device, settings.seed)
         except DataError as error:
             # A test part may have labels that training has not seen: the model is there all the same.
             notes.append(f"Not measured on the {on} part: {error}")
@@ -113,7 +113,7 @@ class _Measured:
     saved: SavedModel
     result: TrainingResult
     evaluation: Evaluation | None
-    each: Each | None
+    each: SequenceScores | None
     on: str
 
     @property

@@ -27,7 +27,7 @@ from raglane.training.checkpoint import load_model, read_model
 from raglane.training.job import TrainingResult
 from raglane.training.options import options as described
 from raglane.training.own_cell import name_cell
-from raglane.training.run import followed
+from raglane.training.run import follow
 from raglane.training.settings import Settings
 from raglane.training.stored import checked, rule_of
 
@@ -83,7 +83,7 @@ def fit(
         1.0
     """
     with _own_state(options.get("device")):
-        result = followed()
+        result = follow()
     if result is not None:
         return _run_of(result, (), None)
     chosen, columns = _sorted(options)

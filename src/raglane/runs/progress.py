@@ -17,7 +17,7 @@ from raglane.data.conversion import Progress
 from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
 from raglane.training.settings import Settings
-from raglane.training.state import Totals, TrainingState, Watcher
+from raglane.training.state import Callback, Totals, TrainingState
 
 # The longest quotation of another package's message, in characters.
 _LONGEST = 300
@@ -36,7 +36,7 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return "  ".join([*parts, f"{row['elements_per_second']:,.0f} elements/s"])
 
 
-class LineWatcher(Watcher):
+class LineWatcher(Callback):
     """Prints one line per epoch, for logs and pipes."""
 
     _epochs = 0
@@ -54,7 +54,7 @@ class LineWatcher(Watcher):
         """Do nothing."""
 
 
-class BarWatcher(Watcher):
+class BarWatcher(Callback):
     """A progress bar over all batches, with epoch, loss, metric and real elements per second."""
 
     def __init__(self, metric: str) -> None:
@@ -141,7 +141,7 @@ def check_logger(name: str | None) -> None:
         )
 
 
-class LoggingWatcher(Watcher):
+class LoggingWatcher(Callback):
     """Logs each epoch with a logger of Lightning, and calls another watcher."""
 
     def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:

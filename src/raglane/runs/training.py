@@ -122,7 +122,7 @@ def _watched(
     config = run_config(settings, data)
     more: dict[str, Any] = {"data": data, "columns": columns, "test": parts.test, "config": config}
     try:
-        result = run_job(settings, parts.training, parts.validation, folder, before, watcher=watcher, **more)
+        result = run_job(settings, parts.training, parts.validation, folder, before, callback=watcher, **more)
     except DivergedError:
         if folder is not None and find(folder, DESCRIPTION).is_file() and load_description(folder).diverged is not None:
             state = load_state(find(folder, LAST))[0]

@@ -30,7 +30,7 @@ from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
 from raglane.training.settings import FORWARDS, Settings
-from raglane.training.state import TrainingState, Watcher
+from raglane.training.state import Callback, TrainingState
 from raglane.training.stored import checked, rule_of
 
 STUDY, TRIALS, BEST_RUN = "study.db", "trials", "run"
@@ -163,7 +163,7 @@ class _Ended(Exception):  # noqa: N818
         self.is_late = is_late
 
 
-class _Watcher(Watcher):
+class _Watcher(Callback):
     """Reports each epoch to Optuna, and ends a trial that is pruned or out of time."""
 
     def __init__(self, trial: Any, until: float) -> None:
@@ -352,7 +352,7 @@ class Search:
                 data=self.data,
                 columns=self.columns,
                 resume=(place / LAST).exists(),
-                watcher=watcher,
+                callback=watcher,
                 config=run_config(settings, self.data),
             )
             if result.stopped_by is not None:

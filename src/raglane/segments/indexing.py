@@ -1,8 +1,8 @@
-"""Rows of a tensor moved by an index without repetition.
+"""Moves rows of a tensor by an index without repetition.
 
-PyTorch's own backward pass of ``index_select`` adds into its result, row by row. Where no row is taken twice a plain
-copy is enough, and faster where there is much to move. :func:`take_rows` and :func:`place_rows` are each other's
-backward pass, so that they can be differentiated any number of times.
+The backward pass of torch's ``index_select`` adds to its result row by row. If no row is taken twice, a copy is enough
+and faster for large tensors. :func:`take_rows` and :func:`place_rows` are the backward passes of each other, so they
+are differentiable any number of times.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch.autograd import forward_ad
 
 from raglane._utils.tracing import index_arithmetic, is_transformed
 
-# Up to this many numbers, what counts is how long an operation takes to start, and PyTorch's own backward pass starts
-# sooner than one written in Python; above, how it moves them.
+# Up to this many numbers, the overhead of a call dominates, which is smaller for torch's backward pass than for one in
+# Python.
 _FEW = 16384
 
-# A row of fewer numbers is moved in the time that looking up where from takes.
+# Moving a row of fewer numbers takes no longer than looking up its index.
 _WIDE = 8
 
-# A result of more bytes is out of the caches: there, finding the rows that nothing goes to and filling those costs
-# less than filling all of it first.
+# A result of more bytes does not fit the caches. Then finding the free rows and filling only these takes less time than
+# filling the whole result first.
 _WORTH_SEARCHING = 4 << 20
 
-# PyTorch moves no rows of these: they are moved as numbers of the same width that it does.
+# torch cannot move rows of these dtypes, so they are viewed as another dtype of the same width.
 _FLOATS_OF_8_BITS = [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
 _MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64} | dict.fromkeys(
     _FLOATS_OF_8_BITS, torch.uint8
 )
 
 
-# NOTE [no setup_context]: Function.apply reads the signature of ``forward`` anew in every call where setup_context
-# is defined, which takes longer than moving the rows of a small batch does.
+# NOTE [no setup_context]: with setup_context, Function.apply inspects the signature of ``forward`` in every call, which
+# takes longer than moving the rows of a small batch.
 class _TakeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
@@ -63,24 +63,20 @@ class _PlaceRows(torch.autograd.Function):
 
 
 def _place_joined(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float) -> Tensor:
-    # What fills the rest is one more row, so that a single pass writes every row of the result: it looks up which
-    # row of the joined values it shows.
+    # With the fill as an additional row, one pass writes every row of the result.
     joined = torch.cat((*parts, parts[0].new_full((1, *parts[0].shape[1:]), fill)))
-    return joined.index_select(0, _shown(index, size))
+    return joined.index_select(0, _source(index, size))
 
 
 @index_arithmetic
-def _shown(index: Tensor, size: int) -> Tensor:
-    """Which row each row of a result shows: the one past the last where none goes."""
+def _source(index: Tensor, size: int) -> Tensor:
+    """Return the row that is placed at each of ``size`` rows; the number of rows for free ones."""
     total = index.shape[0]
     return index.new_full((size,), total).index_copy_(0, index, torch.arange(total, device=index.device))
 
 
-def _wants_a_function(values: Tensor) -> bool:
-    """True if there will be a backward pass, and one of more work than calling it takes.
-
-    The transformations of :mod:`torch.func` know PyTorch's own functions, and not those here.
-    """
+def _needs_function(values: Tensor) -> bool:
+    """Return True if the autograd functions here are faster than torch's; torch.func supports only torch's."""
     return (
         values.requires_grad
         and torch.is_grad_enabled()
@@ -106,14 +102,14 @@ def _place(values: Tensor, index: Tensor, size: int, fill: float) -> Tensor:
 
 
 def _is_differentiated(values: Tensor) -> bool:
-    """True if PyTorch follows operations on values, so that they cannot be viewed as another dtype."""
+    """Return True if operations on values are differentiated, so that they cannot be viewed as another dtype."""
     if (values.requires_grad and torch.is_grad_enabled()) or is_transformed(values):
         return True
     return forward_ad.unpack_dual(values).tangent is not None
 
 
 def _widest(rows: Tensor) -> torch.dtype:
-    """The widest dtype that every row is a whole number of: on a CPU index_copy_ copies number by number."""
+    """Return the widest dtype as which rows can be viewed, because index_copy_ copies number by number on a CPU."""
     row_bytes = rows.numel() // rows.shape[0] * rows.element_size()
     start = rows.storage_offset() * rows.element_size()
     for dtype in (torch.complex128, torch.int64):
@@ -139,31 +135,31 @@ def _place_wide(values: Tensor, index: Tensor, size: int, fill: float, wide: tor
 
 
 def take_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of ``values`` in the order of ``index``, no row twice, which the caller promises."""
+    """Return the rows of ``values`` at ``index``, which must not repeat a row."""
     if values.dtype in _MOVED_AS:
         return take_rows(values.view(_MOVED_AS[values.dtype]), index).view(values.dtype)
-    if _wants_a_function(values):
+    if _needs_function(values):
         taken: Tensor = _TakeRows.apply(values, index)  # type: ignore[no-untyped-call]
         return taken
     return values.index_select(0, index)
 
 
 def place_rows(values: Tensor, index: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """Put row ``i`` of ``values`` at ``index[i]`` of a new tensor, and ``fill`` where no row goes."""
+    """Return a tensor of ``size`` rows with row ``i`` of ``values`` at ``index[i]``, and ``fill`` in free rows."""
     if values.dtype in _MOVED_AS:
         kind = _MOVED_AS[values.dtype]
         bits = torch.tensor(fill, device="cpu").to(values.dtype).view(kind).item()
         return place_rows(values.view(kind), index, size, bits).view(values.dtype)
-    if _wants_a_function(values):
+    if _needs_function(values):
         placed: Tensor = _PlaceRows.apply(index, size, fill, values)  # type: ignore[no-untyped-call]
         return placed
-    if is_transformed(values):  # torch.vmap knows how to take rows, and not how to place them
+    if is_transformed(values):  # torch.vmap supports index_select, but not index_copy_
         return _place_joined((values,), index, size, fill)
     return _place(values, index, size, fill)
 
 
 def place_joined_rows(parts: tuple[Tensor, ...], index: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """``place_rows(torch.cat(parts), index, size, fill)``, in fewer passes over memory."""
+    """Return ``place_rows(torch.cat(parts), index, size, fill)``, with fewer passes over memory."""
     features = math.prod(parts[0].shape[1:])
     if parts[0].dtype in _MOVED_AS or (parts[0].is_cpu and (features < _WIDE or features * size <= _FEW)):
         return place_rows(torch.cat(parts), index, size, fill)

@@ -1,6 +1,6 @@
-"""Training, prediction and evaluation on ragged batches: what the command line does, as functions.
+"""Training, stored models, prediction and evaluation, without command line and files of data.
 
-:func:`~raglane.training.run.train` makes a run, :func:`~raglane.training.checkpoint.load_model` reads its model,
-:func:`~raglane.training.inference.predict` and :func:`~raglane.training.inference.evaluate` use it. Import them from
-their modules: nothing is imported here, so that a help text need not wait for PyTorch.
+``settings.py`` has the settings, ``trainer.py`` the loop, ``tasks/`` the losses and metrics, ``ranks/`` several
+processes, ``checkpoint.py`` stored models and ``inference.py`` their use. Nothing is imported here, so that help texts
+do not wait for PyTorch.
 """

@@ -1,4 +1,4 @@
-"""The saved model: one folder of safetensors weights and a JSON configuration, nothing that runs code when read."""
+"""Stored models: a folder of safetensors weights and a JSON configuration. Reading one runs no code."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ CONFIG, WEIGHTS = "config.json", "weights.safetensors"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model with what turns data into its inputs and its outputs into answers.
-
-    Args:
-        model: in evaluation mode, on the CPU.
-        preprocessor: vocabulary, scaling and labels, learned on the training part.
-        columns: which columns of a file hold what, as they were named for training.
-    """
+    """A model in evaluation mode on the CPU, its preprocessing, and the column names of its training data."""
 
     model: SequenceModel
     preprocessor: Preprocessor
@@ -47,8 +41,8 @@ class SavedModel:
 
 
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors of any device as the bytes of a safetensors file."""
-    # Clones, since layers on a GPU keep all their weights in one block, which safetensors refuses.
+    """Return tensors of any device as the bytes of a safetensors file."""
+    # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
@@ -57,7 +51,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a saved model, for :func:`~raglane._utils.files.write_folder`."""
+    """Return the files of a stored model, for :func:`~raglane._utils.files.write_folder`."""
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -69,25 +63,14 @@ def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mappi
 
 
 def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> SavedModel:
-    """Read a saved model.
-
-    Args:
-        path: the folder of a model, or of a run: then its best model.
-        cell: the user's own cell, ``"path/to/file.py:MyCell"`` or a class; None takes one that was named in
-            this process before.
-
-    Raises:
-        ArgumentError: the file of the cell cannot be read.
-        ArgumentTypeError: ``path`` is not a path, or ``cell`` no cell.
-        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format.
-    """
+    """Read the model in a folder, or the best model of a run; ``cell`` is its user-defined cell, if it has one."""
     folder = model_folder(as_path(path))
     choice = None if cell is None else name_cell(cell)
     return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder, choice)
 
 
 def count_weights(path: str | os.PathLike[str]) -> int:
-    """The number of weights of a saved model, read without its code."""
+    """Return the number of weights of a stored model, without the code of a user-defined cell."""
     folder = model_folder(as_path(path))
     sizes = _sizes(read_json(folder / CONFIG), folder)
     weights = read_tensors(folder / WEIGHTS)
@@ -102,7 +85,7 @@ def count_weights(path: str | os.PathLike[str]) -> int:
 
 
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
-    """A model from the bytes of its files, as :func:`model_files` gives them."""
+    """Return the model of the files that :func:`model_files` returned."""
     absent = next((name for name in (CONFIG, WEIGHTS) if name not in files), None)
     if absent is not None:
         raise damaged(folder / absent, "no such file")
@@ -119,24 +102,24 @@ def _sizes(config: Mapping[str, Any], folder: Path) -> ModelConfig:
 def _made(
     config: dict[str, Any], read_weights: Callable[[], dict[str, Tensor]], folder: Path, cell: str | None = None
 ) -> SavedModel:
-    """The model of a configuration, with the weights that are read once it is known how many there should be."""
+    """Return the model of a configuration; its weights are read after the configuration is checked."""
     sizes = _sizes(config, folder)
-    # Outside of reading, whose messages are about the file.
+    # Outside of `reading`, whose messages are about the file.
     check_named(sizes.cell, cell)
     with reading(folder / CONFIG):
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)
         weights, tensors = sizes.count()
-        # Three times: in the file, as read from it, and in the model.
-        check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "give another model")
+        # Memory for three copies: the bytes of the file, its tensors, and the model.
+        check_memory(f"a model of {weights:,} weights", 3 * FLOAT * weights + TENSOR * tensors, "use a smaller model")
         columns = dict(config["columns"])
     stored = read_weights()
-    # Before the model is built, which takes long where a damaged configuration asks for a million layers.
+    # Checked before the model is built: a damaged configuration may describe a million layers.
     found = sum(tensor.numel() for tensor in stored.values())
     if found < weights or len(stored) < tensors:
-        got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} asks for {weights:,} in {tensors:,}"
+        got = f"{found:,} weights in {len(stored):,} tensors where {CONFIG} describes {weights:,} in {tensors:,}"
         raise damaged(folder / WEIGHTS, got)
-    # The weights that a new model draws are not those that it gets: the caller's random numbers stay as they were.
+    # The random initial weights are overwritten, so the state of the generator is restored.
     with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
         model = SequenceModel(sizes)
     load_weights(model, stored, folder / WEIGHTS)
@@ -144,7 +127,7 @@ def _made(
 
 
 def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Put weights into a model that they are for: not others, nor of another shape or dtype, nor not finite."""
+    """Load weights into a model; raise unless names, shapes and dtypes agree, and all are finite."""
     wanted = model.state_dict()
     for name in [*(name for name in wanted if name not in tensors), *(name for name in tensors if name not in wanted)]:
         raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
@@ -162,25 +145,23 @@ def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path
 
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
-    """Refuse a file of another kind, or of a format that this version cannot read."""
+    """Raise if a file has another format, or a newer version of it."""
     version = config.get("format_version")
     if config.get("format") != name or not isinstance(version, int):
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
     if version > newest:
-        rule = f"of format version {newest} or earlier, for this version of Raglane"
-        raise CheckpointError(
-            message(str(path), f"format version {version}", rule, "run pip install --upgrade raglane")
-        )
+        rule = f"at most {newest} for this version of Raglane"
+        raise CheckpointError(message(str(path), f"format version {version}", rule, "pip install --upgrade raglane"))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU."""
-    # Twice: as it is in the file, and as tensors.
+    """Return the tensors of a safetensors file, on the CPU."""
+    # Memory for two copies: bytes and tensors.
     return parse_tensors(read_bytes(path, 2), path)
 
 
 def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors that the bytes of a safetensors file hold, on the CPU."""
+    """Return the tensors of the bytes of a safetensors file, on the CPU."""
     safetensors = require("safetensors", "train")
     load = require("safetensors.torch", "train").load
     try:
@@ -191,8 +172,8 @@ def parse_tensors(content: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of a saved model."""
-    # Not by the methods of Path, which fail at a name that is too long.
+    """Return the folder of a stored model: the path itself, or ``best`` of a run."""
+    # os.path, because methods of Path raise for names that are too long.
     if not os.path.isdir(path):
         got, fix = "a file" if os.path.exists(path) else "no such folder", "pass the folder that raglane train wrote"
         raise CheckpointError(message(str(path), got, "the folder of a run or of a model", fix))
@@ -200,14 +181,14 @@ def model_folder(path: Path) -> Path:
         return path
     folder = find(path, BEST)
     if not folder.is_dir():
-        rule = "the folder of a run, with a model in the subfolder best"
-        fix = "pass the folder that raglane train wrote; a run that was stopped in its first epoch has no model yet"
+        rule = "a folder with a model, or a run with its model in best"
+        fix = "pass the folder that raglane train wrote; a run that was stopped in its first epoch has no model"
         raise CheckpointError(message(str(path), "a folder without a saved model", rule, fix))
     return folder
 
 
 def describe(model: SequenceModel) -> str:
-    """The model in a line: layer, sizes and the number of weights."""
+    """Return a line about the model: layer, sizes and number of weights."""
     config = model.config
     weights = sum(parameter.numel() for parameter in model.parameters())
     directions = ", bidirectional" if config.bidirectional else ""

@@ -1,9 +1,9 @@
-"""The folder of a run: what stands in it, who may write there, and how one run takes the place of another.
+"""The folder of a run: its files, its lock, and how a new run replaces an old one.
 
-A run that is to be replaced moves into a folder within the folder, and is removed only once the new run has a
-checkpoint. Until then it can come back: its last checkpoint moves aside first and comes back last, so that a ``last``
-in its place always belongs to what stands around it. A new run without a checkpoint has written its description
-alone, which the old one takes the place of. So wherever a process dies, :func:`repair` knows which of the two counts.
+An old run is moved into a subfolder, and is removed when the new run has written a checkpoint. Until then it can be
+moved back. Its folder ``last`` is moved away first and back last, so a ``last`` in its place always belongs to the
+other files. A new run without a checkpoint has written only its description, which the old one replaces. So after the
+death of a process, :func:`repair` can always decide which run is valid.
 """
 
 from __future__ import annotations
@@ -21,81 +21,80 @@ from raglane.errors import ArgumentError
 DESCRIPTION = "run.json"
 CONFIG = "run.toml"
 CURVES = "curves.csv"
-# The rows of the data that were left out.
+# The skipped rows of the data.
 SKIPPED = "skipped.jsonl"
 EVALUATION = "evaluation.json"
 CARD, REPORT = "card.md", "report.html"
 LAST, BEST = "last", "best"
-# Where a logger keeps its files.
+# The files of a logger.
 LOGS = "logs"
 
-# Everything that a run leaves in its folder; --overwrite replaces these and touches nothing else.
+# All files of a run; --overwrite replaces only these.
 _EVALUATED = (EVALUATION, "confusion.png", "confusion.txt", "table.txt", "points.png")
 RUN_FILES = (DESCRIPTION, CONFIG, SKIPPED, CURVES, "curves.png", CARD, REPORT, *_EVALUATED)
 RUN_FOLDERS = (BEST, LAST, LOGS)
 
-# A command says so of a run that it has found half replaced.
-IS_BACK = "the run that --overwrite was to replace is back, since the new one had no checkpoint"
+# Printed if an interrupted replacement was undone.
+IS_BACK = "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
 
-# Where a run that is to be replaced waits, and the order in which it moves there.
+# The subfolder of an old run while it is replaced, and the order in which its files are moved there.
 _REPLACED = ".run.previous"
 _MOVED = (LAST, BEST, LOGS, *reversed(RUN_FILES))
 
 
 def check_folder(folder: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-    """Refuse a folder that a run must not be written to, before any work is done."""
+    """Raise if a run must not be written to a folder."""
     is_run = find(folder, DESCRIPTION).is_file()
     if resume:
         if not is_run:
-            fix = f"give its {argument('folder')}, or leave {argument('resume')} out"
+            fix = f"pass its {argument('folder')}, or leave {argument('resume')} out"
             raise ArgumentError(message("resume", repr(str(folder)), "the folder of a run", fix))
         return
-    # A run that was killed before it had written its first file left no more than a part of it, and its lock.
+    # Left by a run that was killed while it wrote its first file.
     scraps = (f".{DESCRIPTION}.partial", LOCK)
-    # A link that leads nowhere is there, too.
+    # lexists, because a dangling link exists too.
     if not os.path.lexists(folder) or (folder.is_dir() and all(path.name in scraps for path in folder.iterdir())):
         check_place("folder", folder)
         return
     if not is_run:
-        fix = f"give another {argument('folder')}"
+        fix = f"pass another {argument('folder')}"
         raise ArgumentError(message("folder", repr(str(folder)), "a new folder, or that of a run", fix))
     if not overwrite:
-        go_on, anew = argument("resume", True), argument("overwrite", True)
-        fix = f"give another {argument('folder')}, {go_on} to resume it, or {anew} to replace it"
+        resumes, replaces = argument("resume", True), argument("overwrite", True)
+        fix = f"pass another {argument('folder')}, {resumes} to resume the run, or {replaces} to replace it"
         got = f"{str(folder)!r}, which contains a run"
-        raise ArgumentError(message("folder", got, "a new folder", fix))
+        raise ArgumentError(message("folder", got, "a folder without a run", fix))
 
 
 @contextmanager
 def at_work(folder: Path, given_as: str = "folder") -> Iterator[bool]:
-    """Lock the folder of a run or of a model, and clear what killed processes left there."""
+    """Lock the folder of a run or of a model and repair it; yield whether an old run was restored."""
     with locked(folder, given_as):
         yield repair(folder)
 
 
 def to_resume(folder: Path | None) -> Path:
-    """The folder of a run to go on with."""
+    """Return the folder of a run to resume; raise if it is None."""
     if folder is None:
-        rule = "the folder of a run, for resume"
-        raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
+        raise ArgumentError(message("out", "None", "the folder of the run to resume", f"pass {argument('out')}"))
     return folder
 
 
 @contextmanager
 def claimed(folder: Path | None, *, resume: bool = False, overwrite: bool = False) -> Iterator[bool]:
-    """Check and lock the folder of a run, if any; gives whether it has put back a run that was to be replaced."""
+    """Check and lock the folder of a run, if any; yield whether an old run was restored."""
     if folder is None:
         yield False
         return
     check_folder(folder, resume=resume, overwrite=overwrite)
     with at_work(folder) as is_back:
-        # Again, now that nobody else can change it.
+        # Checked again under the lock.
         check_folder(folder, resume=resume, overwrite=overwrite)
         yield is_back
 
 
 def tidy(folder: Path) -> None:
-    """Clean up what killed processes left in the folder of a run, where nobody is at work; reading needs no more."""
+    """Repair the folder of a run for reading, unless it is locked."""
     left = [path for path in folder.glob(".*") if path.suffix in (".partial", ".previous")]
     if left:
         with suppress(ArgumentError, OSError), at_work(folder):
@@ -103,7 +102,7 @@ def tidy(folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path:
-    """The place of a file or folder of a run, also of one that waits to be replaced, or whose process was killed."""
+    """Return the path of a file or folder of a run, also while the run is replaced, or after its process was killed."""
     waiting = folder / _REPLACED / name
     if waiting.exists() and not _has_checkpoint(folder):
         return waiting
@@ -111,7 +110,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def repair(folder: Path) -> bool:
-    """Bring the folder of a run into order after a process that was killed; for those who have locked it."""
+    """Repair a locked folder after the death of a process; return True if an old run was restored."""
     for name in (*RUN_FOLDERS, *RUN_FILES):
         settle(folder / name)
     if not (folder / _REPLACED).is_dir():
@@ -125,9 +124,9 @@ def repair(folder: Path) -> bool:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[None]:
-    """Start a run where one may be: without a checkpoint at the end it leaves nothing, and the old one is back.
+    """Move an old run away while a new one starts; if the new one fails before its first checkpoint, restore the old.
 
-    Who writes the first checkpoint calls :func:`drop_replaced`.
+    After the first checkpoint, :func:`drop_replaced` must be called.
     """
     try:
         if (folder / DESCRIPTION).exists():
@@ -142,7 +141,7 @@ def replacing(folder: Path) -> Iterator[None]:
 
 
 def drop_replaced(folder: Path) -> None:
-    """Remove the run that waits to be replaced, now that the new one has a checkpoint."""
+    """Remove the old run; the new one has a checkpoint."""
     remove(folder / _REPLACED)
 
 

@@ -1,4 +1,4 @@
-"""A saved model at work: predictions, and how good they are."""
+"""Predictions, evaluations and generated texts of a stored model."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_kind, check_real
 from raglane._utils.memory import check_memory
 from raglane._utils.messages import message, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import END
 from raglane.data.epochs import check_least
 from raglane.data.order import BatchLimit
+from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
+from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
-from raglane.training.model import SequenceModel
+from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, SequenceModel
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
 from raglane.training.stored import finite
 from raglane.training.tasks import TASKS, Measured, Task, make_task
 from raglane.training.tasks.base import values_of
 
-# The bytes of a number of a forecast on its way: in tensors of 32 and of 64 bits, and in a list of Python's.
+# Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
 _FORECAST = 48
 
-# Rows that a table of predictions shows of itself, and characters of an entry.
+# Rows and characters per entry in the repr of a table.
 _SHOWN, _WIDEST = 10, 40
 
 
@@ -40,10 +44,10 @@ class Predictions:
     """A table of predictions in the order of the data.
 
     Args:
-        columns: ``id``, ``prediction``, ``probability`` and, where asked for, one ``p_<label>`` per class; each a list
-            with one entry per sequence. For ``tag`` an entry is a list with one value per element; for ``forecast``
-            ``prediction`` is a list of ``horizon`` lists of ``C`` numbers in the data's units (None for an empty
-            sequence), and there is no probability.
+        columns: lists with one entry per sequence: ``id``, ``prediction``, ``probability`` and, with
+            ``probabilities=True``, ``p_<label>`` for each class. With an output per element an entry is a list with a
+            value per element. For ``forecast``, ``prediction`` is a list of ``horizon`` lists of ``C`` numbers in the
+            units of the data (None for an empty sequence), without a probability.
 
     Example:
         >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
@@ -62,9 +66,9 @@ class Predictions:
         return len(self.columns["id"])
 
     def __getitem__(self, name: str) -> list[Any]:
-        """A column."""
+        """Return a column."""
         if name not in self.columns:
-            rule = f"one of the columns {quote_all(self.columns)}"
+            rule = f"one of {quote_all(self.columns)}"
             raise ArgumentError(message("column", quote(name), rule, "choose one of them"))
         return self.columns[name]
 
@@ -77,7 +81,7 @@ class Predictions:
         return f"Predictions of {len(self):,} sequences\n{'  '.join(self.columns)}\n{rows}{more}"
 
     def frame(self) -> Any:
-        """The table as a ``pandas.DataFrame``.
+        """Return the table as a ``pandas.DataFrame``.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -91,10 +95,10 @@ class Evaluation:
 
     Args:
         task: the name of the task.
-        sequences: how many sequences were run.
-        count: what was averaged over: sequences, elements, or numbers.
-        numbers: ``loss`` and the task's metrics and baselines by name.
-        measured: what the task has to say beside them: classes, their confusion, tables, points.
+        sequences: the number of sequences.
+        count: the number of targets that were averaged: sequences, elements or numbers.
+        numbers: ``loss`` and the metrics and baselines of the task, by name.
+        measured: the classes, confusion matrix, table and points of the task.
     """
 
     task: str
@@ -104,9 +108,9 @@ class Evaluation:
     measured: Measured
 
     def __getitem__(self, name: str) -> float:
-        """One of the numbers."""
+        """Return one of the numbers."""
         if name not in self.numbers:
-            rule = f"one of the numbers {quote_all(self.numbers)}"
+            rule = f"one of {quote_all(self.numbers)}"
             raise ArgumentError(message("number", quote(name), rule, "choose one of them"))
         return self.numbers[name]
 
@@ -116,16 +120,16 @@ class Evaluation:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The classes; () where there are none."""
+        """The classes; empty for tasks without classes."""
         return self.measured.labels
 
     @property
     def confusion(self) -> Tensor | None:
-        """``(K, K)`` int64, row the true class and column the predicted one; None where there are no classes."""
+        """The confusion matrix ``(K, K)`` int64, with a row per true class; None for tasks without classes."""
         return self.measured.confusion
 
     def to_config(self) -> dict[str, Any]:
-        """Everything as a dictionary that JSON can hold; a number that is not finite is None."""
+        """Return a JSON-serialisable dictionary, with None for numbers that are not finite."""
         return {
             "task": self.task,
             "sequences": self.sequences,
@@ -138,24 +142,13 @@ class Evaluation:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a name stands for.
-
-    Args:
-        name: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
-
-    Raises:
-        ArgumentError: an unknown name, or there is no GPU that PyTorch can use.
-
-    Example:
-        >>> pick_device("cpu")
-        device(type='cpu')
-    """
+    """Return the device for ``auto`` (a GPU if available), ``cpu`` or ``cuda``; raise if it does not exist."""
     if name not in DEVICES:
-        fix = "pass auto; set CUDA_VISIBLE_DEVICES to choose among several GPUs"
+        fix = "pass auto; the environment variable CUDA_VISIBLE_DEVICES selects one of several GPUs"
         raise ArgumentError(message("device", quote(name), f"one of {', '.join(DEVICES)}", fix))
     present = torch.cuda.is_available()
     if name == "cuda" and not present:
-        rule = "auto or cpu, since PyTorch finds no CUDA device"
+        rule = "auto or cpu, because PyTorch has no CUDA device"
         raise ArgumentError(message("device", "'cuda'", rule, "pass auto or cpu"))
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
@@ -170,24 +163,7 @@ def predict(
     horizon: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
-    """Say what a saved model makes of data.
-
-    Args:
-        saved: of :func:`~raglane.training.checkpoint.load_model`.
-        records: of the kind that the model was trained on; labels are not looked at.
-        batch_size: sequences of a batch.
-        probabilities: add one column per class.
-        top: above 1, add the so many likeliest classes and their probabilities, as lists.
-        horizon: how many elements to forecast; for the task ``forecast`` only.
-        device: where to run; None for the CPU.
-
-    Returns:
-        One row per sequence, in the order of ``records``.
-
-    Raises:
-        ArgumentError: ``batch_size`` or ``horizon`` is below 1, or one asked for does not go with the task.
-        DataError: the data does not fit the model.
-    """
+    """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
     check_least("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config)
     _check_options(task, horizon=horizon, probabilities=probabilities, top=top)
@@ -198,7 +174,7 @@ def predict(
     device = device or torch.device("cpu")
     model = saved.model.to(device)
     with answering(model):
-        # Without targets the whole sequence goes in.
+        # Without targets a forecast reads the whole sequence.
         batches = (batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size)))
         parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
     answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
@@ -218,24 +194,9 @@ def evaluate(
     horizon: int = 1,
     device: torch.device | None = None,
 ) -> Evaluation:
-    """Measure a saved model on data that has targets.
+    """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the CPU.
 
-    Args:
-        saved: of :func:`~raglane.training.checkpoint.load_model`.
-        records: with labels or tags; to forecast, the sequences themselves. Of a :class:`~raglane.data.Dataset` only
-            batches are in memory.
-        batch_size: sequences of a batch.
-        top: above 1, also how often the class is among the so many likeliest.
-        horizon: above 1, the last so many elements of each sequence are forecast too, and measured step by step; for
-            the task ``forecast`` only.
-        device: where to run; None for the CPU.
-
-    Returns:
-        ``loss``, and the task's metrics beside those of simple rules.
-
-    Raises:
-        ArgumentError: ``batch_size`` or ``horizon`` is below 1, or ``horizon`` does not go with the task.
-        DataError: the data does not fit the model, has no labels, or one that training has not seen.
+    With ``horizon`` above 1 the last elements of each sequence are also forecast, and measured step by step.
     """
     check_least("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
@@ -255,7 +216,7 @@ def evaluate(
             meter.add(output, moved)
     count = int(float(totals.count))
     if count == 0:
-        raise DataError(message(where, "no targets", "data with at least one target", "pass sequences with elements"))
+        raise DataError(message(where, "no targets", "at least one target", "pass sequences with elements"))
     measured = meter.measured()
     if horizon > 1:
         whole = preprocessor.apply(records, require_targets=False)
@@ -266,12 +227,58 @@ def evaluate(
     return Evaluation(saved.task, len(dataset), count, numbers, measured)
 
 
+def sample(
+    saved: SavedModel,
+    *,
+    prompt: str = "",
+    count: int = 1,
+    length: int = 200,
+    temperature: float = 1.0,
+    seed: int = 0,
+    device: torch.device | None = None,
+) -> list[str]:
+    """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than ``prompt``.
+
+    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts.
+    ``device=None`` is the CPU.
+    """
+    if saved.task != "language":
+        fix = "train a model with the task language"
+        raise ArgumentError(message("run", f"a model of the task {saved.task}", "a model of the task language", fix))
+    check_kind("prompt", prompt, str, "a text", "pass a str")
+    for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
+        check_least(name, number, least)
+    rule = "at least 0, and finite"
+    check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
+    device = device or torch.device("cpu")
+    words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
+    positions = {token: place for place, token in enumerate(words) if token != END}
+    prefix = split_texts([prompt], split or "words")[0].tolist()
+    start = torch.tensor([END_TOKEN, *(positions.get(token, UNKNOWN_TOKEN) for token in prefix)], device=device)
+    # On the CPU, so that the texts of a seed do not depend on the device.
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(logits: Tensor) -> Tensor:
+        if temperature == 0:
+            return logits.argmax(-1)
+        shares = (logits.cpu().double() / temperature).softmax(-1)
+        return torch.multinomial(shares, 1, generator=generator).squeeze(1).to(logits.device)
+
+    model = saved.model.to(device)
+    with answering(model):
+        drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+    texts = []
+    for row in drawn:
+        end = row.index(END_TOKEN) if END_TOKEN in row else len(row)
+        texts.append(join_tokens([*prefix, *(words[place] for place in row[:end])], split))
+    return texts
+
+
 @contextmanager
 def answering(model: SequenceModel) -> Iterator[None]:
-    """Within it a model's answer to a sequence has the same bits in any batch and at any number of threads, on a CPU.
+    """Compute without gradients, and on a CPU with the same bits in any batch and for any number of threads.
 
-    The cpu kernels promise it of the cells that they run; what torch computes of the others is done row by row. No
-    gradients are recorded.
+    The cpu kernels have this property; for other cells, torch's products are computed row by row.
     """
     has_kernel = has_cell(model.encoder.recurrent.cell.name)
     with torch.no_grad(), nullcontext() if has_kernel else RowByRow():
@@ -279,7 +286,7 @@ def answering(model: SequenceModel) -> Iterator[None]:
 
 
 def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
-    """Refuse what does not go with a task."""
+    """Raise if an option of a prediction is invalid or does not exist for the task."""
     check_least("horizon", horizon, 1)
     check_least("top", top, 1)
     for name, value, given in (
@@ -290,7 +297,7 @@ def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = 
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
             raise ArgumentError(
-                message(name, quote(value), f"left out, except for the task {' or '.join(tasks)}", "leave it out")
+                message(name, quote(value), f"left out except for the task {' or '.join(tasks)}", "leave it out")
             )
 
 

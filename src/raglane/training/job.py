@@ -1,4 +1,4 @@
-"""A run as its folder describes it, the job that its processes share, and its result."""
+"""The description of a run in ``run.json``, the job of its processes, and its result."""
 
 from __future__ import annotations
 
@@ -31,24 +31,16 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class RunDescription:
-    """The settings and the data of a run, kept in ``run.json`` so that it can go on.
-
-    Args:
-        settings: of the training.
-        data: where the data came from; JSON values, as the caller likes.
-        fingerprint: of the training and validation part.
-        identity: of the data as a whole, whatever was held out; "" of runs before there was one.
-        diverged: what was seen of a run that ran away; None of others.
-
-    Example:
-        >>> RunDescription(Settings()).settings.cell
-        'gru'
-    """
+    """The settings and data of a run, stored in ``run.json`` to resume it."""
 
     settings: Settings
+    # The source of the data, as JSON values.
     data: Mapping[str, Any] = field(default_factory=dict)
+    # Of the training and validation data.
     fingerprint: str = ""
+    # The reason, if the run diverged.
     diverged: str | None = None
+    # Of all data, independent of the validation split.
     identity: str = ""
 
     def write(self, folder: Path) -> None:
@@ -67,22 +59,22 @@ class RunDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(RunDescription):
-    """A training that is checked and settled, as one process hands it to others: with its sequences and its folder."""
+    """A validated training, as it is sent to other processes: settings, sequences and folder."""
 
     training: Dataset
     validation: Dataset | None = None
-    # Only checked against the model.
+    # Only checked, before the first epoch.
     test: Dataset | None = None
-    # Of a file, by what they hold; kept with the model.
+    # The column names of a file, stored with the model.
     columns: Mapping[str, Any] = field(default_factory=dict)
-    # Locked by the process that made the job; None keeps the best model in memory.
+    # Locked by the process that creates the job; None keeps the best model in memory.
     folder: Path | None = None
     resume: bool = False
-    # Further files of the folder by name, written before the first step.
+    # Further files for the folder, written before the first step.
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The code of the user's own cell goes along: another process takes none that it was not handed.
+        # Other processes only run the code of a user-defined cell that is sent to them.
         return {**vars(self), "code": named_code(self.settings.cell)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -92,17 +84,17 @@ class Job(RunDescription):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The result of a run.
+    """The result of a training: the ``result`` of a :class:`raglane.Run`.
 
     Args:
-        folder: of the run; None where it was trained in memory.
+        folder: of the run; None for a training in memory.
         metric: the name of the metric in the history.
-        state: history, best epoch and its loss.
-        stopped_by: the number of the signal that ended it, of Ctrl-C or SIGTERM; it is saved and can go on. None if
-            it ran to its end.
-        was_complete: whether it was resumed with no epoch left to run.
-        best: of a run without a folder, the files of its best model, for
-            ``raglane.training.checkpoint.read_model``; {} before its first epoch is done.
+        state: ``state.history`` has a dictionary of numbers per epoch; ``state.best_epoch`` (from 1) and
+            ``state.best_loss`` are of the best model.
+        stopped_by: the number of the signal (Ctrl-C or SIGTERM) that stopped the training, which can be resumed; None
+            if it is complete.
+        was_complete: True if the run was resumed without epochs left to train.
+        best: the files of the best model of a training in memory; empty before the first epoch is complete.
     """
 
     folder: Path | None
@@ -114,49 +106,39 @@ class TrainingResult:
 
     @property
     def interrupted(self) -> bool:
-        """True if a signal ended it."""
+        """True if a signal stopped the training."""
         return self.stopped_by is not None
 
 
 def load_description(folder: str | os.PathLike[str]) -> RunDescription:
-    """Read what a run was started with.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        CheckpointError: ``run.json`` is missing, damaged or of a newer format.
-    """
+    """Read the description in the folder of a run; raise a CheckpointError if it is missing, damaged or newer."""
     path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
     with reading(path):
-        chosen = config["settings"]
-        if config["format_version"] == 1 and isinstance(chosen, dict):
-            # What the first version did, where its settings do not say.
-            chosen = {"unk_dropout": 0.0, **chosen}
-        settings, data, marks = Settings.from_config(chosen), config["data"], config["fingerprint"]
+        settings, data, digest = Settings.from_config(config["settings"]), config["data"], config["fingerprint"]
         diverged, identity = config.get("diverged"), config.get("identity", "")
-        texts = isinstance(marks, str) and isinstance(diverged, str | None) and isinstance(identity, str)
+        texts = isinstance(digest, str) and isinstance(diverged, str | None) and isinstance(identity, str)
         if not isinstance(data, dict) or not texts:
             raise ValueError("data that is not an object, or a fingerprint, identity or diverged that is not a text")
-    return RunDescription(settings, data, marks, diverged, identity)
+    return RunDescription(settings, data, digest, diverged, identity)
 
 
 def refuse_diverged(description: RunDescription, folder: Path) -> None:
-    """Refuse to go on with a run that ran away."""
+    """Raise if a run to resume has diverged."""
     if description.diverged is not None:
-        got = f"{str(folder)!r}, which diverged: {description.diverged}"
-        tamer = f"a smaller {argument('lr')} or with {argument('grad_clip', 1)}"
-        fix = f"train again with {tamer}, and {argument('overwrite', True)}; the best model until then can be used"
-        raise DivergedError(message("resume", got, "a run that did not diverge", fix), description.diverged)
+        got = f"{str(folder)!r}, a run that diverged: {description.diverged}"
+        changes = f"a smaller {argument('lr')} or with {argument('grad_clip', 1)}"
+        fix = f"train again with {changes}, and {argument('overwrite', True)}; its best model can be used"
+        rule = "a run that has not diverged, because it would diverge again"
+        raise DivergedError(message("resume", got, rule, fix), description.diverged)
 
 
 _Hashes = npt.NDArray[np.uint64]
 
 
 def fingerprint(*parts: Dataset | None) -> str:
-    """A short text that differs for different sequences, labels or order."""
+    """Return a hash of sequences, labels and their order."""
     digest = hashlib.sha256()
     for part in parts:
         for content in () if part is None else part.contents():
@@ -165,13 +147,13 @@ def fingerprint(*parts: Dataset | None) -> str:
 
 
 def identity(*parts: Dataset | None) -> str:
-    """A short text that differs for different sequences or labels, in whatever order and parts."""
+    """Return a hash of sequences and labels that does not depend on their order and division into parts."""
     total, count = 0, 0
     for part in parts:
         if part is None:
             continue
         if not part.is_in_memory:
-            # Its parts are rows of one folder, whose counts they share.
+            # All parts are rows of one folder, and share its statistics.
             return f"folder-{zlib.crc32(repr(part.statistics.to_config()).encode()):08x}"
         total += int(_sequences(part.records).sum(dtype=np.uint64))
         count += len(part)
@@ -179,7 +161,7 @@ def identity(*parts: Dataset | None) -> str:
 
 
 def _sequences(records: Records) -> _Hashes:
-    """A number for each sequence: its elements in their order, and what it is to be taken for."""
+    """Return a hash of each sequence: its elements in order, and its targets."""
     elements = _words(records.values) if records.is_tokens else _rows(records.values)
     for feature in records.features:
         if not feature.per_sequence:
@@ -192,7 +174,7 @@ def _sequences(records: Records) -> _Hashes:
     lengths = records.lengths
     steps = np.arange(len(elements)) - np.repeat(records.offsets[:-1], lengths)
     elements = _mixed(elements + _mixed(steps.astype(np.uint64)))
-    # Differences of running sums are right although the sums overflow.
+    # Differences of running sums are exact modulo 2**64.
     running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(elements, dtype=np.uint64)])
     found = running[records.offsets[1:]] - running[records.offsets[:-1]] + lengths.astype(np.uint64)
     for words in (records.labels, None if targets is None or targets.per_element else targets.values.tolist()):
@@ -205,13 +187,13 @@ def _sequences(records: Records) -> _Hashes:
 
 
 def _column(feature: Feature) -> _Hashes:
-    """A number for each entry of a column beside the main one, another in each column."""
+    """Return a hash of each entry of a feature, which depends on its name."""
     entries = _rows(feature.values[:, None]) if feature.is_numbers else _words(feature.values.tolist())
     return _mixed(entries + np.uint64(zlib.crc32(feature.name.encode(errors="surrogatepass"))))
 
 
 def _rows(values: npt.NDArray[Any]) -> _Hashes:
-    """A number for each row of float32."""
+    """Return a hash of each row of float32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
     places = _mixed(np.arange(1, values.shape[1] + 1, dtype=np.uint64))
     found: _Hashes = _mixed(bits + places).sum(axis=1, dtype=np.uint64)
@@ -219,14 +201,14 @@ def _rows(values: npt.NDArray[Any]) -> _Hashes:
 
 
 def _words(words: Iterable[Any]) -> _Hashes:
-    """A number for each text, number or list of them; equal ones are looked at once."""
+    """Return a hash of each text, number or list; equal ones are hashed once."""
     texts = [word if isinstance(word, str) else repr(word) for word in words]
     known = {text: zlib.crc32(text.encode(errors="surrogatepass")) for text in set(texts)}
     return np.array([known[text] for text in texts], dtype=np.uint64)
 
 
 def _mixed(numbers: _Hashes) -> _Hashes:
-    """The last steps of splitmix64 (Steele, Lea and Flood, 2014), which spread every bit over all."""
+    """Mix the bits of numbers with the finaliser of splitmix64 (Steele, Lea and Flood, 2014)."""
     numbers = (numbers + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(2**64 - 1)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

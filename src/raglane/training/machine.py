@@ -1,4 +1,4 @@
-"""A training and the machine: settings and models that it cannot bear are refused, and batches are planned for it."""
+"""Limits of the machine for settings and models, and batch sizes planned for it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def check_machine(settings: Settings) -> torch.device:
-    """Refuse what would bring this machine down rather than use it; to be asked before any data is read."""
+    """Raise if the settings need more processes, threads or memory than this machine has; return the device."""
     cores = os.cpu_count() or 1
-    # Each rank is a process with all of PyTorch, which a processor is busy with; a cluster knows what it has.
+    # Each rank is a process that uses at least one processor; Ray checks the resources of its cluster.
     if settings.engine == "processes" and settings.ranks > max(4, cores):
         fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
         raise ArgumentError(message("ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix))
@@ -45,7 +45,7 @@ def check_machine(settings: Settings) -> torch.device:
 
 
 def threads_of(settings: Settings) -> int | None:
-    """The threads of the CPU of a rank; None where PyTorch chooses, as for the only process."""
+    """Return the CPU threads of a rank; None leaves the choice to PyTorch."""
     if settings.threads is not None or settings.ranks == 1:
         return settings.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,10 +53,10 @@ def threads_of(settings: Settings) -> int | None:
 
 
 def check_size(config: ModelConfig, settings: Settings, device: torch.device, elements: int = 1) -> None:
-    """Refuse a model that needs more memory to train and to save than there is."""
+    """Raise if a model needs more memory to train and to save than is available."""
     weights, tensors = config.count()
     moments = 1 if settings.optimizer in ("sgd", "rmsprop") else 2
-    # Weights, gradients and moments; and to save, weights once and moments twice on their way to the file.
+    # Training needs weights, gradients and moments; saving copies the weights once and the moments twice.
     model, saving = (2 + moments) * weights, (1 + 2 * moments) * weights
     outputs = config.num_layers * (2 if config.bidirectional else 1) * config.hidden_size * elements
     what = f"a model of {weights:,} weights to train"
@@ -70,18 +70,14 @@ def check_size(config: ModelConfig, settings: Settings, device: torch.device, el
 
 
 def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size") -> tuple[Settings, str]:
-    """Choose how large a batch is, and whether batches are made of similar lengths, by measuring the layer here.
+    """Choose the batch size and bucketing by measuring the layer on this machine; return the settings and the reason.
 
-    Several ranks share a batch, and the memory and the cores of the machine: a batch is as large as the best of one
-    rank, times their number.
+    Ranks share a batch, so its size is the best one of a rank times their number.
     """
     from raglane.planner import plan, words
 
     if what == "batch_size" and settings.batch_elements is not None:
-        got, rule = (
-            f"auto, with {argument('batch_elements', settings.batch_elements)}",
-            "left out with batch_elements, since only one of them limits a batch",
-        )
+        got, rule = f"auto, with {argument('batch_elements', settings.batch_elements)}", "the only limit of a batch"
         raise ArgumentError(message("batch_size", got, rule, "leave one of them out"))
     device = pick_device(settings.device)
     others = ranks_of()
@@ -92,10 +88,10 @@ def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size"
     preprocessor = fit(training, settings)
     lengths = preprocessor.apply(training).lengths
     if settings.bptt_steps is not None:
-        # A batch holds a piece of each stream.
+        # A batch contains a chunk of each stream.
         lengths = torch.from_numpy(pieces_of(lengths.numpy(), settings.bptt_steps)[1])
     layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
-    # Training leaves the choice of the backend to the layer.
+    # Only the backend that the layer chooses in training.
     backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
     found = plan(lengths, layer, ranks=ranks, backends=[backend], threads=[threads])
     if what == "batch_elements":
@@ -103,16 +99,16 @@ def plan_batches(settings: Settings, training: Dataset, what: str = "batch_size"
         return _by_elements(settings, found, int(lengths.max()), ranks), why
     chosen = ranks * found.best.size
     if settings.bptt_steps is not None:
-        # Not more streams than sequences.
+        # At most one stream per sequence.
         return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), found.why
     return replace(settings, batch_size=chosen, bucket=found.best.grouped), found.why
 
 
 def _by_elements(settings: Settings, found: Plan, longest: int, ranks: int) -> Settings:
-    """The settings with batches that are limited by elements: with room for the longest sequences, if they must fit."""
+    """Return the settings with the planned limit of elements, raised if the longest sequences must fit."""
     best = found.best_by_elements
     chosen = ranks * best.size
     if ranks > 1 or settings.too_long == "refuse":
-        # BatchSampler requires it, so that each rank has a sequence in every step.
+        # BatchSampler requires this, so that each rank has a sequence in every step.
         chosen = max(chosen, longest if ranks == 1 else 3 * ranks * longest)
     return replace(settings, batch_elements=chosen, bucket=best.grouped)

@@ -1,4 +1,4 @@
-"""The model that ``raglane train`` builds: an encoder and a linear head."""
+"""The network of a run: an encoder and a linear head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from raglane.training.tasks import TASKS
 
 
 class Mixed(nn.Module):
-    """Numbers as they are, and beside them an embedding for each column of categories."""
+    """Concatenates numbers, unchanged, with an embedding of each column of categories."""
 
     def __init__(self, numbers: int, tables: Sequence[tuple[int, int]]) -> None:
         super().__init__()
@@ -35,21 +35,21 @@ class Mixed(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(count, size) for count, size in tables)
 
     def forward(self, elements: Tensor) -> Tensor:
-        """From ``(N, columns)`` float32 to ``(N, width)``."""
+        """Map ``(N, columns)`` float32 to ``(N, width)``."""
         places = elements[:, self.numbers :].long()
         embedded = [table(places[:, column]) for column, table in enumerate(self.tables)]
         return torch.cat([elements[:, : self.numbers], *embedded], dim=1)
 
 
 class _DroppedEmbedding(nn.Embedding):
-    """An embedding that drops tokens of the vocabulary, each everywhere in a batch (Gal and Ghahramani, 2016)."""
+    """An embedding that drops random tokens of the vocabulary in a whole batch (Gal and Ghahramani, 2016)."""
 
     def __init__(self, whole: nn.Embedding, share: float) -> None:
         super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
         self.share = share
 
     def forward(self, input: Tensor) -> Tensor:
-        """The embeddings of tokens, in training with those that are dropped as zeros."""
+        """Return embeddings; in training, those of dropped tokens are zero."""
         embedded = super().forward(input)
         if not self.training:
             return embedded
@@ -58,45 +58,34 @@ class _DroppedEmbedding(nn.Embedding):
 
 
 def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Embedding:
-    """An embedding, or each of several, that drops some of its tokens in training."""
+    """Add dropout of tokens to an embedding, or to each embedding of :class:`Mixed`."""
     if isinstance(embedding, Mixed):
-        # A list of modules does not say of what kind they are.
+        # Any, because a ModuleList has no element type.
         tables: Any = embedding.tables
         embedding.tables = nn.ModuleList(_DroppedEmbedding(table, share) for table in tables)
         return embedding
     return _DroppedEmbedding(embedding, share)
 
 
-# The places of the two special tokens of the vocabulary.
+# The positions of the two special tokens in the vocabulary.
 UNKNOWN_TOKEN, END_TOKEN = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelSettings):
-    """Everything that decides the shapes and the equations of a :class:`SequenceModel`: its settings, and these sizes.
+    """The settings of a :class:`SequenceModel`, with the sizes that follow from its data."""
 
-    Args:
-        input_size: channels of an element; for token sequences the number of tokens in the vocabulary.
-        output_size: classes, or the channels to forecast.
-        embedding: size of a token's embedding, and the most of a category's; None where there are neither.
-        per_element: whether the head answers for each element; None goes by the task.
-        gap_column: the channel that holds the time since the element before, for a cell that reads times; None where
-            there is none.
-        categories: how many categories, or tokens, each of the last channels tells apart; [] where all are numbers.
-
-    Raises:
-        ArgumentError: a setting breaks its rule, or two do not go together.
-
-    Example:
-        >>> ModelConfig("classify", "gru", input_size=12, output_size=9).hidden_size
-        64
-    """
-
+    # The number of channels, or of tokens in the vocabulary.
     input_size: int
+    # The number of classes, labels, targets or channels.
     output_size: int
+    # The size of embeddings of tokens, and the maximum for categories; None without tokens and categories.
     embedding: int | None = None
+    # True for an output per element; None follows from the task.
     per_element: bool | None = None
+    # The channel with the time since the previous element, for cells that read times.
     gap_column: int | None = None
+    # The number of categories of each of the last channels.
     categories: list[int] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,54 +96,35 @@ class ModelConfig(ModelSettings):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """The configuration that ``to_config`` wrote.
-
-        Example:
-            >>> config = ModelConfig("tag", "rnn", input_size=3, output_size=2)
-            >>> ModelConfig.from_config(config.to_config()) == config
-            True
-
-        Raises:
-            ValueError: an entry is missing, unknown or of another type.
-            ArgumentError: a setting breaks its rule, or two do not go together.
-        """
+        """Return the configuration of a dictionary that ``to_config`` made; raise a ValueError if it is damaged."""
         for name in ("task", "cell"):
-            # They have defaults for whoever trains; a model is of one kind.
+            # Their defaults are for new models, not for stored ones.
             if isinstance(config, dict) and name not in config:
                 raise ValueError(f"model without the entry {name!r}")
         return build(cls, config, "model")
 
     @classmethod
     def of(cls, settings: ModelSettings, preprocessor: Preprocessor) -> ModelConfig:
-        """The model for some settings and data.
-
-        Args:
-            settings: their choices that shape a model.
-            preprocessor: fitted to the training part.
-
-        Raises:
-            DataError: the data is not of the kind that the task needs.
-            ArgumentError: a setting breaks its rule.
-        """
+        """Return the configuration for settings and a preprocessor that was fitted to the training data."""
         chosen: dict[str, Any] = {field.name: getattr(settings, field.name, None) for field in dataclasses.fields(cls)}
         if settings.cell == "grud" and (preprocessor.is_tokens or preprocessor.features):
-            rule = "another cell for tokens, categories or features of sequences, which grud does not read"
-            raise ArgumentError(message("cell", quote(settings.cell), rule, "choose another cell, or other columns"))
+            rule = "a cell other than grud for tokens, categories and features of whole sequences"
+            raise ArgumentError(message("cell", quote(settings.cell), rule, "choose another cell or other columns"))
         return cls(**chosen | _sizes(settings, preprocessor, chosen["embedding"]))
 
     @property
     def embeddings(self) -> list[tuple[int, int]]:
-        """The shape of each embedding of a category, of about half as many numbers as there are of it, at most."""
+        """The shape of each embedding of categories: half as many columns as categories, at most ``embedding``."""
         return [(count, min(self.embedding or 1, count // 2 + 1)) for count in self.categories]
 
     @property
     def has_plain_tokens(self) -> bool:
-        """True where elements are tokens and nothing else."""
+        """True if elements are tokens without further features."""
         return self.embedding is not None and not self.categories
 
     @property
     def width(self) -> int:
-        """The numbers that the recurrent layer reads of an element."""
+        """The input size of the recurrent layer."""
         if self.has_plain_tokens:
             return self.embedding or 0
         return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
@@ -178,29 +148,16 @@ class ModelConfig(ModelSettings):
         return encoder
 
     def count(self) -> tuple[int, int]:
-        """The number of weights, and of the tensors that hold them, without making any.
-
-        Raises:
-            ArgumentError: a size is not a whole number above 0.
-
-        Example:
-            >>> config = ModelConfig("classify", "gru", input_size=12, output_size=9)
-            >>> sum(weight.numel() for weight in SequenceModel(config).parameters()), config.count()
-            (15561, (15561, 6))
-        """
+        """Return the numbers of weights and of weight tensors, without building the model."""
         if is_own(self.cell):
             with torch.device("meta"):
                 weights = list(SequenceModel(self).parameters())
             return sum(weight.numel() for weight in weights), len(weights)
-        sizes = [
-            "input_size",
-            "output_size",
-            "hidden_size",
-            "num_layers",
-            *(() if self.embedding is None else ("embedding",)),
-        ]
+        sizes = ["input_size", "output_size", "hidden_size", "num_layers"]
+        sizes += [] if self.embedding is None else ["embedding"]
         smallest: dict[str, Any] = {name: min(1, check_count(name, getattr(self, name))) for name in sizes}
-        del smallest["input_size"]  # some cells read their columns in blocks
+        # Some cells require more than one input column.
+        del smallest["input_size"]
         if self.categories:
             smallest |= {"categories": [], "embedding": None}
         with torch.device("meta"):
@@ -227,15 +184,8 @@ class ModelConfig(ModelSettings):
         return sum(times * math.prod(shape) for times, shape in shapes), sum(times for times, _ in shapes)
 
     def check_fits(self, preprocessor: Preprocessor) -> None:
-        """Raise unless the model takes what a preprocessor makes, and answers with its classes or channels.
-
-        Args:
-            preprocessor: of the same run.
-
-        Raises:
-            ValueError: the two are not of one run.
-        """
-        # An embedding is for tokens only, but of any size.
+        """Raise a ValueError unless the sizes are those of a preprocessor."""
+        # The size of embeddings does not follow from the data.
         sizes = _sizes(self, preprocessor, self.embedding or 1)
         for name, value in {"task": preprocessor.task, **sizes}.items():
             if getattr(self, name) != value:
@@ -243,9 +193,9 @@ class ModelConfig(ModelSettings):
 
 
 def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int | None) -> dict[str, Any]:
-    """The fields of a :class:`ModelConfig` that follow from the data."""
+    """Return the fields of a :class:`ModelConfig` that follow from the data."""
     channels = preprocessor.channels
-    # A cell cannot read times alone.
+    # A cell needs an input in addition to times.
     reads_times = settings.cell == "cfc" and TIME_GAP in channels and preprocessor.input_size > 1
     return {
         "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
@@ -258,13 +208,13 @@ def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int |
 
 
 class SequenceModel(nn.Module):
-    """A recurrent network with a linear head, for one of the tasks.
+    """A recurrent network with a linear head, for one of the tasks: the ``model`` of a :class:`raglane.Run`.
 
-    A forecast is the element before plus what the head adds to it, so that an untrained model starts close to
-    "nothing changes". There is no padding index, since there is no padding.
+    The output of the head for a forecast is the difference to the previous element. So an untrained model predicts
+    about the previous element.
 
     Args:
-        config: settings and sizes.
+        config: a ``ModelConfig``: the :class:`ModelSettings` with ``input_size`` and ``output_size``.
 
     Example:
         >>> model = SequenceModel(ModelConfig("classify", "gru", input_size=3, output_size=5))
@@ -282,10 +232,10 @@ class SequenceModel(nn.Module):
         self.tied_bias: nn.Parameter | None = None
         answers = config.output_size
         if config.tie_weights and config.embedding is not None:
-            # The head turns a state into the embedding of the token that is to come (Press and Wolf, 2017).
+            # The head outputs an embedding, which is compared with those of all tokens (Press and Wolf, 2017).
             answers = config.embedding
             self.tied_bias = nn.Parameter(torch.zeros(config.output_size))
-        # What training asks for with a language model: weights of large outputs and of their changes.
+        # Weights of the activation and temporal penalties of language models.
         self.penalties: tuple[float, float] = (0.0, 0.0)
         self.penalty: Tensor | None = None
         self.head = RowLinear(self.encoder.output_size, answers)
@@ -293,14 +243,14 @@ class SequenceModel(nn.Module):
             self.register_buffer(name, torch.full((config.output_size,), start))
 
     def forward(self, inputs: Ragged) -> Tensor | Ragged:
-        """Run a batch.
+        """Run the network on a batch.
 
         Args:
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            With an answer per sequence, ``(B, output_size)``; with one per element, a Ragged of ``(L, output_size)``:
-            logits of classes or labels, or scaled numbers. To forecast, an element is the forecast of the one after it.
+            Logits of classes or labels, or scaled numbers: ``(B, output_size)`` for a task with an output per sequence,
+            else a Ragged of ``(L, output_size)``. An element of a forecast predicts the next element.
         """
         if self.training and any(self.penalties):
             out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
@@ -312,30 +262,30 @@ class SequenceModel(nn.Module):
         return self._changed(inputs, scores)
 
     def _changed(self, inputs: Ragged, scores: Ragged) -> Ragged:
-        """A forecast of numbers is a change of what was there before; other answers stay."""
+        """Add the previous elements to a forecast of numbers; return other outputs unchanged."""
         if self.config.task != "forecast" or self.is_binary:
             return scores
         known = inputs.values[:, : self.config.output_size]
         return scores.map(lambda change: known + change)
 
     def answers(self, encoded: Tensor) -> Tensor:
-        """The head's answers to what the encoder gave, ``(M, output_size)``."""
+        """Return the outputs of the head, ``(M, output_size)``."""
         answers: Tensor = self.head(encoded)
         if self.tied_bias is None or self.encoder.embedding is None:
             return answers
         product = F.linear if self.training else row_linear
         return product(answers, self.encoder.embedding.weight, self.tied_bias)
 
-    def go_on(self, inputs: Ragged, state: Any, begins: Tensor) -> tuple[Ragged, Any]:
-        """Run the next chunk of some sequences, from where the last one ended.
+    def run_chunk(self, inputs: Ragged, state: Any, begins: Tensor) -> tuple[Ragged, Any]:
+        """Run the next chunks of ``B`` sequences from the state that the previous call returned.
 
         Args:
-            inputs: as for :meth:`forward`, ``B`` pieces.
-            state: what the call before gave; None at first.
-            begins: ``(B,)`` bool on the CPU, the pieces that begin a sequence.
+            inputs: ``B`` chunks, as for :meth:`forward`.
+            state: of the previous call; None for the first.
+            begins: ``(B,)`` bool on the CPU, True for chunks that begin a sequence.
 
         Returns:
-            The answers to each element, and the state.
+            The output of each element, and the state.
         """
         embedded = self.encoder.embed(inputs)
         recurrent: Any = self.encoder.recurrent
@@ -343,7 +293,7 @@ class SequenceModel(nn.Module):
         return self._changed(inputs, self._dropped(out).map(self.answers)), state
 
     def _dropped(self, out: Ragged) -> Ragged:
-        """The layer's outputs after dropout; what they cost in training is kept until the step is done."""
+        """Return the outputs of the layer after dropout, and set ``penalty`` in training."""
         dropped = out.map(self.encoder.dropout)
         if self.training and any(self.penalties):
             self.penalty = activity(out, dropped, *self.penalties)
@@ -351,20 +301,20 @@ class SequenceModel(nn.Module):
 
     @property
     def is_binary(self) -> bool:
-        """True where a forecast is the logit of a 1, and no change of the element before."""
+        """True if a forecast is a logit, not the difference to the previous element."""
         return self.config.task == "forecast" and self.config.loss_name == "bce"
 
     def forecast(self, inputs: Ragged, horizon: int = 1, kept: int = 0) -> Tensor:
-        """The elements that follow each sequence, each fed back to forecast the next.
+        """Forecast the next elements of each sequence; each forecast is the input of the next.
 
         Args:
             inputs: sequences of ``(L, input_size)`` float32.
-            horizon: how many elements.
-            kept: how many of the last channels stay as they are, since they are the sequence's own.
+            horizon: the number of elements.
+            kept: the number of last channels that are features of the sequence and stay constant.
 
         Returns:
-            ``(B, horizon, output_size)``; NaN for an empty sequence, from which nothing follows. Of what is 0 or 1,
-            the probability of a 1; then the likelier of the two is fed back.
+            ``(B, horizon, output_size)``; NaN for an empty sequence. With the loss bce these are probabilities, and the
+            likelier of 0 and 1 is fed back.
         """
         size = self.config.output_size
         recurrent: Any = self.encoder.recurrent
@@ -372,13 +322,13 @@ class SequenceModel(nn.Module):
         known = inputs.last(empty=float("nan"))
         forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
-        # What stands beyond the forecast channels says "was missing": a forecast is not missing.
+        # The was-missing channels of a forecast are 0.
         flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
         same = known[:, known.shape[1] - kept :]
         for _ in range(1, horizon):
-            # NaN, from which nothing follows, stays.
-            told = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
-            element = torch.cat([told, flags, same], dim=1)
+            # 0 * forecast keeps NaN.
+            fed_back = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            element = torch.cat([fed_back, flags, same], dim=1)
             embedded = element if self.encoder.embedding is None else self.encoder.embedding(element)
             output, state = recurrent.step(embedded, state)
             forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
@@ -386,9 +336,18 @@ class SequenceModel(nn.Module):
         return torch.stack(forecasts, dim=1)
 
     def generate(self, inputs: Ragged, most: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
-        """The tokens that follow each text, at most ``most``, each fed back to tell the next: ``(B, most)`` int64.
+        """Generate the next tokens of each text; each token is the input of the next step.
 
-        ``pick`` chooses ``(B,)`` tokens by their logits ``(B, V)``. After the end of a text come ends.
+        Args:
+            inputs: texts of ``(L,)`` int64 tokens.
+            most: the number of tokens.
+            pick: chooses tokens ``(B,)`` by their logits ``(B, V)``.
+
+        Returns:
+            ``(B, most)`` int64, filled with the end token after the end of a text.
+
+        Raises:
+            ArgumentError: the model does not read tokens.
         """
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
@@ -409,12 +368,12 @@ class SequenceModel(nn.Module):
         return tokens
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
-        """The next element by the head's answer; NaN after NaN."""
+        """Return the next element from the output of the head; NaN after NaN."""
         return answer.sigmoid() + 0 * before if self.is_binary else before + answer
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:
-    """Activation regularisation, and the temporal one (Merity, McCann and Socher, 2017), summed over elements."""
+    """Return activation plus temporal activation regularisation (Merity and others, 2017), summed over elements."""
     values, owners = outputs.values, outputs.segment_ids
     changes = values.diff(dim=0).square().mean(1) * (owners[1:] == owners[:-1])
     return large * dropped.values.square().mean(1).sum() + changing * changes.sum()

@@ -1,6 +1,6 @@
-"""Fields of dataclasses that say everything about a choice once: its default, its rules and what a help page shows.
+"""Dataclass fields that are options: with a default, rules and a help text.
 
-The command line makes its options of such fields, and :func:`check` refuses a value that breaks a rule.
+The command line makes its options of them, and :func:`check` validates their values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError
 
-# The parts of a help page, in their order.
+# The sections of a help page, in their order.
 MODEL, TRAINING, DATA, RUN = "Task and model", "Training", "Data", "Run and output"
 
 _KEY = "option"
@@ -21,7 +21,7 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on a value, in words, with the fix."""
+    """A condition on a value, with its words and fix for messages."""
 
     # Not called with None.
     holds: Callable[[Any], bool]
@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Option:
-    """The properties of an option beside its name, type and default."""
+    """The metadata of an option; its name, type and default are those of the field."""
 
     help: str
     panel: str
@@ -41,40 +41,40 @@ class Option:
     metavar: str | None = None
     # The help for None.
     unset: str | None = None
-    # A word that the command line takes in place of a number, and acts upon before it makes an object.
+    # A word that the command line accepts in place of a number, and replaces before it builds the settings.
     also: str | None = None
-    # A value besides the choices.
+    # A rule for values that are not among the choices.
     or_else: Rule | None = None
 
 
 def option(default: Any, help: str, panel: str, *rules: Rule, **details: Any) -> Any:
-    """A field of a dataclass that is an option."""
+    """Return a dataclass field that is an option."""
     return dataclasses.field(default=default, metadata={_KEY: Option(help, panel, rules, **details)})
 
 
 def options(kind: Any) -> dict[str, Option]:
-    """The options among the fields of a dataclass, by their names."""
+    """Return the options of a dataclass by name."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(kind) if _KEY in field.metadata}
 
 
 def flag_of(kind: Any, name: str) -> str:
-    """The flag of an option on the command line."""
+    """Return the command-line flag of an option."""
     return options(kind)[name].flag or "--" + name.replace("_", "-")
 
 
 def check(chosen: Any) -> None:
-    """Refuse a value that is none of its choices, or breaks a rule."""
+    """Raise if a field of an object with options is invalid."""
     for name, described in options(chosen).items():
         check_value(name, getattr(chosen, name), described)
 
 
 def check_value(name: str, value: Any, described: Option) -> None:
-    """Refuse a value that an option cannot have; None can always be left out."""
+    """Raise if an option must not have a value; None is always valid."""
     if value is None:
         return
     other = described.or_else
     if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
-        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f", or {other.rule}")
+        listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
         raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
     for rule in described.rules:
         if not rule.holds(value):

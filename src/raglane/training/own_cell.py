@@ -1,8 +1,8 @@
-"""A cell of one's own: a class in a file, whose code runs only where the user names the file in this process.
+"""User-defined cells: a class in a Python file, whose code runs only if the user names the file in this process.
 
-``--cell path/to/file.py:MyCell`` and ``rl.load(..., cell=MyCell)`` name one. A run keeps the path and the SHA-256 of
-the file, as ``/path/to/file.py:MyCell@SHA256``, and never the code. That text is compared with the named file; nothing
-is read or run because a run holds it.
+``--cell path/to/file.py:MyCell`` and ``rl.load(..., cell=MyCell)`` name a cell. A run stores the path and the SHA-256
+of the file, as ``/path/to/file.py:MyCell@SHA256``, not the code. A stored name is only compared with the file that the
+user named; it never causes a file to be read or run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NamedCode(NamedTuple):
-    """The file of a cell that the user named, as it was read then."""
+    """The file of a cell that the user named, with its content at that time."""
 
     path: str
     content: bytes
@@ -42,30 +42,30 @@ class _Choice(NamedTuple):
     digest: str | None
 
 
-# By SHA-256: the files that the user named in this process, and the modules made of them.
+# By SHA-256: the files that the user named in this process, and the modules that were run from them.
 _NAMED: dict[str, NamedCode] = {}
 _MODULES: dict[str, ModuleType] = {}
 
 _FORM = re.compile(r"(?P<path>[^\0]+\.py):(?P<name>[^\W\d]\w*)(?:@(?P<digest>[0-9a-f]{64}))?")
 
 
-def is_own(layer: str) -> bool:
-    """True for a cell that is a class in a file."""
-    return _FORM.fullmatch(layer) is not None
+def is_own(cell: str) -> bool:
+    """Return True if a cell is a class in a file."""
+    return _FORM.fullmatch(cell) is not None
 
 
-def label_of(layer: str) -> str:
-    """The name of a cell in folders and tables: that of its class, or its own."""
-    return _parts(layer).name if is_own(layer) else layer
+def label_of(cell: str) -> str:
+    """Return the name of a cell for folders and tables; for a user-defined cell that of its class."""
+    return _parts(cell).name if is_own(cell) else cell
 
 
 def name_cell(cell: object) -> str:
-    """Name the code of a cell, which :func:`load_cell` may run from now on, in this process."""
+    """Register the file of a user-defined cell, so that :func:`load_cell` may run it, and return its full name."""
     if isinstance(cell, type):
         path, name, wanted = _source_of(cell), cell.__name__, None
     elif not isinstance(cell, str):
         fix = "pass 'path/to/file.py:MyCell'"
-        raise ArgumentTypeError(message("cell", quote(cell), "a Python file and a class in it, or a class", fix))
+        raise ArgumentTypeError(message("cell", quote(cell), "a class, or a Python file and a class in it", fix))
     elif not is_own(cell):
         return cell
     else:
@@ -79,78 +79,73 @@ def name_cell(cell: object) -> str:
     return f"{path}:{name}@{digest}"
 
 
-def named_choice(layer: str) -> str:
-    """Complete the choice of a cell that a file holds, if the user named the same file in this process."""
-    if not is_own(layer):
-        return layer
-    path, name, wanted = _parts(layer)
+def named_choice(cell: str) -> str:
+    """Return the full name of a cell from a config file, if the user named the same file in this process."""
+    if not is_own(cell):
+        return cell
+    path, name, wanted = _parts(cell)
     path = os.path.abspath(path)
-    found = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
-    if found is None or wanted not in (None, found):
-        fix = f"pass it with {argument('cell', f'{path}:{name}')}"
-        raise ArgumentError(
-            message(
-                "cell", f"{quote(layer)} in a file", "given in the call, since code named by a file is not run", fix
-            )
-        )
-    return f"{path}:{name}@{found}"
+    digest = next((digest for digest, code in _NAMED.items() if code.path == path or digest == wanted), None)
+    if digest is None or wanted not in (None, digest):
+        fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
+        rule = "a cell of the library, or one that you named in this process, so that no code is run unasked"
+        raise ArgumentError(message("cell", f"{quote(cell)} in a file", rule, fix))
+    return f"{path}:{name}@{digest}"
 
 
-def named_code(layer: str) -> NamedCode | None:
-    """The code of a cell that the user named, for the processes that train or predict with this one."""
-    return _NAMED[check_named(layer)] if is_own(layer) else None
+def named_code(cell: str) -> NamedCode | None:
+    """Return the code of a registered cell, for other processes; None for cells of the library."""
+    return _NAMED[check_named(cell)] if is_own(cell) else None
 
 
 def take_code(code: NamedCode | None) -> None:
-    """Take the code that the user named in the process that started this one."""
+    """Register the code that the user named in the parent process."""
     if code is not None:
         _NAMED[hashlib.sha256(code.content).hexdigest()] = code
 
 
 def check_named(layer: str, cell: str | None = None) -> str:
-    """Refuse the cell of a run unless the user named the same code."""
+    """Raise unless the user named the code of a run's cell; return its SHA-256, or "" for a cell of the library."""
     if not is_own(layer):
         if cell is not None:
-            rule = f"the cell {layer} of the library, as in training"
+            rule = f"the cell {layer} of the library, with which the model was trained"
             raise CheckpointError(message("cell", quote(_short(cell)), rule, f"leave {argument('cell')} out"))
         return ""
     path, name, digest = _parts(layer)
     if digest is None:
-        rule = "stored with the SHA-256 of its file"
+        rule = "a name with the SHA-256 of its file"
         raise CheckpointError(message(f"cell {name}", quote(layer), rule, "train again"))
     if cell is None:
         if digest not in _NAMED:
-            got, rule = (
-                f"the file {_shown(path)}, named by the run",
-                "given in the call, since code named by a run is not run",
-            )
-            fix = f"pass it with {argument('cell', f'{path}:{name}')}"
+            got = f"the file {_shown(path)}, named by the run"
+            rule = "a file that you named in this process, so that no code is run unasked"
+            fix = f"name it yourself, with {argument('cell', f'{path}:{name}')}"
             raise CheckpointError(message(f"cell {name}", got, rule, fix))
         return digest
     if not is_own(cell):
-        rule = f"a Python file and its class {name}, as in training"
+        rule = f"a Python file and its class {name}, with which the model was trained"
         raise CheckpointError(message("cell", quote(cell), rule, f"pass path/to/file.py:{name}"))
     given = _parts(cell)
     if given.digest != digest:
         raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
     if given.name != name:
         raise CheckpointError(
-            message("cell", quote(given.name), f"the class {name}, as in training", "name this class")
+            message("cell", quote(given.name), f"the class {name}, with which the model was trained", "name this class")
         )
     return digest
 
 
-def check_place(layer: str, folder: Path) -> None:
-    """Refuse to train with a file that lies in the folder of the run, which may be replaced, moved or deleted."""
-    if is_own(layer) and Path(_parts(layer).path).resolve().is_relative_to(folder.resolve()):
-        path, name, _ = _parts(layer)
-        rule = "in a file outside of the folder of the run"
-        raise ArgumentError(message(f"cell {name}", _shown(path), rule, "keep the file elsewhere"))
+def check_place(cell: str, folder: Path) -> None:
+    """Raise if the file of a cell is in the folder of the run, which may be replaced or deleted."""
+    if is_own(cell) and Path(_parts(cell).path).resolve().is_relative_to(folder.resolve()):
+        path, name, _ = _parts(cell)
+        rule = "a file outside of the folder of the run"
+        raise ArgumentError(message(f"cell {name}", _shown(path), rule, "move the file elsewhere"))
 
 
-def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
-    """A function that makes a layer of a user's class from ``(input_size, hidden_size, **options)``."""
-    digest, (path, name, _) = check_named(layer), _parts(layer)
+def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
+    """Return a function of ``(input_size, hidden_size, **options)`` that makes a cell of a user-defined cell."""
+    digest, (path, name, _) = check_named(cell), _parts(cell)
     code = _NAMED[digest]
     if code.cell is not None and code.cell.__name__ == name:
         return _maker(code.cell)
@@ -158,8 +153,8 @@ def load_cell(layer: str) -> Callable[..., RecurrentLayer]:
     make = getattr(module, name, None)
     if not callable(make):
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
-        rule = f"a class with step(x_t, state) in {_shown(path)}, which has {', '.join(classes) or 'none'}"
-        raise ArgumentError(message("cell", quote(name), rule, "name one of these"))
+        rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
+        raise ArgumentError(message("cell", quote(name), rule, "name one of the classes"))
 
     return _maker(make)
 
@@ -174,27 +169,27 @@ def _maker(make: Callable[..., Any]) -> Callable[..., RecurrentLayer]:
 
 
 def place_of_error(error: BaseException) -> str | None:
-    """The line of a user's own cell in which an error came up, and the error; None where it came up elsewhere."""
+    """Return the line of a user-defined cell that raised an error, and the error; None if it was raised elsewhere."""
     files = {_NAMED[digest].path for digest in _MODULES}
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{lines[-1].filename}, line {lines[-1].lineno}: {_words(error)}" if lines else None
 
 
-def _parts(layer: str) -> _Choice:
-    found = _FORM.fullmatch(layer)
+def _parts(cell: str) -> _Choice:
+    found = _FORM.fullmatch(cell)
     if found is None:
         rule = "a cell of the library, or a Python file and a class in it, path/to/file.py:MyCell"
-        raise ArgumentError(message("cell", quote(layer), rule, "pass one of these"))
+        raise ArgumentError(message("cell", quote(cell), rule, "pass one of them"))
     return _Choice(*found.groups())
 
 
 def _source_of(cell: type) -> str:
-    """The file that a class was imported from."""
+    """Return the file that a class was imported from."""
     try:
         return inspect.getfile(cell)
     except (TypeError, OSError) as error:
-        fix = "define it in a file, and import it"
-        raise ArgumentTypeError(message("cell", quote(cell), "a class defined in a Python file", fix)) from error
+        fix = "move it to a file, and import it"
+        raise ArgumentTypeError(message("cell", quote(cell), "a class of a Python file", fix)) from error
 
 
 def _read(path: str) -> bytes:
@@ -203,18 +198,18 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         got = f"{_shown(path)}: {getattr(error, 'strerror', None) or error}"
-        fix = "restore the file, or name another"
+        fix = "pass the path of a readable file"
         raise ArgumentError(message("cell", got, "a readable file", fix)) from error
 
 
 def _changed(path: str, found: str, trained: str) -> str:
-    """The message for a file that is not the one of the training."""
+    """Return the message for a file that has changed since the training."""
     got = f"{_shown(path)} with the SHA-256 {found[:12]}..., in training it had {trained[:12]}..."
     return message("cell", got, "the unchanged file of the training", "restore the file, or train again")
 
 
 def _run(code: NamedCode, digest: str) -> ModuleType:
-    """The code as a module of its own, which pickling finds by its name."""
+    """Run code as a new module in ``sys.modules``, where pickle finds it."""
     path = code.path
     module = ModuleType(f"raglane_cell_{digest[:16]}")
     module.__file__ = path
@@ -226,18 +221,18 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         got = f"{_shown(path)}{'' if line is None else f', line {line}'}: {_words(error)}"
-        raise ArgumentError(message("cell", got, "a file that Python can import", "correct it")) from error
+        raise ArgumentError(message("cell", got, "a file that Python can run", "correct it")) from error
     _MODULES[digest] = module
     return module
 
 
-def _short(layer: str) -> str:
-    """A choice without its SHA-256."""
-    return layer.partition("@")[0]
+def _short(cell: str) -> str:
+    """Return the name of a cell without the SHA-256."""
+    return cell.partition("@")[0]
 
 
 def _shown(path: str) -> str:
-    """A path in a message, whole unless it is very long: where the file should be matters most."""
+    """Return a path for a message; only very long ones are shortened."""
     return shorten(repr(path), 400)
 
 

@@ -1,4 +1,4 @@
-"""A training from records to a folder: checked, settled, locked, and then done in one process or several."""
+"""Runs a training in one process or several, with its folder locked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raglane.training.machine import check_machine
 from raglane.training.own_cell import check_named, check_place
 from raglane.training.ranks import Ranks, lost, ranks_of
 from raglane.training.settings import Settings
-from raglane.training.state import Watcher
+from raglane.training.state import Callback
 from raglane.training.tasks import settle
 from raglane.training.trainer import Trainer
 
@@ -48,37 +48,13 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     test: Dataset | None = None,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
-    """Train a model and save it, or go on with a run that was stopped.
+    """Train a model and store it, or resume a run, in this process or in several.
 
-    Args:
-        settings: every choice.
-        training: the sequences to train on; of a :class:`~raglane.data.Dataset` only batches are in memory.
-        validation: the sequences that decide which epoch is best; None lets the training loss decide.
-        folder: of the run; made where it is missing. None keeps the best model in memory and writes nothing.
-        data: where the data came from, for :func:`load_description`; JSON values.
-        columns: which columns of a file hold what, kept with the model.
-        resume: go on from ``folder/last``, to the same result as a run that was never stopped. For a run whose
-            epochs are done, finish what its process may not have come to.
-        overwrite: replace a run that is in ``folder``, once the new one has a checkpoint.
-        test: sequences that the model is to be measured on later; they are only checked, before the first epoch.
-        watcher: told of batches and epochs.
-        config: the file that repeats the run, which is kept in its folder; none where it is empty.
-
-    Returns:
-        The history, and whether Ctrl-C or SIGTERM ended it. A run that fails in its first epoch leaves nothing, and the
-        run that it was to replace as it was.
-
-    Raises:
-        ArgumentError: a setting or the folder breaks a rule.
-        DivergedError: the loss ran away, now or before; the best model until then is kept.
-        DataError: the data cannot be used, or is not what the run was started with.
-        LostRankError: one of several processes died; the run can go on from its last checkpoint.
-        CheckpointError: the run cannot be read.
-        MissingExtraError: safetensors is not installed.
-        OSError: a file cannot be written.
+    ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``. ``folder=None``
+    returns the best model in memory. ``test`` is only checked. A run that fails in its first epoch leaves no files.
     """
     check_settings(settings)
     folder = None if folder is None else as_path(folder)
@@ -89,12 +65,12 @@ def train(
             settings, _ = settle(settings, training)
         else:
             settings = replace(settings, loss=settings.loss or before.settings.loss)
-        more: dict[str, Any] = {"data": data, "columns": columns, "test": test, "watcher": watcher, "config": config}
+        more: dict[str, Any] = {"data": data, "columns": columns, "test": test, "callback": callback, "config": config}
         return run_job(settings, training, validation, folder, before, **more)
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that cannot be trained with here, before any data is read, which can take a while."""
+    """Raise if settings cannot be used on this machine; called before the data is read, which can take long."""
     require("safetensors", "train")
     check_named(settings.cell)
     check_machine(settings)
@@ -110,13 +86,13 @@ def run_job(
     data: Mapping[str, Any] | None = None,
     columns: Mapping[str, Any] | None = None,
     test: Dataset | None = None,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
-    """Train with settings that are checked and settled, in a folder that is claimed; go on from ``before``, if any."""
-    given: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
+    """Train with validated settings in a locked folder; resume the run ``before`` if it is given."""
+    parts: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
-        return _spread(Job(settings, **given), watcher)
+        return _launch(Job(settings, **parts), callback)
     check_place(settings.cell, folder)
     files = {CONFIG: config, SKIPPED: skipped_lines(left_out(training, validation, test))}
     job = Job(
@@ -127,61 +103,61 @@ def run_job(
         folder=folder,
         resume=before is not None,
         files={name: content for name, content in files.items() if content},
-        **given,
+        **parts,
     )
     if before is None:
         with replacing(folder):
-            return _spread(job, watcher)
+            return _launch(job, callback)
     refuse_diverged(before, folder)
     if before.fingerprint != job.fingerprint:
-        got = "other data"
-        rule = "continued with the same sequences, labels and order"
-        fix = f"restore the data, or start again with {argument('overwrite', True)}"
+        got = "other data than the run was started with"
+        rule = "the same sequences, labels and order"
+        fix = f"restore the data, or start a new run with {argument('overwrite', True)}"
         raise DataError(message("resume", got, rule, fix))
-    return _spread(job, watcher)
+    return _launch(job, callback)
 
 
-def _spread(job: Job, watcher: Watcher | None) -> TrainingResult:
-    """Do a job in this process, or in as many as its settings or torchrun say."""
+def _launch(job: Job, callback: Callback | None) -> TrainingResult:
+    """Run a job in this process, or in the processes of torchrun, Ray or ``settings.ranks``."""
     others = ranks_of()
     if others is not None:
-        # For what does not go with several ranks; how many there are is not a choice of the run.
+        # Validates the settings for this number of ranks, which is not a setting of the run.
         replace(job.settings, ranks=others.count)
-        return lead(job, watcher, others)
+        return lead(job, callback, others)
     if job.settings.engine == "ray":
         from raglane.training.ranks.on_ray import launch_on_ray
 
-        return launch_on_ray(job, watcher)
+        return launch_on_ray(job, callback)
     if job.settings.ranks == 1:
-        return Trainer(job, watcher=watcher).run()
+        return Trainer(job, callback=callback).run()
     from raglane.training.ranks.launch import launch
 
-    return launch(job, watcher)
+    return launch(job, callback)
 
 
 def left_out(*parts: Dataset | None) -> list[Skipped]:
-    """The rows of all files that were left out, each once: what was held out comes from the file of the rest."""
+    """Return the skipped rows of all data, without duplicates: split parts share the rows of their file."""
     return list(dict.fromkeys(row for part in parts if part is not None for row in part.skipped))
 
 
-def lead(job: Job, watcher: Watcher | None, ranks: Ranks) -> TrainingResult:
-    """Do a training with ranks that wait for it."""
+def lead(job: Job, callback: Callback | None, ranks: Ranks) -> TrainingResult:
+    """Run a training as the first of several ranks, which wait for its job."""
     ranks.join()
     try:
         ranks.from_first((job, current_flags()))
-        result = Trainer(job, ranks, watcher).run()
+        result = Trainer(job, ranks, callback).run()
         ranks.from_first(result)
         return result
     except (RuntimeError, LostRankError) as error:
         if not isinstance(error, LostRankError) and not ranks.is_lost(error):
             raise
-        raise lost("a rank that has gone", job.folder) from error
+        raise lost("a rank that died", job.folder) from error
     finally:
         ranks.leave()
 
 
-def followed() -> TrainingResult | None:
-    """Do this rank's part of a training that the first one leads; None where this process leads, or is alone."""
+def follow() -> TrainingResult | None:
+    """Run the job of the first rank, if this process is another rank of torchrun; else return None."""
     ranks = ranks_of() if os.environ.get("RANK", "0") != "0" else None
     if ranks is None:
         return None

@@ -1,4 +1,4 @@
-"""The state of a run, with all that it needs to go on; and what follows from it: learning rate, divergence, curves."""
+"""The state of a training and its files; the learning rate, divergence and curves that follow from it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ NUMBERS, TENSORS = "training.json", "training.safetensors"
 
 @dataclass
 class Totals:
-    """Sums over the batches of an epoch.
-
-    They are kept as float64 tensors where the model is, so that a GPU is not waited for at each batch.
-    """
+    """Sums over the batches of an epoch: float64 tensors on the device of the model, to avoid synchronisation."""
 
     loss: Tensor | float = 0.0
     metric: Tensor | float = 0.0
@@ -41,7 +38,7 @@ class Totals:
     seconds: float = 0.0
 
     def add(self, score: Score, elements: Tensor | int) -> None:
-        """Count a batch in."""
+        """Add a batch."""
         self.loss = self.loss + score.loss.detach().double()
         self.metric = self.metric + score.metric.detach().double()
         self.baseline = self.baseline + score.baseline.detach().double()
@@ -50,23 +47,22 @@ class Totals:
 
     @property
     def mean_loss(self) -> float:
-        """Waits for the device. NaN where nothing was counted."""
+        """The mean loss, NaN without targets. Synchronises with the device, as do the other means."""
         return self._mean(self.loss)
 
     @property
     def mean_metric(self) -> float:
-        """Waits for the device. NaN where nothing was counted."""
+        """The mean metric."""
         return self._mean(self.metric)
 
     @property
     def mean_baseline(self) -> float:
-        """Waits for the device. NaN where nothing was counted."""
+        """The mean metric of the baseline."""
         return self._mean(self.baseline)
 
     @property
     def speed(self) -> float:
-        """Elements per second; waits for the device."""
-        # At the least a clock tick, so that a tiny epoch divides by something.
+        """Elements per second."""
         return float(self.elements) / max(self.seconds, 1e-9)
 
     def _mean(self, total: Tensor | float) -> float:
@@ -74,7 +70,7 @@ class Totals:
         return float(total) / count if count else float("nan")
 
     def to_config(self) -> dict[str, Any]:
-        """The sums as numbers that JSON keeps exactly."""
+        """Return the sums as Python numbers."""
         return {name: float(getattr(self, name)) for name in ("loss", "metric", "baseline", "count", "seconds")} | {
             "elements": int(self.elements)
         }
@@ -82,37 +78,37 @@ class Totals:
 
 @dataclass
 class TrainingState:
-    """The numbers of a run that change while it runs."""
+    """The state of a training, except weights and optimizer."""
 
-    # Complete epochs, and the batches of the next that are done, with the batch sampler and the sums there.
+    # The number of complete epochs, and of complete batches of the next, with its batch sampler and sums.
     epoch: int = 0
     batch: int = 0
     order: dict[str, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
-    # The epoch (from 1) of the best model, 0 before the first; and epochs since then.
+    # The epoch (from 1) of the best model, or 0; and the number of epochs since then.
     best_epoch: int = 0
     best_loss: float = 0.0
     waited: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-    # Of the first batch that has targets, before the first step.
+    # The loss of the first batch with targets, before the first step.
     start_loss: float | None = None
 
 
-class Watcher(Protocol):
-    """A progress bar or a log, which follows a run."""
+class Callback(Protocol):
+    """Receives the progress of a training, e.g. for a progress bar or a log."""
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts, or goes on, at ``state``; an epoch has ``batches`` batches."""
+        """Called when training starts or resumes at ``state``; an epoch has ``batches`` batches."""
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch of an epoch (both from 1) is done; reading a mean from ``totals`` waits for the device."""
+        """Called after a batch of an epoch (both from 1); reading a mean of ``totals`` synchronises with the device."""
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """An epoch is complete, with this row of the history."""
+        """Called after an epoch, with its row of the history."""
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
-    """The files that, beside those of the model, continue a run: no pickle among them."""
+    """Return the files that resume a run, in addition to those of the model; none is a pickle."""
     states = () if carried is None else carried if isinstance(carried, tuple) else (carried,)
     tensors = {f"carried.{place}": tensor for place, tensor in enumerate(states)}
     numbers: dict[str, dict[str, Any]] = {}
@@ -133,7 +129,7 @@ def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried:
 
 
 def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tensor, ...]]:
-    """Read what :func:`state_files` wrote."""
+    """Read the state, the optimizer's state and the carried states that :func:`state_files` wrote."""
     state, config = _read_state(folder)
     tensors = read_tensors(folder / TENSORS)
     with reading(folder / NUMBERS):
@@ -146,11 +142,11 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
 
 
 def load_progress(folder: Path) -> TrainingState:
-    """Read where a run stands, without what it would need to go on."""
+    """Read the state of a run with at least one complete epoch, without tensors."""
     state, _ = _read_state(folder)
     with reading(folder / NUMBERS):
         if not state.history:
-            raise ValueError("no epoch that is complete")
+            raise ValueError("no complete epoch")
     return state
 
 
@@ -164,27 +160,27 @@ def _read_state(folder: Path) -> tuple[TrainingState, dict[str, Any]]:
 
 
 def _check_state(state: TrainingState) -> None:
-    """Raise a ValueError unless the numbers of a state agree with each other."""
+    """Raise a ValueError if the numbers of a state are inconsistent."""
     if min(state.epoch, state.batch, state.best_epoch, state.waited) < 0:
         raise ValueError("a state with a number below 0")
     if state.order and (state.order.get("epoch"), state.order.get("done")) != (state.epoch, state.batch):
-        raise ValueError("an order that stands elsewhere than the state")
+        raise ValueError("an order at another batch than the state")
     if len(state.history) != state.epoch:
         raise ValueError(f"a history of {len(state.history)} rows and {state.epoch} epochs")
     if state.best_epoch > state.epoch or (state.epoch > 0 and state.best_epoch == 0):
         raise ValueError(f"best_epoch = {state.best_epoch} and {state.epoch} epochs")
     if any(row.keys() != state.history[0].keys() or "train_loss" not in row for row in state.history):
-        raise ValueError("a history whose rows have not the same columns")
+        raise ValueError("a history whose rows have different columns")
 
 
 def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, folder: Path) -> None:
-    """Refuse the state of an optimizer that does not belong to the weights and settings of its run."""
+    """Raise if the state of an optimizer does not fit the weights and settings of its run."""
     with reading(folder / NUMBERS):
         groups, expected = content["param_groups"], fresh.state_dict()["param_groups"]
         if len(groups) != len(expected):
             raise ValueError("optimizer.param_groups of another number")
         for group, settings in zip(groups, expected, strict=True):
-            # A later PyTorch may have entries that an earlier one has not, and JSON makes lists of tuples.
+            # Versions of torch have different entries, and JSON turns tuples into lists.
             for name in settings.keys() & (group.keys() | {"params", "lr"}):
                 wanted = list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
                 if group[name] != wanted:
@@ -192,7 +188,7 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
         weights = [weight for group in fresh.param_groups for weight in group["params"]]
         names = {frozenset(values) for values in content["state"].values()}
         if content["state"] and (set(content["state"]) != set(range(len(weights))) or len(names) != 1):
-            raise ValueError("the optimizer's state of some weights only")
+            raise ValueError("an optimizer with states of some weights only")
         for index, values in content["state"].items():
             for name, value in values.items():
                 if not _fits(value, weights[index]):
@@ -200,10 +196,10 @@ def check_optimizer(content: Mapping[str, Any], fresh: torch.optim.Optimizer, fo
 
 
 def _fits(value: Any, weight: Tensor) -> bool:
-    """True where an entry of an optimizer fits its weight: a number, or one for each of the weight's."""
+    """Return True if an entry of an optimizer fits its weight: a number, or a tensor of its shape or 0-d."""
     if not isinstance(value, Tensor):
         return isinstance(value, int | float | None)
-    # An infinity can be an optimizer's own, where the square of a gradient was too large: it stops that weight.
+    # Infinity is valid: the square of a large gradient overflows, and Adam then stops to change that weight.
     return value.dtype == weight.dtype and value.shape in ((), weight.shape) and not bool(value.isnan().any())
 
 
@@ -220,7 +216,7 @@ def _optimizer_state(
 
 
 def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
-    """The rows of a history as the bytes of a CSV file, one per epoch."""
+    """Return a history as the bytes of a CSV file with a row per epoch."""
     text = io.StringIO()
     if history:
         writer = csv.DictWriter(text, list(history[0]), lineterminator="\n")
@@ -229,12 +225,12 @@ def curves_csv(history: Sequence[dict[str, float]]) -> bytes:
     return text.getvalue().encode()
 
 
-# After so many epochs without a lower loss the rate of the schedule plateau is halved.
+# The schedule plateau halves the rate after this many epochs without a lower loss.
 _PATIENT = 2
 
 
 def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
-    """The learning rate of the next batch."""
+    """Return the learning rate of the next batch."""
     done = state.epoch + state.batch / max(batches, 1)
     if done < settings.warmup:
         return settings.lr * (done + 1 / max(batches, 1)) / settings.warmup
@@ -247,7 +243,7 @@ def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
 
 
 def _plateaus(state: TrainingState) -> int:
-    """The number of times that the watched loss has stood still."""
+    """Return how often the loss has not decreased for ``_PATIENT`` epochs."""
     lowest, waited, halvings = math.inf, 0, 0
     for row in state.history:
         loss = row.get("validation_loss", row["train_loss"])
@@ -260,37 +256,37 @@ def _plateaus(state: TrainingState) -> int:
     return halvings
 
 
-# A loss that grows to this many times its first value ends a run, or is worth a warning at its end.
+# A training diverges if its loss grows by the first factor; the second one gives a warning at the end.
 _LOST, _HIGH = 1000, 10
 
 
 def check_losses(row: Mapping[str, float], state: TrainingState, settings: Settings) -> None:
-    """Refuse to go on with a run whose loss is not finite, or has grown out of all proportion."""
+    """Raise if a loss is not finite, or has grown by the factor ``_LOST``."""
     for key, name in (("train_loss", "training loss"), ("validation_loss", "validation loss")):
         if not math.isfinite(row.get(key, 0.0)):
             raise diverged(f"a {name} of {row[key]}", state, settings)
     loss, base = row["train_loss"], _base(state, row)
-    # Below 1 no loss is out of proportion, whatever it began with.
+    # A loss below 1 is never divergence.
     if loss > max(_LOST * base, 1.0):
         raise diverged(f"a training loss of {loss:.4g}", state, settings, f", which began at {base:.4g}")
 
 
-def diverged(what: str, state: TrainingState, settings: Settings, beside: str = "") -> DivergedError:
-    """The error of a run that has run away."""
-    what = f"{what} in epoch {state.epoch + 1}{beside}"
-    fixes = [f"a smaller {argument('lr')}, {min(settings.lr / 10, 0.003):.3g} say"]
+def diverged(what: str, state: TrainingState, settings: Settings, start: str = "") -> DivergedError:
+    """Return the error of a training that diverged."""
+    what = f"{what} in epoch {state.epoch + 1}{start}"
+    fixes = [f"a smaller {argument('lr')}, e.g. {min(settings.lr / 10, 0.003):.3g}"]
     if not settings.grad_clip:
         fixes.append(f"{argument('grad_clip', 1)}, which limits the gradient")
     if settings.weight_decay > 0:
         fixes.append(f"a smaller {argument('weight_decay')}")
-    kept = f"; the best model until then, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
-    rule = f"low enough for the loss to stay finite, and below {_LOST:,} times its first value"
+    kept = f"; the best model, of epoch {state.best_epoch}, is kept" if state.best_epoch else ""
+    rule = f"small enough that the loss stays finite, and below {_LOST:,} times its first value"
     fix = f"train again with {', or '.join(fixes)}{kept}"
     return DivergedError(message("lr", f"{settings.lr:g}, and {what}", rule, fix), what)
 
 
 def warning(state: TrainingState) -> str | None:
-    """A warning for a run that has not run away, but has not come back to where it began either; else None."""
+    """Return a warning if the final loss is much higher than the first one, else None."""
     last = state.history[-1]
     base = _base(state, last)
     if last["train_loss"] > max(_HIGH * base, 1.0):
@@ -303,10 +299,9 @@ def warning(state: TrainingState) -> str | None:
 
 
 def _base(state: TrainingState, row: Mapping[str, float]) -> float:
-    """The base of comparison: the loss of the first epoch or, if it ran away itself, that before the first step.
+    """Return the loss of the first epoch or, if that is higher, the loss before the first step.
 
-    There 1 is the least, since it is of one batch alone: about the loss of a model that knows nothing, of classes as
-    well as of numbers that are scaled.
+    The latter is at least 1, about the loss of an untrained model, because it is of a single batch.
     """
     first = state.history[0] if state.history else row
     return min(first["train_loss"], max(state.start_loss or 0.0, 1.0))

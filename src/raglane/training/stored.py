@@ -1,4 +1,4 @@
-"""JSON and bytes in the files of a run, checked when they are read: they may be damaged, or edited by hand."""
+"""JSON of the files of a run, validated on reading, because files may be damaged or edited by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raglane._utils.memory import available_memory
 from raglane._utils.messages import flags, message, quote
 from raglane.errors import ArgumentError, CheckpointError
 
-# The most bytes of memory that a byte of JSON can come to: an empty object is two or three characters.
+# The largest number of bytes in memory per byte of JSON: an empty object has two or three characters.
 _JSON_FACTOR = 32
 
 _LARGEST = sys.float_info.max
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind")
 
 
 def build(kind: type[Kind], content: Any, name: str) -> Kind:
-    """A dataclass from the JSON object of its fields."""
+    """Return a dataclass built from a JSON object of its fields; raise a ValueError for invalid entries."""
     if not isinstance(content, dict):
         raise ValueError(f"{name} = {quote(content)}, which is not an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -46,14 +46,14 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
 
 
 def to_json(content: Any) -> bytes:
-    """JSON that a person can read and every reader takes, as the bytes of a file."""
-    # The name of a file need not be UTF-8: what is not is half a surrogate pair here, and an escape of JSON there.
+    """Return indented JSON as the bytes of a file."""
+    # File names need not be UTF-8: invalid bytes are lone surrogates, which become JSON escapes.
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode(errors="backslashreplace")
 
 
 def finite(content: Any) -> Any:
-    """JSON values with None, which JSON calls null, in place of every number that is not finite."""
+    """Return JSON values with None (null) in place of numbers that are not finite."""
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list):
@@ -62,20 +62,20 @@ def finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds; numbers that are not finite are not JSON."""
+    """Return the object of a JSON file; raise for numbers that are not finite."""
     return parse_json(read_bytes(path, _JSON_FACTOR), path)
 
 
 def parse_json(content: bytes, path: Path) -> dict[str, Any]:
-    """The object that the bytes of a JSON file say; numbers that are not finite are not JSON."""
+    """Return the object of the bytes of a JSON file; raise for numbers that are not finite."""
     try:
         values = json.loads(content, parse_constant=_number, parse_float=_number)
     except RecursionError as error:
-        raise damaged(path, "brackets within brackets, too many to read") from error
+        raise damaged(path, "brackets that are nested too deeply") from error
     except ValueError as error:
         raise damaged(path, f"{error}") from error
     if not isinstance(values, dict):
-        raise damaged(path, "something else than an object")
+        raise damaged(path, "JSON that is not an object")
     return values
 
 
@@ -87,7 +87,7 @@ def _number(text: str) -> float:
 
 
 def read_bytes(path: Path, factor: int) -> bytes:
-    """The content of a file, unless there is no memory for what is made of it."""
+    """Return the content of a file; raise if ``factor`` times its size exceeds the available memory."""
     try:
         check_file(path)
         needed, most = factor * path.stat().st_size, available_memory()
@@ -100,12 +100,12 @@ def read_bytes(path: Path, factor: int) -> bytes:
 
 
 def checked(hint: Any, value: Any, name: str) -> Any:
-    """A value of the type that a field has."""
+    """Return a JSON value; raise a ValueError unless it has the type of a field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        # Of the types beside None that a field may have, JSON can hold one.
+        # A union has one type that JSON can represent, in addition to None.
         return checked(next(argument for argument in arguments if _is_json(argument)), value, name)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type[Any], hint), value, name)
@@ -114,19 +114,19 @@ def checked(hint: Any, value: Any, name: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: checked(arguments[1], entry, f"{name}.{key}") for key, entry in value.items()}
     wanted = (int, float) if hint is float else origin or hint
-    # To Python a bool is an int.
+    # bool is a subclass of int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
         if hint is float and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(f"{name} = {quote(value)}, which is beyond every number of 64 bits")
+            raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
         if hint is int and not -(2**63) <= value < 2**63:
-            raise ValueError(f"{name} = {quote(value)}, which is beyond every whole number of 64 bits")
+            raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
         return value
-    words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "what it should be"))
+    words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "of the right type"))
     raise ValueError(f"{name} = {quote(value)}, which is not {words}")
 
 
 def rule_of(error: ValueError) -> str:
-    """The rule in the error of a value that did not come from a file of a run."""
+    """Return the rule in an error of :func:`checked`, for values that are not from a file of a run."""
     _, _, rule = str(error).rpartition(", which is not ")
     return rule if rule != str(error) else "a number that 64 bits can hold"
 
@@ -136,17 +136,17 @@ def _is_json(hint: Any) -> bool:
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
-    """The error for a file that is not as it was written."""
+    """Return the error for a file that is not valid."""
     return CheckpointError(
-        message(str(path), what, "an unchanged file that Raglane wrote", "copy it again, or train again")
+        message(str(path), what, "a file that Raglane wrote, whole and unchanged", "copy it again or train again")
     )
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while the content of a file is put to use into an error that names the file."""
+    """Convert errors in the use of a file's content to errors that name the file."""
     try:
-        # What stands in a file is not an option of the command that reads it.
+        # Values in a file are not options of the command, so messages do not use its flags.
         with flags({}):
             yield
     except ArgumentError as error:

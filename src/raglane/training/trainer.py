@@ -1,4 +1,4 @@
-"""One rank of a training: from the data of a job to the history, the checkpoints and the best model."""
+"""The training loop of a rank, with checkpoints, history and best model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from raglane.training.batches import (
     ChunkedBatches,
     RareTokens,
     Remaining,
-    hear_no_more_of_workers,
     is_of_worker,
     loader,
-    shares_of,
+    remove_worker_handler,
     training_batches,
+    validation_shares,
 )
 from raglane.training.checkpoint import WEIGHTS, load_weights, model_files, read_tensors
 from raglane.training.folder import BEST, CURVES, LAST, drop_replaced
@@ -37,11 +37,11 @@ from raglane.training.job import Job, TrainingResult
 from raglane.training.learner import Learner, make_optimizer, shared
 from raglane.training.machine import check_size
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.ranks import ALONE, Ranks, Stop, Stops, lost_worker
+from raglane.training.ranks import SINGLE, AgreedSignal, Ranks, SignalHandler, lost_worker
 from raglane.training.state import (
+    Callback,
     Totals,
     TrainingState,
-    Watcher,
     check_losses,
     check_optimizer,
     curves_csv,
@@ -54,12 +54,12 @@ from raglane.training.stored import reading
 from raglane.training.tasks import fit, make_task
 from raglane.training.tasks.base import values_of
 
-# Seconds after which a checkpoint is written within an epoch.
+# Seconds between checkpoints within an epoch.
 SAVED_EVERY = 600.0
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Ctrl-C or SIGTERM came, and the run is saved where it stood."""
+    """Raised after Ctrl-C or SIGTERM, when the run is saved."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -67,7 +67,7 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class _Counted(Protocol):
-    """Batches, and how many they are."""
+    """An iterable of batches with a length."""
 
     def __len__(self) -> int: ...
 
@@ -75,14 +75,14 @@ class _Counted(Protocol):
 
 
 class Trainer:
-    """One rank of a training: model, data and state, and the loop over epochs. The first rank writes the files."""
+    """Trains a model as one rank: model, data, state, and the loop over epochs. The first rank writes the files."""
 
     def __init__(
-        self, job: Job, ranks: Ranks = ALONE, watcher: Watcher | None = None, stops: Stops | None = None
+        self, job: Job, ranks: Ranks = SINGLE, callback: Callback | None = None, signals: SignalHandler | None = None
     ) -> None:
         settings = self.settings = job.settings
-        self.job, self.folder, self.ranks, self.watcher = job, job.folder, ranks, watcher
-        self.stops = stops or Stops()
+        self.job, self.folder, self.ranks, self.callback = job, job.folder, ranks, callback
+        self.signals = signals or SignalHandler()
         self.device = ranks.device_of(pick_device(settings.device))
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -97,14 +97,14 @@ class Trainer:
             targets = training.targets_of_all()
             self.task.class_weights = None if targets is None else self.task.weigh(targets)
         config = ModelConfig.of(settings, self.preprocessor)
-        # Before sequences are split, whose pieces would count what a sequence has several times.
+        # Counted before sequences are split, because each piece repeats the features of its sequence.
         self.rare = RareTokens.of(training, self.preprocessor, settings)
         self.training, self.order, elements = training_batches(training, settings, ranks.rank, ranks.count)
         check_size(config, settings, self.device, elements)
         self.model = SequenceModel(config)
         self.state = TrainingState()
         self.carried: tuple[Tensor, ...] = ()
-        # Files of the best model, where there is no folder.
+        # The files of the best model of a training without a folder.
         self.best: dict[str, bytes] = {}
 
     def _applied(self, records: Dataset) -> Dataset:
@@ -113,11 +113,10 @@ class Trainer:
         return dataset
 
     def run(self) -> TrainingResult:
-        """Train from where the run stands to its end, or to where a signal stops it."""
+        """Train until all epochs are complete, or a signal signals the training."""
         self.model.to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.settings)
         if self.job.resume and self.folder is not None and (self.folder / LAST).exists():
-            # Else it was killed before its first checkpoint, and starts again.
             self._resume(self.folder / LAST)
         if self.folder is not None and self.ranks.is_first:
             self.job.write(self.folder)
@@ -139,25 +138,25 @@ class Trainer:
         return TrainingResult(self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best)
 
     def _resume(self, last: Path) -> None:
-        """Put the last checkpoint in place, and bring the best model up to it."""
+        """Load the last checkpoint, and write the best model if it is missing."""
         settings = self.settings
         state, optimizer, self.carried = load_state(last)
         load_weights(self.model, read_tensors(last / WEIGHTS), last / WEIGHTS)
         check_optimizer(optimizer, self.optimizer, last)
         with reading(last):
             self.order.set_epoch(state.epoch)
-            # A run of an earlier version has no order, but may have batches.
+            # At the end of an epoch no order is stored.
             self.order.load_state_dict(state.order or self.order.state_dict(state.batch))
             if state.batch >= max(len(self.order), 1):
                 raise ValueError(f"{state.batch} batches of an epoch that has {len(self.order)}")
         if settings.epochs < state.epoch:
-            done = f"{settings.epochs}, and {state.epoch} are done"
+            got = f"{settings.epochs}, and {state.epoch} are done"
             fix = f"pass e.g. {argument('epochs', state.epoch + 10)}"
-            raise ArgumentError(message("epochs", done, "at least the number of epochs that are done", fix))
+            raise ArgumentError(message("epochs", got, "at least the number of complete epochs", fix))
         self.optimizer.load_state_dict(optimizer)
         self.state = state
         if state.best_epoch == state.epoch > 0 and state.batch == 0 and self.ranks.is_first:
-            # The process may have been killed between the two.
+            # The process may have been killed after `last` and before `best` was written.
             write_folder(last.parent / BEST, self._model_files())
 
     def _is_complete(self) -> bool:
@@ -173,10 +172,10 @@ class Trainer:
         """Train to the last epoch, saving after each."""
         in_order: list[list[int]] = []
         if self.validation is not None:
-            in_order = shares_of(self.validation, self.settings, self.order, self.ranks.rank, self.ranks.count)
-        # The filters that the loop sets are its own.
-        with closing(self.stops), warnings.catch_warnings():
-            self.stops.listen()
+            in_order = validation_shares(self.validation, self.settings, self.order, self.ranks.rank, self.ranks.count)
+        # The loop changes warning filters, which are restored.
+        with closing(self.signals), warnings.catch_warnings():
+            self.signals.listen()
             try:
                 self._begin()
                 for epoch in range(self.state.epoch, self.settings.epochs):
@@ -197,23 +196,23 @@ class Trainer:
     def _begin(self) -> None:
         self._learner = Learner(self.model, self.task, self.settings, self.ranks, self.order, self.rare)
         self._loss: nn.Module = self._learner
-        # Within it a gradient stays on its rank.
+        # A context in which gradients are not averaged over the ranks.
         self._apart: Callable[[], AbstractContextManager[Any]] = nullcontext
         if self.ranks.count > 1:
             self._loss = together = shared(self._learner, self.device)
             self._apart = together.no_sync
         states = tuple(state.to(self.device) for state in self.carried)
         self._learner.carried = (states if len(states) > 1 else states[0]) if states else None
-        self._stop = Stop(self.ranks, self.stops)
+        self._stop = AgreedSignal(self.ranks, self.signals)
         self._saved = time.monotonic()
-        # The state at the last step of the optimizer, and whether the weights may be between those of two steps.
+        # The state at the last optimizer step, and whether a step is in progress.
         self._mark_step()
-        # Of the validation part, on this rank until the epoch is complete; and the answers, where the task keeps some.
+        # The validation sums of this rank; and its outputs, if the task chooses thresholds by them.
         self._validated = Totals()
         self._answers: list[tuple[Tensor, Batch]] = []
         self._batches = len(self.order)
-        if self.watcher is not None:
-            self.watcher.started(self.state, self.settings.epochs, self._batches)
+        if self.callback is not None:
+            self.callback.started(self.state, self.settings.epochs, self._batches)
 
     def _mark_step(self) -> None:
         self._stepped = replace(self.state, totals=replace(self.state.totals))
@@ -221,9 +220,9 @@ class Trainer:
         self._is_stepping = False
 
     def _explained(self, error: Exception) -> Exception | None:
-        """The error for what PyTorch or the pipe to a worker raised, after what was done is saved; None for others."""
+        """Save the last step and return an error that explains the death of a process; None for other errors."""
         if self.settings.workers and is_of_worker(error):
-            hear_no_more_of_workers()
+            remove_worker_handler()
             if self.ranks.count == 1:
                 self._save_stepped()
             return lost_worker(self.folder)
@@ -231,13 +230,13 @@ class Trainer:
             if self.ranks.is_keeper():
                 self._save_stepped()
             return LostRankError()
-        # PyTorch's word for a step that numbers of 32 bits cannot hold, as some of a learning rate of 1e38 are.
+        # Raised by PyTorch if a step is too large for float32, e.g. with a learning rate of 1e38.
         if "without overflow" in str(error):
-            return diverged("a step that numbers of 32 bits cannot hold", self.state, self.settings)
+            return diverged("a step beyond the range of float32", self.state, self.settings)
         return None
 
     def _train_epoch(self) -> None:
-        """Learn from what is left of an epoch."""
+        """Train on the remaining batches of an epoch."""
         batches: _Counted
         if isinstance(self.order, TBPTTSampler):
             batches = ChunkedBatches(self.order)
@@ -254,7 +253,7 @@ class Trainer:
             self._batch_done()
 
     def _step(self) -> None:
-        # PyTorch tells at any moment that a worker has gone: weights that are half stepped are not saved.
+        # PyTorch may raise for a dead worker at any time; a partial step must not be saved.
         self._is_stepping = True
         self._learner.average()
         if self.settings.grad_clip:
@@ -275,12 +274,12 @@ class Trainer:
 
     def _batch_started(self) -> None:
         self._set_rate(rate_of(self.settings, self.state, self._batches))
-        # What is dropped or hidden in a batch follows from where it is, so that a run that goes on has the same.
+        # The seed depends only on the position, so a resumed run draws the same numbers.
         seed = key_of(self.settings.seed, self.state.epoch, self.state.batch, self.ranks.rank)
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed(seed)
-        self._stop.ask()
+        self._stop.start()
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -294,28 +293,27 @@ class Trainer:
         state.totals.seconds += now - self._since
         self._since = now
         state.batch += 1
-        if self.watcher is not None:
-            self.watcher.batch_done(state.epoch + 1, state.batch, state.totals)
+        if self.callback is not None:
+            self.callback.batch_done(state.epoch + 1, state.batch, state.totals)
         if state.start_loss is None and float(state.totals.count):
             state.start_loss = state.totals.mean_loss
         is_step = state.batch % self.settings.accumulate == 0
         if is_step:
             self._mark_step()
-        asked = self._stop.answer()
-        # The last batch of an epoch is saved by the end of the epoch, which comes next.
+        signal = self._stop.result()
+        # The last batch of an epoch is saved with the epoch.
         if is_step and state.batch < self._batches:
-            if (asked is not None or time.monotonic() - self._saved > SAVED_EVERY) and self.ranks.is_first:
+            if (signal is not None or time.monotonic() - self._saved > SAVED_EVERY) and self.ranks.is_first:
                 self._save_within()
-            if asked is not None:
-                raise Interrupted(asked)
+            if signal is not None:
+                raise Interrupted(signal)
 
     def _epoch_done(self) -> bool:
-        """Put an epoch in the history, and save it; tells whether patience is at its end."""
+        """Record and save an epoch; return True if early stopping ends the training."""
         state = self.state
         if not float(state.totals.count):
-            rule = "data with at least one target"
-            raise DataError(message("data", "no element with a target", rule, "pass longer sequences"))
-        self._stop.ask()
+            raise DataError(message("data", "no target", "at least one target", "pass longer sequences"))
+        self._stop.start()
         row = self._row()
         watched = row.get("validation_loss", row["train_loss"])
         self._refuse_divergence(row)
@@ -331,17 +329,17 @@ class Trainer:
         self._mark_step()
         if self.ranks.is_first:
             self._save_epoch(is_best)
-        if self.watcher is not None:
-            self.watcher.epoch_done(row, is_best)
-        asked = self._stop.answer()
+        if self.callback is not None:
+            self.callback.epoch_done(row, is_best)
+        signal = self._stop.result()
         if self.settings.patience is not None and state.waited >= self.settings.patience:
             return True
-        if asked is not None and state.epoch < self.settings.epochs:
-            raise Interrupted(asked)
+        if signal is not None and state.epoch < self.settings.epochs:
+            raise Interrupted(signal)
         return False
 
     def _row(self) -> dict[str, float]:
-        """A row of the history, of what all ranks have trained on and validated."""
+        """Return the row of the history, summed over all ranks."""
         totals, validated, metric = self.state.totals, self._validated, self.task.metric
         if self.ranks.count > 1:
             parts = (validated.loss, validated.metric, validated.baseline, validated.count)
@@ -353,42 +351,41 @@ class Trainer:
         if self.task.baseline is not None:
             watched = validated if float(validated.count) else totals
             row[f"{self.task.baseline}_{metric}"] = watched.mean_baseline
-        # At the least a clock tick, so that a tiny epoch divides by something.
         return row | {"seconds": max(totals.seconds, 1e-9), "elements_per_second": totals.speed}
 
     def _tune(self) -> None:
-        """Let the task set what it sets by the answers to the whole validation part."""
+        """Choose thresholds by the outputs of all ranks for the validation data, if the task has thresholds."""
         if not self.task.kept:
             return
-        # The batches went round the ranks.
+        # The ranks had the batches in turn.
         parts = self.ranks.gathered(self._answers)
-        found = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
-        if found:
-            answers, batches = map(list, zip(*found, strict=True))
+        pairs = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
+        if pairs:
+            answers, batches = map(list, zip(*pairs, strict=True))
             self.task.tune(self.model, answers, batches)
 
     def _refuse_divergence(self, row: dict[str, float]) -> None:
-        """Raise where losses or weights say that the run has run away, so that no such model is ever saved."""
+        """Raise if the training has diverged, so that such a model is never saved."""
         check_losses(row, self.state, self.settings)
-        # The last step may have been the first wrong one: without a validation part no loss tells.
+        # After the last step no further training loss shows the divergence.
         if not torch.stack([weight.isfinite().all() for weight in self.model.parameters()]).all():
             raise diverged("weights that are not finite", self.state, self.settings)
 
     def _save_stepped(self) -> None:
-        """Write the checkpoint of the last step that all ranks have done, where a rank or a worker has gone since."""
+        """Write the checkpoint of the last complete step, after the death of a rank or worker."""
         if 0 < self._stepped.batch < self._batches and not self._is_stepping:
             self.state, self._learner.carried = self._stepped, self._stepped_carried
             self._save_within()
 
     def _save_within(self) -> None:
-        """Write the checkpoint of an epoch that is not complete."""
+        """Write a checkpoint within an epoch."""
         if float(self.state.totals.count):
             self._refuse_divergence({"train_loss": self.state.totals.mean_loss})
         self._save_last()
 
     def _save_epoch(self, is_best: bool) -> None:
-        """Write the checkpoint of a complete epoch, and its model where it is the best."""
-        # The last before the best, which can be made of it should the process die between the two.
+        """Write the checkpoint of a complete epoch, and the model if it is the best."""
+        # `last` first: `_resume` can make `best` from it if the process dies in between.
         self._save_last()
         if self.folder is None:
             self.best = self._model_files() if is_best else self.best
@@ -398,12 +395,12 @@ class Trainer:
         write_file(self.folder / CURVES, curves_csv(self.state.history))
 
     def _save_last(self) -> None:
-        """Write the checkpoint that a run goes on from."""
+        """Write the checkpoint for resuming."""
         if self.folder is None:
             return
-        # The rate of a batch follows from where the run stands: the file holds that of the settings.
+        # The file contains the learning rate of the settings; that of a batch follows from its position.
         self._set_rate(self.settings.lr)
-        # At the end of an epoch the next begins by itself.
+        # No order at the end of an epoch.
         self.state.order = self.order.state_dict(self.state.batch) if self.state.batch else {}
         files = self._model_files() | state_files(self.state, self.optimizer, self._learner.carried)
         write_folder(self.folder / LAST, files)

@@ -1,13 +1,11 @@
-"""Layers whose recurrence is element-wise: IndRNN, minGRU, minLSTM, QRNN and SRU.
+"""Layers with an element-wise recurrence: IndRNN, minGRU, minLSTM, QRNN and SRU.
 
-The products are the kernels' own, because a library's may round a row differently in another batch, and so are the
-time loops, the sums for biases and recurrent factors among them. Only large products of the backward pass in bfloat16
-are torch's, where an instruction multiplies it.
+The kernels compute the input products, because a library may round a row differently in another batch. They also run
+the time loops, which sum the gradients of biases and recurrent factors. Only large products of the backward pass in
+bfloat16 are computed by torch, on processors with instructions for it.
 """
 
 from __future__ import annotations
-
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from torch import Tensor
 from raglane._utils.messages import message
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError
-from raglane.kernels.cpu.layer import KINDS, Grads, Layer, LayerSpec, Saved, Tensors, add_product, outer, spend
+from raglane.kernels.cpu.layer import KINDS, BackwardCall, Grads, Layer, LayerSpec, add_product, outer, spend
 from raglane.native import library
 from raglane.native.library import cell_facts
 
@@ -28,11 +26,11 @@ class ElementwiseLayer(Layer):
 
     def __init__(self, spec: LayerSpec) -> None:
         if spec.checkpoint_every:
-            rule = "0 for element-wise cells, which save what the backward pass needs"
+            rule = "0 for an element-wise cell, whose kernels do not recompute gates"
             raise ArgumentError(message("checkpoint_every", repr(spec.checkpoint_every), rule, "pass 0"))
         facts = cell_facts()[spec.cell]
         super().__init__(spec, facts.number, input_size=spec.input_size, hidden_size=spec.sizes[0])
-        # What skips the cell has a product of its own, where D is not H.
+        # If D is not H, the input that skips the cell has its own product.
         self.skips = facts.skips
         saved = facts.saved + (facts.skips and self.input_size != self.sizes[0])
         self.gates_width = saved * self.sizes[0]
@@ -43,75 +41,58 @@ class ElementwiseLayer(Layer):
         """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         return (output,) if c_states is None else (output, c_states)
 
-    def _backward(
-        self,
-        offsets: Tensor,
-        tensors: Tensors,
-        saved: Saved,
-        fields: list[int],
-        wanted: tuple[bool, ...],
-        *,
-        overwrite: bool,
-    ) -> Grads:
+    def _backward(self, call: BackwardCall) -> Grads:
+        tensors, needed, saved_gates = call.tensors, call.needed, call.saved.gates
         values, count, size = tensors[0], self.directions, self.sizes[0]
-        weights = [ElementwiseWeights(*self.weights_of(tensors, d)) for d in range(count)]
-        rows = weights[0].input.shape[0]
-        skips = self.skips and weights[0].skip is None
-        width = rows if weights[0].skip is None else rows + size
-        keeps = overwrite and saved.gates.numel() > 0
-        gates = saved.gates if keeps else library.empty(values, count, values.shape[0], width)
-        skipped = library.empty(values, count, *values.shape) if skips else None
-        initial = tuple([torch.empty_like(part) for part in self.initial(tensors)])
-        makes_all = self._makes_all(tensors)
-        grad_values = torch.empty_like(values) if makes_all and wanted[0] else None
+        first = ElementwiseWeights(*self.weights_of(tensors, 0))
+        width = first.input.shape[0] + (0 if first.skip is None else size)
+        reuse_gates = call.overwrite and saved_gates.numel() > 0
+        gates = saved_gates if reuse_gates else library.empty(values, count, values.shape[0], width)
+        skipped = library.empty(values, count, *values.shape) if self.skips and first.skip is None else None
+        initial = [torch.empty_like(part) for part in self.initial(tensors)]
+        computes_all = self._computes_all_gradients(tensors)
+        grad_values = torch.empty_like(values) if computes_all and needed[0] else None
         begin = len(tensors) - self.weights
-        # The sums for factors and biases are the time loop's.
-        made = [
-            torch.empty_like(part) if part is not None and want and (makes_all or place % self.each in (1, 2)) else None
-            for place, (part, want) in enumerate(zip(tensors[begin:], wanted[begin:], strict=True))
+        # The time loop always sums the gradients of recurrent factors and biases, at index 1 and 2.
+        grads = [
+            torch.empty_like(part)
+            if part is not None and is_needed and (computes_all or index % self.each in (1, 2))
+            else None
+            for index, (part, is_needed) in enumerate(zip(tensors[begin:], needed[begin:], strict=True))
         ]
-        written = [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *made]
-        self._walk(offsets, values, fields, written)
-        if keeps:
-            spend(saved.gates)
-        if makes_all:
-            return grad_values, *initial, *made
-        return self._by_products(values, weights, gates, skipped, made, initial, wanted)
+        self._run_backward(call, [gates, skipped, *initial, *[None] * (2 - len(initial)), grad_values, *grads])
+        if reuse_gates:
+            spend(saved_gates)
+        if not computes_all:
+            grad_values = self._add_products(call, gates, skipped, grads)
+        return grad_values, *initial, *grads
 
-    def _by_products(
-        self,
-        values: Tensor,
-        weights: list[ElementwiseWeights],
-        gates: Tensor,
-        skipped: Tensor | None,
-        made: list[Tensor | None],
-        initial: Grads,
-        wanted: tuple[bool, ...],
-    ) -> Grads:
-        """The gradients of values and weights by torch's products, and those that the kernels have made.
+    def _add_products(
+        self, call: BackwardCall, gates: Tensor, skipped: Tensor | None, grads: list[Tensor | None]
+    ) -> Tensor | None:
+        """Return the gradient of the values, and write those of the weights to ``grads``, by torch's products.
 
-        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped`` is, of an SRU without ``skip``,
-        what reaches the values past all products, ``(K, N, H)``.
+        ``gates`` are gradients of the input products, ``(K, N, S * H)``; ``skipped``, of an SRU without ``skip``, is
+        the gradient that reaches the values without a product, ``(K, N, H)``.
         """
-        rows, states = weights[0].input.shape[0], len(initial)
+        values, needed = call.tensors[0], call.needed[len(call.tensors) - self.weights :]
         grad_values: Tensor | None = None
-        found: list[Tensor | None] = []
-        for d, (part, of_input) in enumerate(zip(weights, gates[..., :rows].unbind(), strict=True)):
-            wants = wanted[1 + states + 4 * d :][:4]
-            of_skip = None if part.skip is None else gates[d, :, rows:]
-            if wanted[0]:
-                grad_values = add_product(grad_values, of_input, part.input)
-                if of_skip is not None:
-                    grad_values = add_product(grad_values, of_skip, cast(Tensor, part.skip))
-            found += [
-                outer(of_input, values) if wants[0] else None,
-                *made[4 * d + 1 : 4 * d + 3],
-                outer(of_skip, values) if wants[3] and of_skip is not None else None,
-            ]
+        for direction in range(self.directions):
+            weights = ElementwiseWeights(*self.weights_of(call.tensors, direction))
+            rows, begin = weights.input.shape[0], direction * self.each
+            of_input, of_skip = gates[direction, :, :rows], gates[direction, :, rows:]
+            if call.needed[0]:
+                grad_values = add_product(grad_values, of_input, weights.input)
+                if weights.skip is not None:
+                    grad_values = add_product(grad_values, of_skip, weights.skip)
+            if needed[begin]:
+                grads[begin] = outer(of_input, values)
+            if needed[begin + 3] and weights.skip is not None:
+                grads[begin + 3] = outer(of_skip, values)
         if grad_values is not None and skipped is not None:
             for part in skipped:
                 grad_values += part
-        return grad_values, *initial, *found
+        return grad_values
 
 
 KINDS[ElementwiseWeights] = ElementwiseLayer

@@ -1,4 +1,4 @@
-"""One layer of the cpu kernels without its tensors: what is kept from call to call, and how forward and backward go."""
+"""A layer of the cpu kernels without its tensors, kept from call to call; its forward and backward pass."""
 
 from __future__ import annotations
 
@@ -7,76 +7,74 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 
 from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import check_offsets
-from raglane.kernels.cpu.gate import Gate, admit, refuse
+from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
 from raglane.native import library
 from raglane.native.memory import NO_MEMORY
 
 Tensors = tuple[Any, ...]
-"""A layer's tensors: the values ``(N, D)``; ``(K, B, size)`` per state, or none where all begin with zeros; and the
-weights, those of the cell's ``weights_type``, direction after direction, None for one that is not there."""
+"""The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin with zeros; and the
+weights of the cell's ``weights_type``, direction after direction, with None for missing ones."""
 
 Grads = tuple[Tensor | None, ...]
-"""Gradients of :data:`Tensors`, in that order; None where there is none."""
-
-Admitted = tuple[Tensor, Tensors, list[int], list[UntypedStorage]]
-"""Offsets and tensors as :class:`~raglane.kernels.cpu.gate.Gate` gives them, just before a call of C."""
+"""Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
 
 _HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
-# What backward reads besides what forward does.
+# Fields that backward reads in addition to those of forward.
 _READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
 
 
 class LayerSpec(NamedTuple):
-    """A key of ``CELLS``, ``D``, the sizes of the states, ``K`` and the dtype of all tensors.
+    """The key of a :class:`Layer`."""
 
-    And how many steps of a sequence at a time backward computes again; 0 to save all that it needs.
-    """
-
-    cell: str
-    input_size: int
-    sizes: tuple[int, ...]
-    directions: int
-    dtype: torch.dtype
-    checkpoint_every: int = 0
+    cell: str  # a key of ``CELLS``
+    input_size: int  # ``D``
+    sizes: tuple[int, ...]  # of the states
+    directions: int  # ``K``
+    dtype: torch.dtype  # of all tensors
+    checkpoint_every: int = 0  # steps of a sequence that backward recomputes at a time; 0 if forward saves the gates
 
 
-class Ran(NamedTuple):
-    """The output ``(N, K * P)``, None where it was not needed; the final states, ``(K, B, size)`` each; what backward
-    needs, None where none follows; and ``c`` after each element, where the cell has one and it was kept.
-    """
+class LayerResult(NamedTuple):
+    """The result of a layer's forward pass."""
 
-    output: Tensor | None
-    final: tuple[Tensor, ...]
-    gates: Tensor | None
-    c_states: Tensor | None
+    output: Tensor | None  # ``(N, K * P)``; None if not needed
+    final: tuple[Tensor, ...]  # final states, ``(K, B, size)`` each
+    gates: Tensor | None  # saved for backward; None without a backward pass
+    c_states: Tensor | None  # ``c`` after each element, if the cell has one and it was saved
 
 
 class Saved(NamedTuple):
-    """What backward needs of forward besides the layer; tensors without numbers where there is nothing.
+    """Tensors that forward saves for backward; empty tensors for those that the cell does not need."""
 
-    The output ``(N, K * P)``; ``(K, N, ...)``, as the kernels lay them out; ``c`` after each element, ``(K, N, H)`` of
-    an LSTM, ``(N, K * H)`` of an element-wise cell; and whether the caller has ``c_states`` as well.
-    """
-
-    output: Tensor
-    gates: Tensor
-    c_states: Tensor
-    is_shared: bool = False
+    output: Tensor  # ``(N, K * P)``
+    gates: Tensor  # ``(K, N, ...)``, in the layout of the kernels
+    c_states: Tensor  # ``(K, N, H)`` of an LSTM, ``(N, K * H)`` of an element-wise cell
+    is_shared: bool = False  # True if ``c_states`` was also returned to the caller
 
 
-class Given(NamedTuple):
-    """The gradients of what running a layer gave; None stands for zeros."""
+class OutputGrads(NamedTuple):
+    """The gradients of a layer's results; None for zeros."""
 
     output: Tensor | None
     c_states: Tensor | None
     final: tuple[Tensor | None, ...]
+
+
+class BackwardCall(NamedTuple):
+    """The arguments of a layer's backward pass after validation."""
+
+    offsets: Tensor
+    tensors: Tensors
+    saved: Saved
+    fields: list[int]  # the pointers that C reads
+    needed: tuple[bool, ...]  # per tensor, True if its gradient is needed
+    overwrite: bool  # gradients may reuse the memory of ``saved``
 
 
 _NAMES = (
@@ -88,15 +86,13 @@ _NAMES = (
 class Layer(ABC):
     """A layer of one cell and certain sizes, in all its directions; raises ValueError or KeyError for no such layer.
 
-    It is shared by threads: nothing in it changes but what is packed once per instruction set.
+    Threads share it: only the cache of packed fields and the gate's templates change.
     """
 
-    # The fields of C's struct that hold the weights of a direction, and what backward writes besides their gradients.
-    weight_fields: ClassVar[tuple[str, ...]]
-    written: ClassVar[tuple[str, ...]]
-    # Whether backward can compute again what it needs.
-    checkpoints: ClassVar[bool] = False
-    # The widths of what is saved of an element, and the dimensions of ``c`` before the elements.
+    weight_fields: ClassVar[tuple[str, ...]]  # the fields of C's struct for the weights of a direction
+    written: ClassVar[tuple[str, ...]]  # the fields that backward writes, without gradients of weights
+    checkpoints: ClassVar[bool] = False  # True if backward can recompute the gates
+    # Numbers saved per element, and the dimensions of ``c`` before the elements.
     gates_width: int
     c_width: int
     c_rows: tuple[int, ...] = ()
@@ -116,32 +112,32 @@ class Layer(ABC):
             [f"{kind}[{direction}].{name}" for direction in range(self.directions) for name in self.weight_fields]
             for kind in ("weights", "grad_weights")
         ]
-        given = "offsets", "values", "initial_h", "initial_c", *weights
+        inputs = "offsets", "values", "initial_h", "initial_c", *weights
         results = "packed", "output", "final_h", "final_c", "gates", "c_states"
-        self._pack_forward = fields.packer(*given, *results, begin="offsets")
-        self._pack_backward = fields.packer(*given, *_READ, *self.written, *gradients, begin="offsets")
+        self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
+        self._pack_backward = fields.packer(*inputs, *_READ, *self.written, *gradients, begin="offsets")
 
     def initial(self, tensors: Tensors) -> Tensors:
-        """The initial states among a layer's tensors."""
+        """Return the initial states among a layer's tensors."""
         return tensors[1 : len(tensors) - self.weights]
 
     def weights_of(self, tensors: Tensors, direction: int) -> Tensors:
-        """One direction's weights among a layer's tensors."""
+        """Return the weights of one direction among a layer's tensors."""
         begin = len(tensors) - self.weights + direction * self.each
         return tensors[begin : begin + self.each]
 
     def saved_shapes(self, elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of ``Saved.gates`` and ``Saved.c_states`` for so many elements."""
+        """Return the shapes of ``Saved.gates`` and ``Saved.c_states`` for a number of elements."""
         return (self.directions, elements, self.gates_width), (*self.c_rows, elements, self.c_width)
 
     @staticmethod
     @abstractmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
-        """Every state after each element, ``(N, K * size)`` per state."""
+        """Return every state after each element, ``(N, K * size)`` per state."""
 
     def admit(self, offsets: Any, tensors: Tensors, depth: int = 0) -> Admitted:
-        """A layer's tensors in memory that C can read; ``depth`` is the layer's in its stack, for messages."""
-        return self.gate.look(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
+        """Validate a layer's tensors, and copy those that C cannot read; ``depth`` is for messages."""
+        return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
 
     def forward(
         self,
@@ -151,12 +147,11 @@ class Layer(ABC):
         save: bool,
         need_c: bool,
         packed: Tensor | None = None,
-    ) -> Ran:
-        """Run the layer.
+    ) -> LayerResult:
+        """Run the layer; no user code may run between :meth:`admit` and this call.
 
-        Nobody else's code may come between :meth:`admit` and this. With ``save`` backward follows, with ``need_c`` the
-        caller wants ``c`` after each element. ``packed`` is what :meth:`packed` made of these weights, whose numbers
-        have not changed since.
+        ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``: the result of
+        :meth:`packed` for the current numbers of these weights.
         """
         offsets, tensors, addresses, _ = admitted
         values, count = tensors[0], self.directions
@@ -167,7 +162,7 @@ class Layer(ABC):
         final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
         if save or need_c:
             gates_shape, c_shape = self.saved_shapes(elements)
-            # Torch reads sizes one by one in half the time that it takes for a tuple of them.
+            # torch parses sizes as separate arguments in half the time of a tuple.
             gates = library.empty(values, *gates_shape) if save else None
             c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
         parts = (packed, output, final[0], final[1] if len(final) > 1 else None, gates, c_states)
@@ -176,12 +171,12 @@ class Layer(ABC):
         try:
             library.call("raglane_forward", head + pointers)
         except ArgumentError:
-            check_offsets(offsets, elements, values.device)  # in the words of all backends
+            check_offsets(offsets, elements, values.device)  # raises the message of the other backends
             raise
-        return Ran(output, final, gates, c_states)
+        return LayerResult(output, final, gates, c_states)
 
     def _head(self, sequences: int, elements: int, dtype: torch.dtype) -> bytes:
-        """The fields of the struct before its pointers; ``dtype`` is that of the weights."""
+        """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
         key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
         head = self._heads.get(key)
@@ -190,17 +185,17 @@ class Layer(ABC):
         return head + self._pack_counts(sequences, elements) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
-        """The dtype for C of weights that are packed as int8, or as what the tensors are."""
+        """Return the dtype of packed weights for C: int8, or that of the tensors."""
         if packed is not torch.int8:
             return self.dtype
         if self.dtype is not torch.float32:
-            rule, fix = "torch.float32 with int8 weights", "convert the tensors with .to(torch.float32)"
+            rule, fix = "torch.float32 with int8 weights", "convert the tensors"
             raise ArgumentError(message("dtype", str(self.dtype), rule, fix))
         return packed
 
     def packed(self, weights: Tensors, depth: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-        """The weights as the time loop reads them, for many calls of :meth:`forward`."""
-        # On the host, whatever torch's default device is.
+        """Return the weights in the layout of the time loop, for many calls of :meth:`forward`."""
+        # torch's default device may be another one than the CPU.
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
         _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
@@ -213,56 +208,48 @@ class Layer(ABC):
         offsets: Tensor,
         tensors: Tensors,
         saved: Saved,
-        given: Given,
-        wanted: tuple[bool, ...],
+        grads: OutputGrads,
+        needed: tuple[bool, ...],
         *,
         overwrite: bool,
         depth: int = 0,
     ) -> Grads:
-        """All gradients that are wanted; with ``overwrite`` they may take the memory of what was saved."""
+        """Return the gradients of the tensors for which ``needed`` is True; ``overwrite`` as in BackwardCall."""
         offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
         values, count, sequences = tensors[0], self.directions, offsets.shape[0] - 1
         output = (values.shape[0], count * self.sizes[0])
         gates, c_states = self.saved_shapes(values.shape[0])
         states = [(count, sequences, size) for size in self.sizes]
-        parts = (*saved[:3], given.output, given.c_states, *given.final)
+        parts = (*saved[:3], grads.output, grads.c_states, *grads.final)
         shapes = (output, gates, c_states, output, c_states, *states)
         own, places, _more_storages = admit(_NAMES, parts, shapes, values)
         saved = Saved(own[0], own[1], own[2], saved.is_shared)  # type: ignore[arg-type]
         fields = addresses + places + [0] * (len(_READ) - len(places))
-        return self._backward(offsets, tensors, saved, fields, wanted, overwrite=overwrite)
+        return self._backward(BackwardCall(offsets, tensors, saved, fields, needed, overwrite))
 
     @abstractmethod
-    def _backward(
-        self,
-        offsets: Tensor,
-        tensors: Tensors,
-        saved: Saved,
-        fields: list[int],
-        wanted: tuple[bool, ...],
-        *,
-        overwrite: bool,
-    ) -> Grads:
-        """The gradients from tensors that were admitted; ``fields`` are the pointers that C reads."""
+    def _backward(self, call: BackwardCall) -> Grads:
+        """Return the gradients."""
 
-    def _walk(self, offsets: Tensor, values: Tensor, fields: list[int], written: list[Tensor | None]) -> None:
-        """Call C's backward, which writes to the tensors ``written`` and then to the weights' gradients among them."""
-        pointers = self._pack_backward(*fields, *[0 if part is None else part.data_ptr() for part in written])
-        head = self._head(offsets.shape[0] - 1, values.shape[0], self.dtype)
+    def _run_backward(self, call: BackwardCall, written: list[Tensor | None]) -> None:
+        """Call C's backward, which writes to the tensors ``written``: the class's fields, then gradients of weights."""
+        values = call.tensors[0]
+        pointers = self._pack_backward(*call.fields, *[0 if part is None else part.data_ptr() for part in written])
+        head = self._head(call.offsets.shape[0] - 1, values.shape[0], self.dtype)
         try:
             library.call("raglane_backward", head + pointers)
         except ArgumentError:
-            check_offsets(offsets, values.shape[0], values.device)
+            check_offsets(call.offsets, values.shape[0], values.device)
             raise
 
-    def _makes_all(self, tensors: Tensors) -> bool:
-        """Whether the kernels make the gradients of values and weights as well.
+    def _computes_all_gradients(self, tensors: Tensors) -> bool:
+        """Return True if the kernels compute the gradients of values and weights, False if torch does.
 
-        Of bfloat16 they widen the numbers first. Where an instruction spares torch that, its products are faster, and
-        take longer to call than to compute where there is little to do. Where that begins, the kernels say.
+        For many elements of bfloat16, torch's products are faster on processors with bfloat16 instructions, because the
+        kernels widen the numbers first. For few elements the overhead of calling torch is larger than this gain.
         """
         kernels = library.library()
-        # What is computed again is there for the kernels alone.
+        # Recomputed gates exist only in the kernels' scratch.
         if self.checkpoint_every or self.dtype is not torch.bfloat16 or "avx512bf16" not in kernels.isas:
             return True
         few = sum(part.numel() for part in self.weights_of(tensors, 0)[:2] if part is not None)
@@ -270,18 +257,18 @@ class Layer(ABC):
 
 
 KINDS: dict[type, type[Layer]] = {}
-"""The kinds of layers by the type of their weights; each module of a kind has its line."""
+"""The subclasses of :class:`Layer` by the type of a cell's weights."""
 
 
 def kind_of(cell: str) -> type[Layer] | None:
-    """The kind of layer that fits a cell's weights, kernels or not: ``torch.compile`` traces through it."""
+    """Return the subclass for a cell; it does not load the kernels, because ``torch.compile`` traces it."""
     return KINDS.get(CELLS[cell].weights_type) if cell in CELLS else None
 
 
 @lru_cache(maxsize=512)
-def _find_layer(*spec: Any) -> Layer:
-    made = LayerSpec(*spec)
-    return KINDS[CELLS[made.cell].weights_type](made)  # type: ignore[call-arg]
+def _find_layer(*key: Any) -> Layer:
+    spec = LayerSpec(*key)
+    return KINDS[CELLS[spec.cell].weights_type](spec)  # type: ignore[call-arg]
 
 
 def layer_of(
@@ -294,45 +281,44 @@ def layer_of(
     depth: int = 0,
     checkpoint_every: int = 0,
 ) -> Layer:
-    """The layer for tensors of which the last ``weights`` are weights; made once for each :class:`LayerSpec`.
+    """Return the layer for tensors, the last ``weights`` of which are weights; cached by :class:`LayerSpec`.
 
-    ``depth`` is the layer's in its stack, for messages.
+    ``depth`` is the index of the layer in its stack, for messages.
     """
     try:
         values = tensors[0]
         return _find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
     except NO_MEMORY:
-        begin = len(tensors) - weights
-        refuse(cell, offsets, tensors[0], tensors[1:begin], tensors[begin:], sizes, directions, depth)
+        check_layer(cell, offsets, tensors, weights, sizes, directions, depth)
         raise
 
 
-# ---- gradients beside the kernels ---------------------------------------------------------------------------------
+# ---- gradients by torch ---------------------------------------------------------------------------------------------
 
-# How many times as high as wide a matrix must be for outer to begin with its transpose; measured.
+# Ratio of rows to columns from which outer computes the transposed product; measured.
 _TALL = 32
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def is_last_use() -> bool:
-    """Whether the graph is freed after this backward pass, so that what was saved may be overwritten."""
+    """Return True if the graph is freed after this backward pass, so that saved tensors may be overwritten."""
     return _keeps_graph is not None and not _keeps_graph()
 
 
 def spend(*tensors: Tensor) -> None:
-    """Let autograd know that saved tensors were overwritten, so that no later pass reads them."""
+    """Mark saved tensors as overwritten, so that autograd raises if a later pass reads them."""
     torch.autograd.graph.increment_version(tensors)
 
 
 def outer(gates: Tensor, inputs: Tensor) -> Tensor:
-    """The sum over the elements of the outer products of their rows: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
+    """Return the sum over the elements of the outer products of rows: ``(N, G)`` and ``(N, D)`` to ``(G, D)``."""
     if inputs.shape[0] < _TALL * inputs.shape[1]:
         return torch.mm(gates.t(), inputs)
-    # MKL takes a tall and narrow product a fifth to a third faster from the other side.
+    # MKL computes the transpose of a tall and narrow product a fifth to a third faster.
     return torch.mm(inputs.t(), gates).t().contiguous()
 
 
 def add_product(total: Tensor | None, gates: Tensor, weight: Tensor) -> Tensor:
-    """The gradients of products x their weights, added to ``total``."""
+    """Return ``gates @ weight``, added in place to ``total`` if there is one."""
     return torch.mm(gates, weight) if total is None else total.addmm_(gates, weight)

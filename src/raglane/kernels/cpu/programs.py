@@ -1,4 +1,4 @@
-"""Programs on the cpu kernels: a step of any cell, run over all elements of a batch by one time loop in C++."""
+"""Runs programs, steps of any cell, on the cpu kernels: one time loop in C++ over all elements of a batch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.checks import check_offsets
 from raglane.native.library import DTYPES, call, program_preamble
-from raglane.native.memory import NO_MEMORY, address, checked_rows, plain
+from raglane.native.memory import NO_MEMORY, address, checked_rows, contiguous
 from raglane.programs.lower import Lowered
 from raglane.programs.program import KINDS, OPERATIONS, Block, Instruction, Operand, Program, Weight
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
-# raglane_program and raglane_outer: so many numbers.
+# The structs raglane_program and raglane_outer.
 _pack, _pack_outer = struct.Struct("=13q").pack, struct.Struct("=15q").pack
 _bits = struct.Struct("=d"), struct.Struct("=q")
 _NOWHERE = Operand(-1)
@@ -40,49 +40,49 @@ def run(
     output_dtypes: Sequence[torch.dtype] | None = None,
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run a program on a ragged batch: its outputs ``(N, width)`` and the final states ``(B, width)``.
+    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B, width)``.
 
-    Numbers are all float32 or all float64; elements and outputs of a program in float32 may be bfloat16. Outputs take
-    the memory in ``over``, by their place: that of ``elements``, too, if no other output and no state is a place there.
+    All tensors are float32, or all float64; with float32, elements and outputs may be bfloat16. ``over`` maps the index
+    of an output to the tensor whose memory it reuses. This may be one of ``elements``, if it is used only once.
     """
     encoded = encode(program)
-    given = (elements, sequences, states, vectors, weights)
-    for name, own, shapes in zip(_GIVEN, given, encoded.shapes, strict=True):
+    inputs = (elements, sequences, states, vectors, weights)
+    for name, own, shapes in zip(_INPUTS, inputs, encoded.shapes, strict=True):
         if len(own) != len(shapes):
-            got, rule = f"{len(own)} tensors", f"{len(shapes)} tensors, as in the program"
-            raise ShapeError(message(name, got, rule, "pass that many tensors"))
+            got, rule = f"{len(own)} tensors", f"the {len(shapes)} tensors of the program"
+            raise ShapeError(message(name, got, rule, f"pass {len(shapes)}"))
     count, batch = _sizes(offsets, elements)
-    dtype = _computed_in(given)
+    dtype = _computed_in(inputs)
     narrow = (dtype, torch.bfloat16) if dtype is torch.float32 else (dtype,)
     rows = ((count,), (batch,), (batch,), (), ())
     fields = array("q")
-    # What was copied lives until the end, and so does memory in whose place another thread puts other memory.
-    kept: list[Tensor] = []
+    # References keep copies alive until C returns, and storages that another thread replaces meanwhile.
+    tensors: list[Tensor] = []
     storages = []
-    for name, own, shapes, size in zip(_GIVEN, given, encoded.shapes, rows, strict=True):
+    for name, own, shapes, size in zip(_INPUTS, inputs, encoded.shapes, rows, strict=True):
         dtypes = narrow if name == "elements" else (dtype,)
-        for place, (part, shape) in enumerate(zip(own, shapes, strict=True)):
-            kept.append(checked_rows(f"{name}[{place}]", part, (*size, *shape), dtypes))
-            storages.append(kept[-1].untyped_storage())
-            _add(fields, kept[-1])
+        for index, (part, shape) in enumerate(zip(own, shapes, strict=True)):
+            tensors.append(checked_rows(f"{name}[{index}]", part, (*size, *shape), dtypes))
+            storages.append(tensors[-1].untyped_storage())
+            _add(fields, tensors[-1])
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
         rule = f"{len(program.outputs)} dtypes of {', '.join(map(str, narrow))}"
         raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
     outputs = [
-        _memory(over.get(place), (count, width), kind)
-        for place, ((_, width), kind) in enumerate(zip(program.outputs, kinds, strict=True))
+        _memory(over.get(index), (count, width), kind)
+        for index, ((_, width), kind) in enumerate(zip(program.outputs, kinds, strict=True))
     ]
     finals = [torch.empty(batch, *shape, dtype=dtype, device="cpu") for shape in encoded.shapes[2]]
-    for made in chain(outputs, finals):
-        _add(fields, made)
-    offsets = plain("offsets", offsets)
-    where = offsets.data_ptr(), *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5
-    argument = _pack(*program_preamble(dtype), batch, count, ascending, *where)
+    for result in chain(outputs, finals):
+        _add(fields, result)
+    offsets = contiguous("offsets", offsets)
+    pointers = offsets.data_ptr(), *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5
+    argument = _pack(*program_preamble(dtype), batch, count, ascending, *pointers)
     try:
         call("raglane_run_program", argument)
     except ArgumentError:
-        check_offsets(offsets, count, torch.device("cpu"))  # in the words of all backends
+        check_offsets(offsets, count, torch.device("cpu"))  # raises the message of the other backends
         raise
     return outputs, finals
 
@@ -112,11 +112,11 @@ def run_lowered(
 
 # ---- the program as integers --------------------------------------------------------------------------------------
 
-_GIVEN = ("elements", "sequences", "states", "vectors", "weights")
+_INPUTS = ("elements", "sequences", "states", "vectors", "weights")
 
 
 class Encoded(NamedTuple):
-    """A program as C reads it."""
+    """A program as integers for C, and the shapes of its inputs."""
 
     code: array[int]
     shapes: tuple[tuple[tuple[int, ...], ...], ...]
@@ -125,7 +125,7 @@ class Encoded(NamedTuple):
 
 @lru_cache(maxsize=256)
 def encode(program: Program) -> Encoded:
-    """A program as C reads it; made once for each object."""
+    """Return a program as integers for C."""
     if not isinstance(program, Program):
         raise ArgumentTypeError(message("program", f"a {type(program).__name__}", "a Program", "build one"))
     parts = program.blocks, program.weights, program.instructions, program.outputs, program.next_states
@@ -155,23 +155,20 @@ def encode(program: Program) -> Encoded:
             numbers += instruction.columns
         code = array("q", numbers)
     except (KeyError, ValueError, OverflowError, TypeError, struct.error) as error:
-        rule = "built of kinds, operations and numbers of raglane.programs.program"
+        rule = "of kinds, operations and numbers of raglane.programs.program"
         raise ArgumentError(message("program", quote(str(error)), rule, "build it again")) from error
-    _check_counts(program)
+    # C cannot see wrong numbers of results and operands, because encoded ones are padded.
+    for number, instruction in enumerate(program.instructions):
+        counts = len(instruction.results), len(instruction.operands)
+        right = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
+        if counts != right:
+            got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
+            raise ArgumentError(
+                message(f"instructions[{number}]", got, f"of {right[0]} and {right[1]}", "build it again")
+            )
     shapes = tuple([tuple([(width,) for width in program.given(kind)]) for kind in KINDS[:-1]])
     weights = tuple([(weight.groups, weight.rows, weight.depth) for weight in program.weights])
     return Encoded(code, (*shapes, weights), program)
-
-
-def _check_counts(program: Program) -> None:
-    """Refuse operands that are too many or too few, which C cannot see."""
-    for number, instruction in enumerate(program.instructions):
-        counts = len(instruction.results), len(instruction.operands)
-        wanted = 2 if instruction.operation == "norm" else 1, OPERATIONS[instruction.operation]
-        if counts != wanted:
-            got = f"{counts[0]} results and {counts[1]} operands of {instruction.operation}"
-            rule = f"{wanted[0]} and {wanted[1]}"
-            raise ArgumentError(message(f"instructions[{number}]", got, rule, "build it again"))
 
 
 def _place(place: Operand) -> tuple[int, ...]:
@@ -188,9 +185,9 @@ def _as_integer(number: float) -> int:
 
 
 def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
-    """``N`` and ``B``; the offsets' own numbers are looked at in C."""
+    """Return ``N`` and ``B``; C checks the numbers of the offsets."""
     try:
-        right = (
+        is_right = (
             offsets.dim() == 1
             and offsets.shape[0] > 0
             and offsets.dtype is torch.int64
@@ -199,27 +196,27 @@ def _sizes(offsets: Tensor, elements: Sequence[Tensor]) -> tuple[int, int]:
         )
         count = int(elements[0].shape[0] if elements else offsets[-1])
     except NO_MEMORY:
-        right, count = False, 0
-    if not right:
+        is_right, count = False, 0
+    if not is_right:
         check_offsets(offsets, count, torch.device("cpu"))
     return count, offsets.shape[0] - 1
 
 
 def _memory(own: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for an output: the caller's, where it fits."""
+    """Return the memory of an output: the caller's tensor if it fits."""
     if own is not None and own.shape == shape and own.dtype is dtype and own.stride(1) == 1 and own.is_cpu:
         return own
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def _computed_in(given: Sequence[Sequence[Tensor]]) -> torch.dtype:
-    """What the numbers of a call are: those of the first tensor, float32 where it is bfloat16."""
-    first = next((part for own in given for part in own), None)
+def _computed_in(inputs: Sequence[Sequence[Tensor]]) -> torch.dtype:
+    """Return the dtype of a call: that of the first tensor, with float32 for bfloat16."""
+    first = next((part for own in inputs for part in own), None)
     if first is None:
         return torch.float32
     if not isinstance(first, Tensor) or first.dtype not in DTYPES:
         got = str(first.dtype) if isinstance(first, Tensor) else f"a {type(first).__name__}"
-        rule = f"of a dtype of the cpu kernels, {', '.join(map(str, DTYPES))}"
+        rule = f"tensors of {', '.join(map(str, DTYPES))}, which the cpu kernels compute in"
         raise ShapeError(message("elements", got, rule, "convert it with .to()"))
     return torch.float64 if first.dtype is torch.float64 else torch.float32
 
@@ -229,14 +226,14 @@ def _add(fields: array[int], part: Tensor) -> None:
     fields.extend((part.data_ptr(), DTYPES[part.dtype], *strides))
 
 
-# ---- products of all elements' rows, whose bits depend on each row alone ---------------------------------------------
+# ---- products of the rows of all elements ----------------------------------------------------------------------------
 
 
 def times(rows: Tensor, weight: Tensor) -> Tensor:
-    """``rows @ weight.T``, group by group."""
+    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not weight.numel():
         got = f"shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else f"a {type(weight).__name__}"
-        rule = "a tensor (groups, width, depth), none of them 0"
+        rule = "a tensor (groups, width, depth), all above 0"
         raise ShapeError(message("weight", got, rule, "pass a tensor of that shape"))
     groups, width, depth = weight.shape
     offsets = weight.new_tensor([0, rows.shape[0]], dtype=torch.int64)
@@ -248,14 +245,14 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
 def _product(groups: int, width: int, depth: int) -> Program:
     columns = groups * width
     blocks = Block("element", groups * depth), Block("local", columns)
-    made = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
-    return Program(blocks, (Weight(groups, width, depth),), (made,), ((Operand(1), columns),), ())
+    product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
+    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
 
 
 def outer_products(
     left: Tensor, right: Tensor | None, *, groups: int = 1, sums: bool = False
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The sum over the elements of the outer products of their rows, and of the rows of ``left``."""
+    """Return the sums over the elements of the outer products of their rows, and of the rows of ``left``."""
     left = _rows("left", left, None, None)
     count, columns = left.shape
     if right is not None:
@@ -263,7 +260,7 @@ def outer_products(
     wide = columns if right is None else right.shape[1]
     if groups < 1 or columns % groups or wide % groups or not columns or not wide:
         got = f"{groups} for {columns} and {wide} columns"
-        raise ArgumentError(message("groups", got, "a number that divides both", "cut off the columns of no group"))
+        raise ArgumentError(message("groups", got, "a divisor of both", "drop the columns that belong to no group"))
     shape = (groups, columns // groups, wide // groups)
     to = None if right is None else torch.empty(shape, dtype=left.dtype, device="cpu")
     total = torch.empty(columns, dtype=left.dtype, device="cpu") if sums else None
@@ -276,11 +273,10 @@ def outer_products(
 
 
 def _rows(name: str, part: Any, count: int | None, dtype: torch.dtype | None) -> Tensor:
-    """Rows that C can read, as many and of the dtype that is asked for."""
+    """Return ``count`` rows that C can read, of a dtype; None for any."""
     try:
         rows, columns = part.shape
     except (AttributeError, TypeError, ValueError):
-        rows, columns = (0 if count is None else count), 0
-    return checked_rows(
-        name, part, (rows if count is None else count, columns), tuple(DTYPES) if dtype is None else (dtype,)
-    )
+        rows = columns = 0
+    shape = rows if count is None else count, columns
+    return checked_rows(name, part, shape, tuple(DTYPES) if dtype is None else (dtype,))

@@ -1,8 +1,7 @@
-"""Ranks on this machine: one process starts them, watches over them, and tells what became of them.
+"""Ranks on this machine, started and monitored by a process that does not train itself.
 
-That process trains nothing itself. Over a pipe each rank gets its work, and is told to stop or to save; it tells how
-far the training is, and how it ended. A pipe that ends tells a rank that nobody watches over it any more: it ends, too.
-So whichever process is killed, none is left behind.
+A rank receives its job and requests to stop or to save over a pipe, and sends its progress and its outcome. It also
+ends when its pipe is closed, so no process remains, whichever one is killed.
 """
 
 from __future__ import annotations
@@ -30,55 +29,56 @@ from raglane._utils.messages import current_flags, flags
 from raglane.errors import LostRankError, RaglaneError
 from raglane.training.job import Job, TrainingResult
 from raglane.training.machine import threads_of
-from raglane.training.ranks import Ranks, Stops, lost, lost_worker
-from raglane.training.state import Totals, TrainingState, Watcher
+from raglane.training.ranks import Ranks, SignalHandler, lost, lost_worker
+from raglane.training.state import Callback, Totals, TrainingState
 from raglane.training.trainer import Trainer
 
 # Seconds between two reports of batches.
 _REPORT = 0.1
-# Seconds: between two looks at the processes; from an error until it is known whether a process has died; and until
-# those that are left must have noticed that one has.
-_LOOK, _SOON, _GRACE = 0.2, 1.0, 20.0
+# Seconds between two checks of the processes; until a death is detected after an error; and until the other ranks have
+# detected a death.
+_POLL, _SOON, _GRACE = 0.2, 1.0, 20.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a rank among the others."""
+    """The number of a rank, and the parameters that it shares with the others."""
 
     rank: int
     count: int
     port: int
     flags: dict[str, str]
-    is_watched: bool
+    has_callback: bool
 
 
 class Process(Protocol):
-    """A process that was started: what ``subprocess`` and ``multiprocessing`` have in common."""
+    """The common interface of processes of ``subprocess`` and ``multiprocessing``."""
 
     pid: int
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
 
 
 @dataclass
 class _Rank:
-    """A rank as the process sees it that watches over it."""
+    """A rank in the monitoring process."""
 
     process: Process
     exit_code: Callable[[], int | None]
     pipe: Connection
-    told: Any = None
-    has_told: bool = False
+    # A result, an error, or None for a rank that lost the others.
+    outcome: Any = None
+    has_ended: bool = False
     code: int | None = None
 
     @property
     def has_failed(self) -> bool:
-        """True where it has an error of its own, so that nothing more can come of the others."""
-        return isinstance(self.told, (RaglaneError, OSError)) and not isinstance(self.told, LostRankError)
+        """True for an error that is not caused by another rank, so that the training cannot continue."""
+        return isinstance(self.outcome, (RaglaneError, OSError)) and not isinstance(self.outcome, LostRankError)
 
-    def tell(self, *words: Any) -> None:
-        """Send something; a rank that has gone does not hear it."""
+    def send(self, *words: Any) -> None:
+        """Send words to the rank, if it is alive."""
         try:
             self.pipe.send(words)
         except OSError:
@@ -86,11 +86,11 @@ class _Rank:
 
 
 def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
-    """Start a process that waits for its work."""
+    """Start a process that waits for its job, and return it with a function for its exit code."""
     environment = os.environ | _network()
     start = f"from raglane.training.ranks import launch; launch.run_rank(launch.Connection({pipe.fileno()}))"
     command = [sys.executable, "-c", start]
-    # In a session of its own: Ctrl-C reaches the process that watches over it, which passes it on.
+    # In a new session, so that Ctrl-C is sent only to the monitoring process, which forwards it.
     process = subprocess.Popen(
         command,
         pass_fds=[pipe.fileno()],
@@ -104,7 +104,7 @@ def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
 
 
 def _network() -> dict[str, str]:
-    """The network interface of ranks of one machine; it needs no network, and no name for the machine."""
+    """Return the environment variable that selects the loopback interface, which needs no network."""
     import socket
 
     names = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
@@ -112,36 +112,35 @@ def _network() -> dict[str, str]:
     return {} if loop is None or "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": loop}
 
 
-def launch(job: Job, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in as many processes as its settings say."""
+def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
+    """Run a training in ``settings.ranks`` processes."""
     settings = job.settings
-    # Not a choice of the run, which may go on with other ranks elsewhere.
+    # Separate from the settings, because the run may be resumed with other ranks.
     shared = pickle.dumps((job, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
     ranks: list[_Rank] = []
-    stops = Stops()
+    signals = SignalHandler()
     try:
-        with closing(stops):
-            stops.listen()
+        with closing(signals):
+            signals.listen()
             for _ in range(settings.ranks):
-                mine, its = Pipe()
-                with its:
-                    process, exit_code = start_process(its)
-                ranks.append(_Rank(process, exit_code, mine))
+                parent, child = Pipe()
+                with child:
+                    process, exit_code = start_process(child)
+                ranks.append(_Rank(process, exit_code, parent))
             for number, rank in enumerate(ranks):
-                rank.tell(Place(number, settings.ranks, store.port, current_flags(), watcher is not None), shared)
-            return _Watch(job, ranks, watcher, stops).until_the_end()
+                rank.send(Place(number, settings.ranks, store.port, current_flags(), callback is not None), shared)
+            return _Monitor(job, ranks, callback, signals).run()
     finally:
         for rank in ranks:
-            # What has ended is not hurt.
             rank.process.kill()
         for rank in ranks:
             _reap(rank)
             rank.pipe.close()
-        # It has a thread, which it waits for when it ends. An error's traceback would keep it until some process that
-        # was forked later collects garbage: there the thread is none, and a DataLoader's worker died of that.
+        # Its destructor joins a thread. If a traceback kept the store alive until a forked process, which lacks the
+        # thread, collects garbage, that process (e.g. a DataLoader worker) would crash.
         del store
 
 
@@ -151,66 +150,66 @@ def _reap(rank: _Rank) -> None:
         time.sleep(0.01)
 
 
-class _Watch:
-    """Over ranks that train."""
+class _Monitor:
+    """Monitors ranks until the training ends."""
 
-    def __init__(self, job: Job, ranks: list[_Rank], watcher: Watcher | None, stops: Stops) -> None:
-        self._job, self._ranks, self._watcher, self._stops = job, ranks, watcher, stops
-        self._passed_on = False
+    def __init__(self, job: Job, ranks: list[_Rank], callback: Callback | None, signals: SignalHandler) -> None:
+        self._job, self._ranks, self._callback, self._signals = job, ranks, callback, signals
+        self._is_forwarded = False
 
-    def until_the_end(self) -> TrainingResult:
-        """Watch until the first rank has a result, or no more can come."""
+    def run(self) -> TrainingResult:
+        """Return the result of the first rank; raise if the training failed."""
         since = None
         while True:
-            self._hear()
-            self._pass_on()
-            if isinstance(self._ranks[0].told, TrainingResult):
-                return self._ranks[0].told
+            self._receive()
+            self._forward()
+            if isinstance(self._ranks[0].outcome, TrainingResult):
+                return self._ranks[0].outcome
             if any(rank.has_failed for rank in self._ranks):
                 raise self._error()
-            if any(rank.code is not None or rank.has_told for rank in self._ranks):
+            if any(rank.code is not None or rank.has_ended for rank in self._ranks):
                 since = since or time.monotonic()
-                is_over = all(rank.code is not None or rank.has_told for rank in self._ranks)
-                told = [rank.told for rank in self._ranks]
+                is_over = all(rank.code is not None or rank.has_ended for rank in self._ranks)
+                outcomes = [rank.outcome for rank in self._ranks]
                 grace = _GRACE
-                if any(isinstance(word, BaseException) and not isinstance(word, LostRankError) for word in told):
+                if any(isinstance(one, BaseException) and not isinstance(one, LostRankError) for one in outcomes):
                     grace = _SOON
                 if is_over or time.monotonic() - since > grace:
                     raise self._error()
 
-    def _hear(self) -> None:
-        """Receive the messages of ranks, and how they ended."""
+    def _receive(self) -> None:
+        """Receive messages and exit codes of the ranks."""
         pipes = {rank.pipe: rank for rank in self._ranks if rank.code is None}
-        for pipe in wait(list(pipes), _LOOK):
+        for pipe in wait(list(pipes), _POLL):
             rank = pipes[pipe]  # type: ignore[index]
             try:
-                what, *said = rank.pipe.recv()
+                method, *arguments = rank.pipe.recv()
             except (EOFError, OSError):
                 _reap(rank)
                 rank.code = rank.exit_code()
                 continue
-            if what == "ended":
-                rank.told, rank.has_told = said[0], True
-            elif self._watcher is not None:
-                getattr(self._watcher, what)(*said)
+            if method == "ended":
+                rank.outcome, rank.has_ended = arguments[0], True
+            elif self._callback is not None:
+                getattr(self._callback, method)(*arguments)
         for rank in pipes.values():
-            # A rank's own children keep its end of the pipe open for a while.
+            # Checked too, because children of a dead rank may keep its end of the pipe open.
             if rank.code is None and not rank.pipe.poll():
                 rank.code = rank.exit_code()
 
-    def _pass_on(self) -> None:
-        """Tell the ranks to stop, where this process was told."""
-        if self._stops.asked is not None and not self._passed_on:
-            self._passed_on = True
+    def _forward(self) -> None:
+        """Forward a signal to the ranks."""
+        if self._signals.received is not None and not self._is_forwarded:
+            self._is_forwarded = True
             for rank in self._ranks:
-                rank.tell("stop", self._stops.asked)
+                rank.send("stop", self._signals.received)
 
     def _error(self) -> BaseException:
-        """Why it ended, and what to do; one of those that are left saves what was done."""
-        told = [rank.told for rank in self._ranks if isinstance(rank.told, BaseException)]
-        dead = [number for number, rank in enumerate(self._ranks) if rank.code is not None and not rank.has_told]
-        # What PyTorch says may come of a rank that died; what Raglane and the system say does not.
-        own = [error for error in told if isinstance(error, (RaglaneError, OSError)) or not dead]
+        """Return the error of a failed training, after a surviving rank has saved the last step."""
+        errors = [rank.outcome for rank in self._ranks if isinstance(rank.outcome, BaseException)]
+        dead = [number for number, rank in enumerate(self._ranks) if rank.code is not None and not rank.has_ended]
+        # Errors of PyTorch may be caused by a dead rank; those of Raglane and the system are not.
+        own = [error for error in errors if isinstance(error, (RaglaneError, OSError)) or not dead]
         if own and not isinstance(own[0], LostRankError):
             return own[0]
         self._save()
@@ -220,19 +219,21 @@ class _Watch:
         return lost(got, self._job.folder)
 
     def _save(self) -> None:
-        """Let one that is left write what all of them had done."""
-        keeper = next((rank for rank in self._ranks if rank.has_told and rank.told is None and rank.code is None), None)
+        """Let a surviving rank save the last complete step."""
+        keeper = next(
+            (rank for rank in self._ranks if rank.has_ended and rank.outcome is None and rank.code is None), None
+        )
         if keeper is None:
             return
-        keeper.tell("save")
+        keeper.send("save")
         end = time.monotonic() + 10 * _GRACE
         while keeper.code is None and time.monotonic() < end:
-            wait([keeper.pipe], _LOOK)
+            wait([keeper.pipe], _POLL)
             keeper.code = keeper.exit_code()
 
 
 def _words_for(code: int | None) -> str:
-    """The end of a process in words."""
+    """Describe an exit code."""
     if code is not None and code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -241,24 +242,24 @@ def _words_for(code: int | None) -> str:
     return f"which ended with exit code {code}"
 
 
-# From here on: in the process of a rank.
+# The following functions run in the process of a rank.
 
 
-class _Teller:
-    """Tells the watcher of another process what happens here."""
+class _Sender:
+    """Sends progress to the callback in the monitoring process."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._told = 0.0
+        self._sent = 0.0
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         _send(self._pipe, "started", state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch is done: told a few times a second, since reading the sums waits for a GPU."""
+        """Send a few times per second, because reading the sums synchronises with a GPU."""
         now = time.monotonic()
-        if now - self._told >= _REPORT:
-            self._told = now
+        if now - self._sent >= _REPORT:
+            self._sent = now
             _send(self._pipe, "batch_done", epoch, batch, Totals(**totals.to_config()))
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
@@ -266,30 +267,30 @@ class _Teller:
 
 
 def _send(pipe: Connection, *words: Any) -> None:
-    """Send something with the numbers of its tensors: PyTorch would send where they lie, which only a fork may ask."""
+    """Send words with the values of their tensors; PyTorch would send file descriptors, which only forks can use."""
     pipe.send_bytes(pickle.dumps(words, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def run_rank(pipe: Connection) -> None:
-    """Do the work that comes over a pipe, and say over it how that ended."""
-    # Whom to stop, the process that watches over this one knows; to stop this rank alone would stop the others, too.
+    """Run the job that is received over a pipe, and send its outcome."""
+    # The monitoring process signals all ranks together.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stops = Stops()
+    signals = SignalHandler()
     place, content = pipe.recv()
     words: SimpleQueue[str] = SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, stops, words), daemon=True).start()
+    threading.Thread(target=_listen, args=(pipe, signals, words), daemon=True).start()
     with flags(place.flags):
-        told = _work(pipe, place, content, stops, words)
-        _send(pipe, "ended", told)
-        if isinstance(told, LostRankError):
-            # A worker of this rank has died. The others hear of it by the end of this one, and one of them saves.
+        outcome = _work(pipe, place, content, signals, words)
+        _send(pipe, "ended", outcome)
+        if isinstance(outcome, LostRankError):
+            # A DataLoader worker died. The end of this rank is detected by the others, one of which saves.
             os._exit(0)
-    # Until the others have ended, who may still hear from this one.
+    # Stay alive for the communication of the other ranks.
     words.get()
 
 
-def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: SimpleQueue[str]) -> Any:
-    """The result, or the error."""
+def _work(pipe: Connection, place: Place, content: bytes, signals: SignalHandler, words: SimpleQueue[str]) -> Any:
+    """Run a job and return its result or error; None if another rank died."""
     saves = False
 
     def is_keeper() -> bool:
@@ -305,11 +306,11 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
             torch.set_num_threads(threads)
         store = distributed.TCPStore("127.0.0.1", place.port, is_master=False)  # type: ignore[attr-defined]
         ranks.join(store)
-        watcher = _Teller(pipe) if place.is_watched and ranks.is_first else None
-        return Trainer(job, ranks, watcher, stops).run()
+        callback = _Sender(pipe) if place.has_callback and ranks.is_first else None
+        return Trainer(job, ranks, callback, signals).run()
     except Exception as error:
         if saves:
-            # It has, or could not: the others have gone, and nothing is left to say.
+            # The state is saved, or could not be; the outcome was already sent.
             os._exit(0)
         if not isinstance(error, RaglaneError):
             error.add_note("".join(traceback.format_exception(error)))
@@ -317,7 +318,7 @@ def _work(pipe: Connection, place: Place, content: bytes, stops: Stops, words: S
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that can be sent."""
+    """Return the error, or a RuntimeError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -325,8 +326,8 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _listen(pipe: Connection, stops: Stops, words: SimpleQueue[str]) -> None:
-    """Hear what the watching process has to say, until it has gone."""
+def _listen(pipe: Connection, signals: SignalHandler, words: SimpleQueue[str]) -> None:
+    """Receive requests of the monitoring process; kill this process when the pipe is closed."""
     while True:
         try:
             word, *more = pipe.recv()
@@ -334,6 +335,6 @@ def _listen(pipe: Connection, stops: Stops, words: SimpleQueue[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             return
         if word == "stop":
-            stops.asked = more[0]
+            signals.received = more[0]
         else:
             words.put(word)

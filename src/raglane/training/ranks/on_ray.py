@@ -1,7 +1,6 @@
-"""Ranks on a Ray cluster: Ray Train starts them, and starts them again where one is lost.
+"""Ranks on a Ray cluster: Ray Train starts them, and restarts all of them if one dies.
 
-The files of the run are those of any other: the first rank writes them, so the folder is on a disk that all machines
-see, and what went on before a loss goes on from ``last``.
+The first rank writes the files of the run to a folder that all machines share. Restarted ranks resume from ``last``.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from raglane.errors import ArgumentError, RaglaneError
 from raglane.training.folder import LAST, repair
 from raglane.training.job import Job, TrainingResult
 from raglane.training.ranks import Ranks, lost
-from raglane.training.state import Totals, TrainingState, Watcher, load_state
+from raglane.training.state import Callback, Totals, TrainingState, load_state
 from raglane.training.tasks import TASKS
 from raglane.training.trainer import Trainer
 
-# How often workers are started again, and seconds between two looks at how far they are.
-_ATTEMPTS, _LOOK = 4, 0.2
-# Where Ray keeps what it wants to, in the folder of the run: all machines see that.
+# The number of starts of the workers, and seconds between two checks of their messages.
+_ATTEMPTS, _POLL = 4, 0.2
+# The files of Ray, in the folder of the run, which all machines share.
 _OWN = ".ray"
 
 
 def connected() -> Any:
-    """Ray, connected to the cluster that the environment or this machine has, or to one that is started here."""
+    """Return ``ray``, connected to the cluster of the environment or this machine; start one if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     ray = require("ray", "ray")
@@ -45,7 +44,7 @@ def connected() -> Any:
 
 
 def check_machines(ray: Any, folder: Path, given_as: str) -> None:
-    """Refuse a cluster of which a machine lacks this version of Raglane, or a folder that all machines must share."""
+    """Raise if a machine of the cluster lacks this version of Raglane, or does not share the folder."""
     machines = [machine for machine in ray.nodes() if machine["Alive"]]
     if len(machines) < 2:
         return
@@ -60,25 +59,25 @@ def check_machines(ray: Any, folder: Path, given_as: str) -> None:
         try:
             found, sees = ray.get(answer)
         except Exception as error:
-            # Also where Raglane cannot be imported, of which Ray tells in many lines.
+            # E.g. Raglane cannot be imported there; the last line of Ray's message has the reason.
             found, sees = f"none that can be imported ({(str(error).strip() or 'no reason').splitlines()[-1]})", True
         if found != version("raglane"):
-            got, rule = f"the machine {name}, with Raglane {found}", f"on machines with Raglane {version('raglane')}"
-            fix = "install that version there, or pass Ray a runtime_env that installs it"
+            got, rule = f"the machine {name}, with Raglane {found}", f"Raglane {version('raglane')} on every machine"
+            fix = "install it there, or pass Ray a runtime_env that does"
             raise ArgumentError(message("engine", got, rule, fix))
         if not sees:
-            got = f"{quote(str(folder.parent))}, which the machine {name} does not find"
-            rule, fix = "a folder on storage shared by all machines", f"give another {argument(given_as)}"
+            got = f"{quote(str(folder.parent))}, which does not exist on the machine {name}"
+            rule, fix = "a folder on storage that all machines share", f"pass another {argument(given_as)}"
             raise ArgumentError(message(given_as, got, rule, fix))
 
 
 def _look(folder: str) -> tuple[str, bool]:
-    """The version of Raglane of a machine, and whether it sees a folder."""
+    """Return the version of Raglane on a machine, and True if a folder exists there."""
     return version("raglane"), os.path.isdir(folder)
 
 
 class _Messages:
-    """The messages of workers, kept by an actor of its own until the waiting process takes them."""
+    """An actor that stores the messages of workers until the waiting process takes them."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Any, ...]] = []
@@ -94,13 +93,13 @@ class _Messages:
         return self.error
 
     def take(self) -> list[tuple[Any, ...]]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         kept, self._kept = self._kept, []
         return kept
 
 
 class _Reporter:
-    """Tells Ray how far a rank is, which each of them does at the same moments, and the waiting process besides."""
+    """Reports progress to Ray, on all ranks at the same steps, and to the waiting process."""
 
     def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
         self._ranks, self._messages, self._folder = ranks, messages, folder
@@ -115,7 +114,7 @@ class _Reporter:
         self._tell("started", state, epochs, batches)
 
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """A batch is done; in the middle of an epoch all ranks report."""
+        """Report in the middle of an epoch."""
         if batch == (self._batches + 1) // 2:
             from ray import train
 
@@ -130,12 +129,12 @@ class _Reporter:
 
 
 def _worker(config: dict[str, Any]) -> None:
-    """The part of a worker."""
+    """Run the job as a worker of Ray."""
     import ray
     from ray import train
 
     context = train.get_context()
-    # Of the GPUs Ray shows each worker its own.
+    # Each worker has one visible GPU, so `local` is 0.
     ranks = Ranks(context.get_world_rank(), context.get_world_size())
     messages = config["messages"]
     job: Job = ray.get(config["job"][0])
@@ -144,7 +143,7 @@ def _worker(config: dict[str, Any]) -> None:
     with flags(config["flags"]):
         try:
             if ranks.is_first:
-                # A worker before this one may have been killed while it wrote.
+                # A previous worker may have been killed while it wrote.
                 repair(job.folder)
             ranks.from_first(None)
             resume = job.resume or (job.folder / LAST).exists()
@@ -155,12 +154,12 @@ def _worker(config: dict[str, Any]) -> None:
             raise
 
 
-def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
-    """Do a training in workers of a Ray cluster."""
+def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
+    """Run a training in workers of a Ray cluster."""
     folder = job.folder
     if folder is None:
-        rule = "a folder that all workers of the cluster share"
-        raise ArgumentError(message("out", "None", rule, f"give {argument('out')}"))
+        rule = "a folder that all machines of the cluster share"
+        raise ArgumentError(message("out", "None", rule, f"pass {argument('out')}"))
     ray = connected()
     require("ray.train.torch", "ray")
     messages = ray.remote(num_cpus=0)(_Messages).remote()
@@ -168,21 +167,21 @@ def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     try:
         own.mkdir(exist_ok=True)
         check_machines(ray, own, "out")
-        given = {
+        config = {
             "messages": messages,
             "flags": current_flags(),
             "job": [ray.put(replace(job, folder=folder.absolute()))],
         }
-        with _heard(ray, messages, watcher):
+        with _receiving(ray, messages, callback):
             for _ in range(_ATTEMPTS):
-                error = _fit(job, given, own.absolute())
-                told = ray.get(messages.failed.remote())
-                if told is not None:
-                    raise told
+                error = _fit(job, config, own.absolute())
+                failure = ray.get(messages.failed.remote())
+                if failure is not None:
+                    raise failure
                 if error is None:
                     break
             else:
-                raise lost("workers that were lost again and again", folder) from error
+                raise lost(f"workers that died in {_ATTEMPTS} attempts", folder) from error
     finally:
         shutil.rmtree(own, ignore_errors=True)
         ray.kill(messages)
@@ -190,8 +189,8 @@ def launch_on_ray(job: Job, watcher: Watcher | None = None) -> TrainingResult:
     return TrainingResult(folder, TASKS[job.settings.task].terms(job.settings)[0], state)
 
 
-def _fit(job: Job, given: dict[str, Any], own: Path) -> BaseException | None:
-    """Let Ray train once; gives the error with which that ended."""
+def _fit(job: Job, config: dict[str, Any], own: Path) -> BaseException | None:
+    """Start the workers once; return the error if they fail."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -201,7 +200,7 @@ def _fit(job: Job, given: dict[str, Any], own: Path) -> BaseException | None:
     on_gpus = settings.device == "cuda" or pick_device(settings.device).type == "cuda"
     trainer = TorchTrainer(
         _worker,
-        train_loop_config=given,
+        train_loop_config=config,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=settings.ranks,
@@ -218,25 +217,25 @@ def _fit(job: Job, given: dict[str, Any], own: Path) -> BaseException | None:
 
 
 @contextmanager
-def _heard(ray: Any, messages: Any, watcher: Watcher | None) -> Any:
-    """Within it a watcher hears what the workers tell."""
+def _receiving(ray: Any, messages: Any, callback: Callback | None) -> Any:
+    """Pass messages of the workers to the callback while the context is open."""
     ended = threading.Event()
 
-    def hear() -> None:
+    def receive() -> None:
         while True:
-            last = ended.wait(_LOOK)
+            last = ended.wait(_POLL)
             with suppress(Exception):
-                for what, *said in ray.get(messages.take.remote()):
-                    getattr(watcher, what)(*said)
+                for method, *arguments in ray.get(messages.take.remote()):
+                    getattr(callback, method)(*arguments)
             if last:
                 return
 
-    listener = threading.Thread(target=hear, daemon=True)
-    if watcher is not None:
+    listener = threading.Thread(target=receive, daemon=True)
+    if callback is not None:
         listener.start()
     try:
         yield
     finally:
         ended.set()
-        if watcher is not None:
+        if callback is not None:
             listener.join(10)

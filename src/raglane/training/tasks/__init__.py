@@ -1,7 +1,7 @@
-"""The tasks that a model is trained for: one class per task, and one line in ``TASKS``.
+"""The tasks of models: a class for each, and a line in ``TASKS``.
 
-A task knows how many numbers the head gives, the loss, the metrics, the baseline and what predictions look like. What
-it wants of the data stands in :data:`raglane.data.records.TASKS`.
+A task defines the output size, loss, metrics, baseline and table of predictions. Its requirements for the data are in
+:data:`raglane.data.records.TASKS`.
 """
 
 from __future__ import annotations
@@ -32,32 +32,31 @@ TASKS: dict[str, type[Task]] = {
 
 
 def settle(settings: Settings, training: Dataset) -> tuple[Settings, str | None]:
-    """Settings with the loss that suits the data where none is chosen, and a line that says so."""
+    """Choose the loss bce for a forecast of zeros and ones; return the settings, and a line about this or None."""
     if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
         return settings, None
-    why = f"every channel is 0 or 1; for errors of numbers: {argument('loss', 'mse')}"
-    return replace(settings, loss="bce"), f"loss: bce, since {why}"
+    why = f"all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}"
+    return replace(settings, loss="bce"), f"loss: bce, because {why}"
 
 
 def _is_binary(training: Dataset) -> bool:
-    """True where all features are 0 or 1, and not all steps are the same."""
+    """Return True if all channels are 0 or 1, and not all constant."""
     channels = training.statistics.channels.values()
     are_binary = all(channel.is_binary and not channel.missing for channel in channels)
     return are_binary and any(channel.high > channel.low for channel in channels)
 
 
 def fit(training: Dataset, settings: Settings) -> Preprocessor:
-    """Fit the preprocessing of a task to the training part: binary channels are left as they are, others are scaled."""
+    """Return the preprocessor fitted to the training data, without scaling for the loss bce."""
     is_binary = settings.task == "forecast" and settings.loss_name == "bce"
     fitted = Preprocessor.fit(training, task=settings.task, missing=settings.missing, standardize=not is_binary)
     if fitted.task in ("classify", "tag") and len(fitted.labels or ()) == 1:
-        # Any model would be right, and none would have learned.
-        got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data with at least two classes"
+        got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(message(str(training.source), got, rule, fix))
     return fitted
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
-    """The task of a model."""
+    """Return the task of a model."""
     return TASKS[settings.task](preprocessor, settings)

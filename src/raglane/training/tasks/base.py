@@ -1,4 +1,4 @@
-"""The interface of a task, and the sums that it computes of a batch."""
+"""The interface of tasks."""
 
 from __future__ import annotations
 
@@ -20,68 +20,71 @@ from raglane.training.settings import ModelSettings
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over a batch, each a 0-d tensor.
+    """Sums over the targets of a batch, each a 0-d tensor."""
 
-    Args:
-        loss: the sum of the losses, with a gradient.
-        metric: the sum of what the metric averages.
-        count: how many were summed.
-        baseline: the metric's sum for the baseline; 0 where there is none.
-    """
-
+    # With a gradient.
     loss: Tensor
     metric: Tensor
+    # The number of targets.
     count: Tensor
+    # The metric of the baseline; 0 without one.
     baseline: Tensor
 
     @property
     def mean_loss(self) -> Tensor:
-        """The mean loss, which the optimizer makes smaller; 0 for a batch of empty sequences."""
+        """The mean loss; 0 for a batch of empty sequences."""
         return self.loss / self.count.clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a model beside its loss.
+    """The results of an evaluation, except the loss."""
 
-    Args:
-        numbers: the metrics by name, the first one the most telling; baselines among them.
-        labels: the classes or labels that ``confusion`` or ``table`` speak of.
-        confusion: ``(K, K)`` int64, row the true class and column the predicted one; None where there are no classes.
-        table: rows of numbers, each with the same keys, the first of them a name: per label, per target, per step.
-        points: for a picture, pairs of true and predicted numbers; () where there are none.
-    """
-
+    # Metrics and baselines by name, the most important one first.
     numbers: dict[str, float]
+    # The classes or labels of ``confusion`` or ``table``.
     labels: tuple[str, ...] = ()
+    # ``(K, K)`` int64, with a row per true class.
     confusion: Tensor | None = None
+    # Rows with the same keys, the first of which is a name: per label, per target or per step.
     table: tuple[dict[str, Any], ...] = ()
+    # Pairs of true and predicted numbers for a picture.
     points: tuple[tuple[float, float], ...] = field(default=(), repr=False)
 
 
 class Meter(Protocol):
-    """Adds up the answers of a model, batch by batch."""
+    """Accumulates measurements over batches."""
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        """Count a batch in: the model's answers ``(B or N, K)``, and what they should be, on one device."""
+        """Add a batch and the outputs of the model ``(B or N, K)`` for it, on one device."""
 
     def measured(self) -> Measured:
-        """The measurements of all batches so far."""
+        """Return the measurements of all batches."""
 
 
 class Task(ABC):
-    """All that sets one task apart. Losses and metrics are taken over flat values, so each real element counts once.
+    """Output size, loss, metrics and predictions of a task. A new task is a subclass, registered in ``TASKS``.
+
+    Losses and metrics are computed of flat values, so each element counts once, and padding does not exist.
 
     Args:
-        preprocessor: what was learned of the training part: classes, scales, names.
-        settings: of the model or, with what only training uses, of the training.
+        preprocessor: classes, scales and names, fitted to the training data.
+        settings: the :class:`Settings` of a training, or the :class:`ModelSettings` of a stored model.
 
     Attributes:
-        metric: the name of what the history keeps beside the loss.
-        baseline: the name of the simple rule that the metric is compared with; None where there is none.
-        options: which options of a prediction go with the task.
-        kept: what a model keeps per number of its head beside weights, by name, and what it begins with.
-        class_weights: ``(K,)``, what the loss of each class counts in training; None where all count the same.
+        metric: the name of the metric in the history.
+        baseline: the name of the rule that the metric is compared with, or None.
+        options: the options of predictions that exist for the task: probabilities, top, horizon.
+        kept: buffers of the model with an entry per output, by name, with their initial value.
+        class_weights: ``(K,)``, the weight of each class in the training loss, or None.
+
+    Raises:
+        DataError: the data does not fit the task.
+
+    Example:
+        >>> from raglane.training.tasks import TASKS
+        >>> TASKS["classify"].metric
+        'accuracy'
     """
 
     metric: str
@@ -97,71 +100,67 @@ class Task(ABC):
 
     @classmethod
     def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:  # noqa: ARG003
-        """The names of the metric and of the baseline with some settings."""
+        """Return the names of metric and baseline for given settings."""
         return cls.metric, cls.baseline
 
     @staticmethod
     @abstractmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of outputs of the head."""
+        """Return the number of outputs of the head."""
 
     @abstractmethod
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Compare a model's answers with the targets of its batch.
+        """Return the loss and metric of a batch, as sums over its targets.
 
         Args:
             output: of the model.
-            batch: with targets.
-            training: whether the loss is what the optimizer sees; class weights and smoothing change that one only.
+            batch: a batch with targets.
+            training: True for the training loss, with class weights and label smoothing.
         """
 
     def weigh(self, targets: Tensor) -> Tensor:
-        """The weights of classes that make the rare count as much as the frequent.
-
-        Args:
-            targets: of the training part.
-        """
+        """Return balanced class weights ``(K,)`` for the targets of the training data."""
         raise NotImplementedError
 
     @abstractmethod
     def meter(self, model: Any, records: Dataset) -> Meter:
-        """An empty sum of all that an evaluation of a model on some records says.
+        """Return an empty meter for an evaluation on ``records``.
 
-        A task with ``top`` among its options takes it here and in :meth:`columns`: how many classes are told.
+        A task with the option ``top`` has a parameter ``top`` here and in :meth:`columns`, the number of classes.
         """
 
     @abstractmethod
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
-        """The columns of a table of predictions, one entry per row of the answers.
+        """Return the columns of a table of predictions.
 
         Args:
-            output: ``(rows, ...)`` on the CPU: one row per sequence or per element.
-            model: that gave them.
-            probabilities: whether each class has a column.
+            output: outputs of :meth:`answer` on the CPU, with a row per sequence or element.
+            model: the model that computed them.
+            probabilities: True for a column per class.
         """
 
     @property
     def is_per_element(self) -> bool:
-        """True where each element has a prediction; a text or a forecast goes on from its end."""
+        """True if each element has a prediction; a language model or forecast predicts only after the end."""
         return bool(self.preprocessor.per_element) and "horizon" not in self.options
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:  # noqa: ARG002
-        """The answers to one batch, as :meth:`columns` takes them.
+        """Return the outputs for a batch, for :meth:`columns`.
 
         Args:
-            model: of :class:`~raglane.training.model.SequenceModel`.
+            model: a :class:`SequenceModel`.
             inputs: whole sequences.
-            horizon: how many elements to forecast, for the tasks that do.
+            horizon: the number of elements to forecast, for tasks with this option.
         """
         return values_of(model(inputs))
 
     def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
-        """Rows of a table: how good forecasts are, step by step, of the last elements of each sequence.
+        """Return the errors per step of forecasts of the last ``horizon`` elements of each sequence, as table rows.
 
         Args:
-            model: of :class:`~raglane.training.model.SequenceModel`.
-            batches: whole sequences, on the model's device.
-            horizon: how many elements to hold back and forecast.
+            model: a :class:`SequenceModel`.
+            batches: whole sequences, on the device of the model.
+            horizon: the number of elements to forecast.
 
         Raises:
             DataError: no sequence is long enough.
@@ -169,26 +168,25 @@ class Task(ABC):
         raise NotImplementedError
 
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:  # noqa: B027
-        """Set what the model keeps beside its weights, by its answers to the validation part.
+        """Set the buffers of the model that ``kept`` names by its outputs for the validation data.
 
         Args:
-            model: whose buffers are written; only where the task has some in ``kept``.
-            answers: ``(M, K)`` for each batch, on the CPU.
-            batches: with targets.
+            model: the model.
+            answers: its outputs ``(M, K)`` for each batch, on the CPU.
+            batches: the batches, with targets.
         """
 
     def check(self, records: Dataset) -> None:  # noqa: B027
-        """Raise a :class:`~raglane.errors.DataError` where the loss cannot be taken on some data."""
+        """Raise a :class:`~raglane.errors.DataError` if the loss cannot be computed for some data."""
 
 
 def values_of(output: Tensor | Ragged) -> Tensor:
-    """The rows of a model's answers, one per sequence or per element."""
+    """Return the outputs of a model as a tensor, with a row per sequence or element."""
     return output.values if isinstance(output, Ragged) else output
 
 
 def targets_of(batch: Batch) -> Tensor:
-    """The targets of a batch."""
+    """Return the targets of a batch; raise if it has none."""
     if batch.targets is None:
-        rule, fix = "a batch with targets", "pass data with labels"
-        raise ArgumentError(message("batch", "sequences without targets", rule, fix))
+        raise ArgumentError(message("batch", "no targets", "a batch with targets", "pass data with labels"))
     return batch.targets

@@ -1,4 +1,4 @@
-"""One class, or any number of labels, per sequence or per element."""
+"""Classification, tagging and multi-label classification."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from raglane.training.tasks.base import Measured, Score, Task, targets_of, value
 
 
 class Classify(Task):
-    """Cross-entropy and accuracy."""
+    """One class per sequence: cross-entropy and accuracy."""
 
     metric = "accuracy"
     options: ClassVar[tuple[str, ...]] = ("probabilities", "top")
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of classes."""
+        """Return the number of classes."""
         return preprocessor.class_count
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Compare logits ``(B or N, K)`` with the classes of the batch."""
+        """Return cross-entropy and accuracy of logits ``(B or N, K)``."""
         logits, targets = values_of(output), targets_of(batch)
         weights, smoothing = None, 0.0
         if training:
@@ -38,12 +38,12 @@ class Classify(Task):
         return Score(loss, right, torch.as_tensor(targets.shape[0]), torch.zeros(()))
 
     def weigh(self, targets: Tensor) -> Tensor:
-        """Weights by which each class counts the same in all, and an average element 1."""
+        """Return weights that give all classes the same total weight, with mean 1 over the targets."""
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
     def meter(self, model: Any, records: Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
-        """The confusion matrix, and what follows from it."""
+        """Return a meter of the confusion matrix, accuracy and F1 scores."""
         return _Confusion(self.preprocessor.labels or (), top)
 
     def columns(
@@ -54,7 +54,7 @@ class Classify(Task):
         probabilities: bool,
         top: int = 1,
     ) -> dict[str, list[Any]]:
-        """The likeliest class, its probability and, where asked for, several of both, and the probability of each."""
+        """Return the likeliest class, its probability and, with the options, the top classes and all probabilities."""
         shares, labels = output.softmax(-1), self.preprocessor.labels or ()
         best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
         columns: dict[str, list[Any]] = {
@@ -71,11 +71,11 @@ class Classify(Task):
 
 
 class Tag(Classify):
-    """As :class:`Classify`, with an answer for each element."""
+    """One class per element."""
 
 
 class _Confusion:
-    """Counts of each predicted class for each true class."""
+    """Accumulates the confusion matrix."""
 
     def __init__(self, labels: tuple[str, ...], top: int) -> None:
         self.labels, self.top = labels, min(top, len(labels))
@@ -96,38 +96,38 @@ class _Confusion:
 
 
 def confusion_matrix(targets: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """Counts of each predicted class for each true class."""
+    """Return the counts ``(classes, classes)`` of predicted classes for each true class."""
     counts = torch.bincount(targets * classes + predictions, minlength=classes * classes)
     return counts.view(classes, classes)
 
 
 def accuracy(matrix: Tensor) -> float:
-    """The share of right predictions; NaN where there are none at all."""
+    """Return the share of correct predictions; NaN without predictions."""
     total = int(matrix.sum())
     return int(matrix.trace()) / total if total else float("nan")
 
 
 def f1_scores(matrix: Tensor) -> Tensor:
-    """The F1 score of each class, ``2 right / (true + predicted)``; NaN for a class that never occurs."""
+    """Return the F1 score of each class, ``2 correct / (true + predicted)``; NaN for a class that does not occur."""
     counts = matrix.double()
     return 2 * counts.diagonal() / (counts.sum(0) + counts.sum(1))
 
 
 def macro_f1(matrix: Tensor) -> float:
-    """The mean F1 score of the classes that occur in the targets or the predictions."""
+    """Return the mean F1 score of the classes that occur in targets or predictions."""
     return float(f1_scores(matrix).nanmean())
 
 
 def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
-    """For each label the probability from which on it is told, so that its F1 score is highest."""
+    """Return for each label the probability threshold with the highest F1 score."""
     count, labels = shares.shape
     if count == 0:
         return torch.full((labels,), 0.5)
     ranked, order = shares.double().sort(dim=0, descending=True, stable=True)
     hits = targets.double().gather(0, order).cumsum(0)
-    told = torch.arange(1, count + 1, dtype=torch.float64).unsqueeze(1)
-    scores = 2 * hits / (told + hits[-1])
-    # Equal probabilities cannot be told apart; below the last there is nothing, and it may itself be 0.
+    predicted = torch.arange(1, count + 1, dtype=torch.float64).unsqueeze(1)
+    scores = 2 * hits / (predicted + hits[-1])
+    # No threshold separates equal probabilities. The last one may be 0, so the bound below it is negative.
     below = torch.cat([ranked[1:], torch.full((1, labels), -1e-6, dtype=torch.float64)])
     scores = torch.where(below < ranked, scores, -1.0)
     place = scores.argmax(dim=0, keepdim=True)
@@ -136,7 +136,7 @@ def best_thresholds(shares: Tensor, targets: Tensor) -> Tensor:
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy of each label; thresholds are chosen on the validation part and kept with the model."""
+    """Any number of labels: binary cross-entropy, with thresholds chosen on the validation data."""
 
     metric = "exact_match"
     options: ClassVar[tuple[str, ...]] = ("probabilities",)
@@ -144,11 +144,11 @@ class MultiLabel(Task):
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of labels."""
+        """Return the number of labels."""
         return preprocessor.class_count
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Compare logits ``(M, K)`` with the sets of the batch; a match here is one at thresholds of a half."""
+        """Return the loss of logits ``(M, K)``, and exact matches at thresholds of 0.5."""
         logits, targets = values_of(output), targets_of(batch)
         weights = self.class_weights.to(logits.device) if training and self.class_weights is not None else None
         loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
@@ -156,24 +156,24 @@ class MultiLabel(Task):
         return Score(loss, matches, torch.as_tensor(targets.numel()), torch.zeros(()))
 
     def weigh(self, targets: Tensor) -> Tensor:
-        """For each label how many rows lack it for one that has it."""
-        there = targets.sum(0)
-        return (len(targets) - there) / there.clamp(min=1)
+        """Return for each label the number of rows without it per row with it."""
+        positives = targets.sum(0)
+        return (len(targets) - positives) / positives.clamp(min=1)
 
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:
-        """Choose the thresholds."""
+        """Choose the thresholds on the validation data."""
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
         model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
 
     def meter(self, model: Any, records: Dataset) -> _Sets:  # noqa: ARG002
-        """F1 scores, and those of telling every label always."""
+        """Return a meter of F1 scores; the baseline predicts all labels."""
         return _Sets(self.preprocessor.labels or (), model.thresholds.cpu())
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
-        """For each row a list of labels and, where asked for, the probability of each label."""
+        """Return a list of labels per row and, with the option, the probability of each label."""
         shares, labels = output.sigmoid(), self.preprocessor.labels or ()
-        told = (shares >= model.thresholds.cpu()).tolist()
-        rows = [[label for label, is_told in zip(labels, row, strict=True) if is_told] for row in told]
+        predicted = (shares >= model.thresholds.cpu()).tolist()
+        rows = [[label for label, is_predicted in zip(labels, row, strict=True) if is_predicted] for row in predicted]
         columns: dict[str, list[Any]] = {"prediction": rows}
         if probabilities:
             columns |= {f"p_{label}": shares[:, place].tolist() for place, label in enumerate(labels)}
@@ -181,40 +181,40 @@ class MultiLabel(Task):
 
 
 class _Sets:
-    """Counts of each label among the targets, among the predictions, and in both."""
+    """Counts each label in the targets, in the predictions, and in both."""
 
     def __init__(self, labels: tuple[str, ...], thresholds: Tensor) -> None:
         self.labels, self.thresholds = labels, thresholds
-        self.there, self.told, self.both = (torch.zeros(len(labels), dtype=torch.float64) for _ in range(3))
+        self.true, self.predicted, self.both = (torch.zeros(len(labels), dtype=torch.float64) for _ in range(3))
         self.exact = self.count = 0
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        there = targets_of(batch).cpu() > 0
-        told = output.sigmoid().cpu() >= self.thresholds
-        self.there += there.sum(0)
-        self.told += told.sum(0)
-        self.both += (there & told).sum(0)
-        self.exact += int((there == told).all(-1).sum())
-        self.count += len(there)
+        true = targets_of(batch).cpu() > 0
+        predicted = output.sigmoid().cpu() >= self.thresholds
+        self.true += true.sum(0)
+        self.predicted += predicted.sum(0)
+        self.both += (true & predicted).sum(0)
+        self.exact += int((true == predicted).all(-1).sum())
+        self.count += len(true)
 
     def measured(self) -> Measured:
-        """Scores over all labels, and a row for each."""
-        scores = 2 * self.both / (self.there + self.told)
-        total = float(self.there.sum())
+        """Return scores over all labels, and a row for each label."""
+        scores = 2 * self.both / (self.true + self.predicted)
+        total = float(self.true.sum())
         numbers = {
-            "micro_F1": 2 * float(self.both.sum()) / max(total + float(self.told.sum()), 1),
+            "micro_F1": 2 * float(self.both.sum()) / max(total + float(self.predicted.sum()), 1),
             "macro_F1": float(scores.nanmean()),
             "exact_match": self.exact / self.count if self.count else float("nan"),
             "all_labels_micro_F1": 2 * total / max(total + self.count * len(self.labels), 1),
         }
         parts = {
             "F1": scores,
-            "precision": self.both / self.told,
-            "recall": self.both / self.there,
+            "precision": self.both / self.predicted,
+            "recall": self.both / self.true,
             "threshold": self.thresholds.double(),
         }
         table = [
             {"label": label, **{key: float(part[place]) for key, part in parts.items()}, "count": int(count)}
-            for place, (label, count) in enumerate(zip(self.labels, self.there.tolist(), strict=True))
+            for place, (label, count) in enumerate(zip(self.labels, self.true.tolist(), strict=True))
         ]
         return Measured(numbers, self.labels, table=tuple(table))

@@ -1,4 +1,4 @@
-"""The next token of a text."""
+"""Language models."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ from raglane.training.tasks.base import Measured, Score, Task, targets_of, value
 
 
 class Language(Task):
-    """Cross-entropy of the next token, the end of the text among them."""
+    """The next token: cross-entropy and bits per token. The end of a text is a token."""
 
     metric = "bits_per_token"
     options: ClassVar[tuple[str, ...]] = ("horizon",)
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of tokens."""
+        """Return the number of tokens."""
         return len(preprocessor.vocabulary or ())
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Compare logits ``(N, V)`` with the tokens that came."""
+        """Return the cross-entropy of logits ``(N, V)`` for the next tokens."""
         targets = targets_of(batch)
         loss = F.cross_entropy(values_of(output), targets, reduction="sum")
         return Score(loss, loss.detach() / math.log(2), torch.as_tensor(targets.shape[0]), torch.zeros(()))
 
     def meter(self, model: Any, records: Dataset) -> _Bits:  # noqa: ARG002
-        """Perplexity, and bits per character."""
+        """Return a meter of perplexity and bits per character."""
         return _Bits(self, records)
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
-        """``(B, 1 + horizon)`` float64: the bits of each whole text, and the likeliest tokens after it."""
+        """Return ``(B, 1 + horizon)`` float64: the bits of each text, and the likeliest next tokens."""
         logits = values_of(model(inputs)).double()
-        told = logits.log_softmax(-1)
-        # What comes after the end that stands before a text; after its last token, the end again.
-        coming = torch.cat([inputs.values[1:], inputs.values.new_ones(1)])[: len(inputs.values)]
-        coming[inputs.offsets[1:] - 1] = 1
-        nats = -told.gather(1, coming.unsqueeze(1))
+        # An input begins with the end token, and the target of its last token is the end token.
+        targets = torch.cat([inputs.values[1:], inputs.values.new_ones(1)])[: len(inputs.values)]
+        targets[inputs.offsets[1:] - 1] = 1
+        nats = -logits.log_softmax(-1).gather(1, targets.unsqueeze(1))
         bits = inputs.map(lambda _: nats).sum() / math.log(2)
         following = model.generate(inputs, horizon, lambda scores: scores.argmax(-1))
         return torch.cat([bits, following.double()], dim=1)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """For each text the likeliest tokens after it, up to the end, and the bits that it takes to tell it."""
+        """Return the likeliest next tokens of each text, up to the end, and the bits of the text."""
         words = self.preprocessor.vocabulary or ()
         rows = [[words[int(place)] for place in row] for row in output[:, 1:].tolist()]
         cut = [row[: row.index(END)] if END in row else row for row in rows]
@@ -61,7 +60,7 @@ class Language(Task):
 
 
 class _Bits:
-    """The bits of all tokens, beside those of telling each by its frequency in this very data."""
+    """Accumulates the cross-entropy; the baseline are the token frequencies of the same data."""
 
     def __init__(self, task: Language, records: Dataset) -> None:
         self.task, self.records = task, records
@@ -73,21 +72,21 @@ class _Bits:
         self.counts.update(targets_of(batch).tolist())
 
     def measured(self) -> Measured:
-        """Per token, and per character where it is known how many there are."""
+        """Return perplexities and, for data in memory, bits per character."""
         total = self.counts.total()
         if total == 0:
             return Measured({"perplexity": math.nan})
         unigram = -sum(count * math.log(count / total) for count in self.counts.values())
         numbers = {"perplexity": _exp(self.nats / total), "unigram_perplexity": _exp(unigram / total)}
         split = self.task.preprocessor.split
-        # Texts that are not in memory are not read again for it.
+        # Texts on disk are not read again for it.
         characters = None
         if self.records.is_in_memory:
             characters = characters_in(self.records.values.tolist(), len(self.records), split)
         if characters:
             numbers |= {"bits_per_character": self.nats / math.log(2) / characters}
         if self.counts[0]:
-            # A token that the vocabulary lacks is easily told: its number, not itself.
+            # The share of unknown tokens, which are easy to predict.
             numbers["unknown"] = self.counts[0] / total
         return Measured(numbers)
 

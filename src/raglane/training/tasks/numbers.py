@@ -1,4 +1,4 @@
-"""Numbers: one or several per sequence or per element, and the next element."""
+"""Regression and forecasts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
 from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of, values_of
 
-# Pairs of true and predicted numbers that a picture shows.
+# The maximum number of points of a picture of true and predicted numbers.
 _POINTS = 2000
 
 
 def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
-    """The loss of each error."""
+    """Return the loss of each error (prediction - target)."""
     if name == "mse":
         return errors.square()
     sizes = errors.abs()
@@ -36,7 +36,7 @@ def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
 
 
 class Regress(Task):
-    """Errors of scaled numbers, and the mean absolute error in the data's units."""
+    """Numbers: a loss of scaled errors, and the mean absolute error in the units of the data."""
 
     metric = "MAE"
     baseline = "mean"
@@ -48,11 +48,11 @@ class Regress(Task):
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of targets."""
+        """Return the number of targets."""
         return len(preprocessor.target_names)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Compare numbers ``(M, T)`` with those of the batch; the baseline is the mean of the training part."""
+        """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training data."""
         targets = targets_of(batch)
         errors, scale = values_of(output) - targets, self.std.to(targets.device)
         return Score(
@@ -63,17 +63,17 @@ class Regress(Task):
         )
 
     def meter(self, model: Any, records: Dataset) -> _Errors:  # noqa: ARG002
-        """R2, errors, and those of the mean of the training part."""
+        """Return a meter of R2 and errors; the baseline is the mean of the training data."""
         return _Errors(self)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """For each row a number in the data's units, or a list of them."""
+        """Return a number, or a list of numbers, per row, in the units of the data."""
         rows = output.double() * self.std + self.mean
         return {"prediction": (rows[:, 0] if rows.shape[1] == 1 else rows).tolist()}
 
 
 class _Errors:
-    """Sums of errors, per number to learn, in the data's units."""
+    """Collects pairs of targets and predictions in the units of the data."""
 
     def __init__(self, task: Regress) -> None:
         self.task = task
@@ -84,13 +84,13 @@ class _Errors:
         self.pairs.append(both * self.task.std + self.task.mean)
 
     def measured(self) -> Measured:
-        """Means over the numbers to learn, and a row for each where there are several."""
+        """Return means over the targets and, for several targets, a row for each."""
         names = self.task.preprocessor.target_names
         pairs = torch.cat(self.pairs, dim=1) if self.pairs else torch.zeros(2, 0, len(names), dtype=torch.float64)
         targets, answers = pairs
         error = answers - targets
         spread = (targets - targets.mean(0)).square().sum(0)
-        # Of numbers that are all the same nothing is explained.
+        # R2 is not defined for constant targets.
         explained = torch.where(spread > 0, 1 - error.square().sum(0) / spread, torch.nan)
         parts = {
             "R2": explained,
@@ -106,16 +106,18 @@ class _Errors:
             for place, name in enumerate(names)
         ]
         step = max(1, -(-targets.numel() // _POINTS))
-        points = pairs.flatten(1)[:, ::step].T.tolist()
+        points = tuple((true, predicted) for true, predicted in pairs.flatten(1)[:, ::step].T.tolist())
         return Measured(
-            numbers, table=tuple(table) if len(names) > 1 else (), points=tuple((true, told) for true, told in points)
+            numbers,
+            table=tuple(table) if len(names) > 1 else (),
+            points=tuple((true, predicted) for true, predicted in points),
         )
 
 
 class Forecast(Task):
-    """Errors of scaled channels, and the mean absolute error in the data's units; or binary cross-entropy, in nats.
+    """The next element: a loss of scaled errors, or binary cross-entropy in nats per step.
 
-    Channels beyond those of the data say "was missing"; what was missing is not a target.
+    With ``missing``, the channels of the data are followed by their was-missing flags; missing values are not targets.
     """
 
     metric = "MAE"
@@ -126,26 +128,25 @@ class Forecast(Task):
         super().__init__(preprocessor, settings)
         self.is_binary = settings.loss_name == "bce"
         size = len(preprocessor.channels)
-        # Without scaling the data's units are those of the loss. In float64: the data's units can be so large that
-        # their products are infinite in float32.
+        # float64, because products of large numbers in the units of the data can overflow in float32.
         self.mean = torch.tensor(preprocessor.mean or (0.0,) * size, dtype=torch.float64)
         self.std = torch.tensor(preprocessor.std or (1.0,) * size, dtype=torch.float64)
 
     @classmethod
     def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:
-        """Nats per frame for binary channels; what is simpler is measured afterwards, of the whole data."""
+        """Return nats without a baseline for the loss bce, else MAE and persistence."""
         return ("nats", None) if settings.loss_name == "bce" else ("MAE", "persistence")
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
-        """The number of channels."""
+        """Return the number of channels."""
         if preprocessor.is_tokens:
-            rule = "classify or tag for token sequences, since a forecast predicts numbers"
-            raise DataError(message("task", "'forecast'", rule, "use classify or tag"))
+            rule = "a task for tokens"
+            raise DataError(message("task", "'forecast' with token sequences", rule, "use language, classify or tag"))
         return len(preprocessor.channels)
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Compare forecasts ``(N, C)``, or logits of a 1, with the elements that came."""
+        """Return loss and error of forecasts or logits ``(N, C)``; the baseline is the previous element."""
         forecasts = values_of(output)
         known, real = self.parts(targets_of(batch))
         if self.is_binary:
@@ -163,30 +164,29 @@ class Forecast(Task):
         )
 
     def parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The channels of elements ``(N, C or more)``, and for each number 1, or 0 where it was missing."""
+        """Return the channels of elements ``(..., C or more)``, and a mask that is 0 for missing values."""
         channels = self.std.shape[0]
         known = values[..., :channels]
-        # All ones where the data has no flags. Behind them stands what is no target.
         if self.preprocessor.missing == "error":
             return known, torch.ones_like(known)
         return known, 1 - values[..., channels : 2 * channels]
 
     def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
-        """The errors, and those of simple rules."""
+        """Return a meter of errors, with those of baselines."""
         return _Nats(self) if self.is_binary else _ForecastErrors(self)
 
     def check(self, records: Dataset) -> None:
-        """Raise a DataError where binary cross-entropy cannot be taken: of numbers that are neither 0 nor 1."""
+        """Raise a DataError if the loss is bce, and a channel has numbers other than 0 and 1."""
         known = records.statistics.channels if self.is_binary else {}
         for name in self.preprocessor.channels if self.is_binary else ():
             if not known[name].is_binary:
                 got = f"numbers between {known[name].low:g} and {known[name].high:g} in the channel {quote(name)}"
-                rule = "data with channels of 0 or 1, for binary cross-entropy"
+                rule = "0 or 1 for the loss bce"
                 fix = f"correct them, or train with {argument('loss', 'mse')}"
                 raise DataError(message(str(records.source), got, rule, fix))
 
     def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
-        """A row per step: the error of the forecast, and of telling the last known element, and the mean, again."""
+        """Return a row per step: the error of the forecast, of the last known element, and of the mean."""
         sums = torch.zeros(4, horizon, dtype=torch.float64)
         for batch in batches:
             sequences = [sequence for sequence in batch if len(sequence) > horizon]
@@ -196,32 +196,32 @@ class Forecast(Task):
             known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
-            told = self.answer(model, heads, horizon).cpu()
-            rules: tuple[Any, ...] = (told, last, 0.0 if not self.is_binary else 0.5)
-            for place, answer in enumerate(rules):
-                sums[place] += ((answer - known).abs() * scale).sum((0, 2))
+            forecasts = self.answer(model, heads, horizon).cpu()
+            rules: tuple[Any, ...] = (forecasts, last, 0.5 if self.is_binary else 0.0)
+            for place, forecast in enumerate(rules):
+                sums[place] += ((forecast - known).abs() * scale).sum((0, 2))
             sums[3] += real.sum((0, 2))
         if not sums[3].any():
-            rule = "less than the length of a sequence, of which the last elements are held out"
-            raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller one, or longer sequences"))
+            rule = "smaller than the length of a sequence"
+            raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences"))
         names = ("MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE")
         means = (sums[:3] / sums[3]).T.tolist()
         return tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(means, start=1))
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
-        """``(B, horizon, C)``, scaled; NaN for an empty sequence."""
+        """Return scaled forecasts ``(B, horizon, C)``; NaN for an empty sequence."""
         fed_back = [encoder.name for encoder in self.preprocessor.features if not encoder.per_sequence]
         if horizon > 1 and fed_back:
-            got = f"{horizon}, and the features {quote_all(fed_back)}"
-            rule = "1 with features of elements, which are unknown for future elements"
-            raise DataError(message("horizon", got, rule, "pass 1, or train without these features"))
+            got = f"{horizon}, with the features {quote_all(fed_back)}"
+            rule = "1 with features of elements, whose future values are unknown"
+            raise DataError(message("horizon", got, rule, "forecast one step, or train without these features"))
         forecasts: Tensor = model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
         return forecasts
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """For each sequence ``horizon`` lists of ``C`` numbers in the data's units, or of probabilities of a 1.
+        """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of probabilities.
 
-        It is None for an empty sequence.
+        The entry of an empty sequence is None.
         """
         rows = output.double() if self.is_binary else output.double() * self.std + self.mean
         nothing = output.isnan().flatten(1).all(1).tolist()
@@ -229,7 +229,7 @@ class Forecast(Task):
 
 
 class _ForecastErrors:
-    """The errors of a forecast, of the element before, and of the mean of the training part, in the data's units."""
+    """Accumulates the errors of the forecast, the previous element and the training mean, in the units of the data."""
 
     def __init__(self, task: Forecast) -> None:
         self.task = task
@@ -238,7 +238,7 @@ class _ForecastErrors:
     def add(self, output: Tensor, batch: Batch) -> None:
         score = self.task.score(output, batch)
         known, real = self.task.parts(targets_of(batch))
-        # Scaled, the mean is 0; without a scale the data's own mean is not known.
+        # The mean of scaled data is 0.
         mean = (known.abs() * real * self.task.std.to(known.device)).sum()
         parts = (score.metric, score.baseline, mean, score.count)
         self.sums += torch.stack([part.double() for part in parts]).cpu()
@@ -250,16 +250,15 @@ class _ForecastErrors:
 
 
 class _Nats:
-    """The cross-entropy of a frame, and of the two simplest rules at their best.
+    """Accumulates the cross-entropy per step, and that of two baselines with the frequencies of the same data.
 
-    The rules know the frequencies of this very data: how often each channel is 1, and how often after a 0 and after a
-    1. No such rule from other data can do better.
+    The baselines are the frequency of ones per channel, and the same conditional on the previous value.
     """
 
     def __init__(self, task: Forecast) -> None:
         self.task = task
         self.loss = self.count = 0.0
-        # By what was before, 0 or 1, and by what came: how often, per channel.
+        # Counts by previous value, next value and channel.
         self.counts = torch.zeros(2, 2, task.std.shape[0], dtype=torch.float64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
@@ -278,5 +277,5 @@ class _Nats:
 
 
 def _entropy(counts: Tensor) -> float:
-    """The cross-entropy of outcomes ``(2, C)`` that occur so often, told by their own frequencies; the sum, in nats."""
+    """Return the total entropy, in nats, of outcomes with counts ``(2, C)``."""
     return float(-torch.special.xlogy(counts, counts / counts.sum(0).clamp(min=1)).sum())

@@ -1,4 +1,4 @@
-"""Scores of single sequences: the hardest ones, and the mean per range of lengths."""
+"""Scores of single sequences: the sequences with the largest losses, and means per range of lengths."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from raglane.training.inference import answering, predict
 from raglane.training.tasks import make_task
 from raglane.training.tasks.base import targets_of, values_of
 
-# Sequences that are measured one by one at most, and ranges of lengths.
+# The maximum number of sequences, and the number of ranges of lengths.
 _MOST, _RANGES = 5_000, 6
-# Tasks whose answer to a sequence is one that a line of a table can hold.
-_TOLD = ("classify", "regress", "multilabel")
+# Tasks whose prediction for a sequence fits into a row of a table.
+_SHORT = ("classify", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
 class Range:
-    """The sequences of some lengths: how many, and the means of the loss and the metric over what they count."""
+    """The number, mean loss and mean metric of the sequences in a range of lengths."""
 
     low: int
     high: int
@@ -40,8 +40,8 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Hard:
-    """A sequence with a large loss; what it is and what the model says are texts, "" where they are too long."""
+class HardSequence:
+    """A sequence with a large loss; target and prediction are texts, empty for tasks with long ones."""
 
     id: str
     length: int
@@ -52,8 +52,8 @@ class Hard:
 
 
 @dataclass(frozen=True)
-class Each:
-    """The scores of sequences, one by one."""
+class SequenceScores:
+    """The scores of single sequences."""
 
     records: Dataset
     rows: npt.NDArray[np.int64]
@@ -63,11 +63,11 @@ class Each:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """``(B,)``, of the sequences as the data has them."""
+        """The lengths of the sequences, ``(B,)``."""
         return np.asarray(self.records.element_counts)[self.rows]
 
     def ranges(self) -> tuple[Range, ...]:
-        """Ranges of lengths with about as many sequences each."""
+        """Return ranges of lengths with about equal numbers of sequences."""
         found = []
         for bucket in buckets(Distribution.of(self.lengths), _RANGES):
             of = (self.lengths >= bucket.low) & (self.lengths <= bucket.high) & (self.count > 0)
@@ -77,27 +77,27 @@ class Each:
                 found.append(Range(bucket.low, bucket.high, int(of.sum()), loss, metric))
         return tuple(found)
 
-    def hardest(self, saved: SavedModel, device: torch.device, most: int = 10) -> tuple[Hard, ...]:
-        """The sequences with the largest losses, the largest first."""
+    def hardest(self, saved: SavedModel, device: torch.device, most: int = 10) -> tuple[HardSequence, ...]:
+        """Return the sequences with the largest losses, in descending order."""
         order = np.argsort(-np.nan_to_num(self.loss, nan=-1.0), kind="stable")[:most]
         order = order[self.count[order] > 0]
         chosen = self.records.subset(self.rows[order])
-        told, true = [""] * len(chosen), [""] * len(chosen)
-        if saved.task in _TOLD and not saved.preprocessor.per_element and len(chosen):
-            told = [_said(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
+        predicted, true = [""] * len(chosen), [""] * len(chosen)
+        if saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
+            predicted = [_format(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
             known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
-            true = [_said(entry) for entry in known]
+            true = [_format(entry) for entry in known]
         return tuple(
-            Hard(str(name), int(length), float(self.loss[place]), float(self.metric[place]), is_so, said)
-            for name, length, place, is_so, said in zip(
-                chosen.ids, chosen.element_counts.tolist(), order.tolist(), true, told, strict=True
+            HardSequence(str(name), int(length), float(self.loss[place]), float(self.metric[place]), target, prediction)
+            for name, length, place, target, prediction in zip(
+                chosen.ids, chosen.element_counts.tolist(), order.tolist(), true, predicted, strict=True
             )
         )
 
 
-def measure_each(saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0) -> Each:
-    """Measure a model on sequences one by one; of more than 5,000 on so many that are drawn by chance."""
-    rows = drawn(records, seed)
+def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device, seed: int = 0) -> SequenceScores:
+    """Measure a model on each sequence, or on 5,000 random ones."""
+    rows = sampled_rows(records, seed)
     dataset = saved.preprocessor.apply(records.subset(rows))
     task = make_task(saved.preprocessor, saved.model.config)
     model = saved.model.to(device)
@@ -105,18 +105,18 @@ def measure_each(saved: SavedModel, records: Dataset, device: torch.device, seed
     with answering(model):
         for batch in in_order(dataset, BatchLimit(sequences=256)):
             output = model(batch.inputs.to(device))
-            # One by one on the CPU, where a small sum costs less.
+            # On the CPU, where small sums are faster.
             rows_of = values_of(output).cpu()
             for one, answer in _apart(batch, rows_of, isinstance(output, Ragged)):
                 score = task.score(answer, one)
                 sums.append(torch.stack([part.detach().double() for part in (score.loss, score.metric, score.count)]))
     loss, metric, count = (torch.stack(sums) if sums else torch.zeros(0, 3, dtype=torch.float64)).numpy().T
     with np.errstate(invalid="ignore", divide="ignore"):
-        return Each(records, rows, loss / count, metric / count, count)
+        return SequenceScores(records, rows, loss / count, metric / count, count)
 
 
-def drawn(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The sequences to measure one by one: all of them, or 5,000 that are drawn by chance."""
+def sampled_rows(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Return the sequences to measure: all, or 5,000 random ones, in order."""
     rows = np.arange(len(records))
     if len(rows) > _MOST:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _MOST, replace=False))
@@ -124,7 +124,7 @@ def drawn(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
 
 
 def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch, Tensor]]:
-    """The sequences of a batch as batches of their own, with the answers to each."""
+    """Return each sequence of a batch as a batch, with the outputs of the model for it."""
     ends = batch.inputs.offsets.cpu().tolist()
     targets, found = targets_of(batch), []
     for place in range(len(ends) - 1):
@@ -135,10 +135,10 @@ def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch
     return found
 
 
-def _said(entry: object) -> str:
-    """A label, a number, or several."""
+def _format(entry: object) -> str:
+    """Format a label, a number, or a list of them."""
     if isinstance(entry, np.ndarray):
-        return _said(entry.tolist())
+        return _format(entry.tolist())
     if isinstance(entry, list | tuple | set | frozenset):
-        return ", ".join(map(_said, entry))
+        return ", ".join(map(_format, entry))
     return f"{entry:.4g}" if isinstance(entry, float) else str(entry)

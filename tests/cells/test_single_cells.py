@@ -1,0 +1,281 @@
+"""Tests of single cells: minLSTM, sLSTM, GRU-D and CfC."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from cell_requests import random_weights
+from naive_cells import naive_step
+from raglane import cells
+from raglane.cells import CELLS
+from raglane.cells.elementwise import ElementwiseWeights
+from raglane.data.missing import fill_missing
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+
+C, D, H, R, U = 2, 3, 4, 4, 5
+NAN = math.nan
+
+
+# -- minLSTM -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("f", "i", "keep"),
+    [
+        (0.0, 0.0, 0.5),
+        (-200.0, -200.0, 0.5),  # both gates are 0 in float32
+        (-2e4, -2e4, 0.5),
+        (200.0, 200.0, 0.5),
+        (200.0, -200.0, 1.0),
+        (-200.0, 200.0, 0.0),
+        (-199.0, -200.0, 1 / (1 + torch.e**-1)),
+        (-60.0, -61.0, 1 / (1 + torch.e**-1)),
+        (2e4, 0.0, 2 / 3),
+        (-200.0, -2e4, 1.0),
+    ],
+)
+def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torch.dtype, device: torch.device) -> None:
+    cell, eps = CELLS["minlstm"], torch.finfo(dtype).eps
+    prepared = torch.tensor([[f, i, 3.0]], dtype=dtype, device=device, requires_grad=True)
+    before = torch.tensor([[-1.0]], dtype=dtype, device=device, requires_grad=True)
+    output, _ = cell.step(ElementwiseWeights(prepared), prepared, (before,))
+    assert output.item() == pytest.approx(keep * -1.0 + (1 - keep) * 3.0, abs=16 * eps)
+    by_gates, by_state = torch.autograd.grad(output.sum(), [prepared, before])
+    assert by_state.item() == pytest.approx(keep, abs=8 * eps)
+    assert by_gates[0, 2].item() == pytest.approx(1 - keep, abs=8 * eps)
+    # d keep / d f = keep (1 - keep) (1 - sigmoid(f)), and minus the same with i for i; h - n = -4.
+    open_f, open_i = (torch.sigmoid(torch.tensor(gate).double()).item() for gate in (f, i))
+    slope = keep * (1 - keep) * -4.0
+    wanted = [slope * (1 - open_f), -slope * (1 - open_i)]
+    assert by_gates[0, :2].tolist() == pytest.approx(wanted, abs=64 * eps)
+
+
+@pytest.mark.parametrize("level", [-18.0, -22.0, -30.0, -36.0, -80.0])
+def test_minlstm_is_exact_where_gates_are_almost_shut(level: float, device: torch.device) -> None:
+    """The formula as it stands still works in float64 here, because quotients of small numbers are exact."""
+    cell = CELLS["minlstm"]
+    prepared = torch.tensor([[level, level - 0.7, 1.3]], dtype=torch.float64, device=device)
+    before = torch.tensor([[-0.4]], dtype=torch.float64, device=device)
+    f, i = torch.exp(prepared[0, 0]), torch.exp(prepared[0, 1])
+    f, i = f / (1 + f), i / (1 + i)
+    wanted = (f * -0.4 + i * 1.3) / (f + i)
+    output, _ = cell.step(ElementwiseWeights(prepared), prepared, (before,))
+    assert output.item() == pytest.approx(wanted.item(), abs=1e-14)
+
+
+# -- sLSTM -------------------------------------------------------------------------------------------------------------
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6])
+def test_heads_read_their_own_units(heads: int) -> None:
+    cell = cells.SLSTM(heads)
+    weights, values, mask = random_weights(cell, D, 6), _randn(R, D), torch.rand(R, 6, dtype=torch.float64)
+    h, c, m = _randn(R, 6), _randn(R, 6), _randn(R, 6)
+    n = torch.rand(R, 6, dtype=torch.float64, requires_grad=True)
+    offsets = torch.tensor([0, R])
+    _, new = cell.step(weights, cell.prepare(weights, values, offsets), (h, c, n, m), mask)
+    rows = [naive_step("slstm", weights, values[row], (h[row], c[row], n[row], m[row]), mask[row]) for row in range(R)]
+    wanted = [torch.stack(parts) for parts in zip(*rows, strict=True)]
+    leaves = [values, h, c, n, m, *(part for part in weights if part is not None)]
+    scales = [torch.randn_like(part) for part in wanted]
+    torch.testing.assert_close(list(new), wanted, rtol=1e-12, atol=1e-12)
+    mine = torch.autograd.grad(new, leaves, scales)
+    torch.testing.assert_close(mine, torch.autograd.grad(wanted, leaves, scales), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("level", [-300.0, -80.0, 0.0, 80.0, 300.0])
+def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
+    """The first output is that of the candidate, and all stays finite, however small or large exp(i) would be."""
+    weights = cells.slstm.SLSTMWeights(torch.zeros(4, 1), torch.zeros(4, 1))
+    prepared = torch.tensor([[level, 2.0, 0.3, 0.5]], requires_grad=True)
+    state: Any = (torch.zeros(1, 1),) * 4
+    first, state = cells.SLSTM().step(weights, prepared, state)
+    wanted = torch.sigmoid(torch.tensor(0.5)) * torch.tanh(torch.tensor(0.3))
+    torch.testing.assert_close(first.item(), wanted.item(), rtol=1e-6, atol=0)
+    second, state = cells.SLSTM().step(weights, torch.tensor([[-level, 2.0, -0.4, 0.5]]), state)
+    gradient = torch.autograd.grad(first.sum() + second.sum(), prepared)[0]
+    assert all(bool(part.isfinite().all()) for part in (second, gradient, *state))
+    assert state[2].item() >= 1
+
+
+def test_heads_divide_the_units() -> None:
+    with pytest.raises(ArgumentError, match=r"heads must be a divisor of the number of units, 6.*, got 4"):
+        rl.nn.SLSTM(3, 6, heads=4)
+    with pytest.raises(ArgumentError, match=r"heads must be .*got 0"):
+        rl.nn.SLSTM(3, 6, heads=0)
+    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"
+
+
+def test_forget_gates_begin_open_by_different_amounts() -> None:
+    layer: Any = rl.nn.SLSTM(3, 6, heads=2)
+    bias = layer.bias_ih_l0.detach().view(4, 6)
+    assert bias[1].tolist() == [3.0, 4.5, 6.0] * 2
+    assert not bias[[0, 2, 3]].any()
+
+
+# -- GRU-D -------------------------------------------------------------------------------------------------------------
+
+
+def _series(length: int) -> Tensor:
+    series = torch.randn(length, C, dtype=torch.float64)
+    series[torch.rand(length, C) < 0.5] = torch.nan
+    return series
+
+
+def _blocks(series: Tensor, gaps: Tensor) -> Tensor:
+    """The three blocks by the recursion of the paper, one channel and element at a time."""
+    rows = []
+    last, elapsed = [0.0] * C, [0.0] * C
+    for place, element in enumerate(series):
+        for channel in range(C):
+            if place:
+                was_missing = bool(series[place - 1, channel].isnan())
+                elapsed[channel] = float(gaps[place]) + (elapsed[channel] if was_missing else 0.0)
+            if not element[channel].isnan():
+                last[channel] = float(element[channel])
+        rows.append([*last, *element.isnan().double().tolist(), *elapsed])
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 3 * C)
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_observations_are_the_papers(is_even: bool) -> None:
+    batch = rl.Ragged([_series(length) for length in (5, 0, 1, 9, 2)])
+    gaps = rl.Ragged([torch.rand(length) if not is_even else torch.ones(length) for length in batch.lengths.tolist()])
+    made = rl.data.observations(batch, None if is_even else gaps)
+    for own, series, times in zip(made.to_list(), batch.to_list(), gaps.to_list(), strict=True):
+        torch.testing.assert_close(own.double(), _blocks(series, times), rtol=1e-6, atol=1e-6)
+    assert torch.equal(made.offsets, batch.offsets)
+
+
+def test_elapsed_begins_with_the_first_sequence_too() -> None:
+    values = np.array([[1.0], [NAN], [NAN], [2.0], [NAN]], dtype=np.float32)
+    blocks = fill_missing(values, np.array([0, 0, 3, 5]), "elapsed", np.array([7.0, 1.0, 2.0, 9.0, 0.5]))
+    assert blocks.tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 3], [2, 0, 0], [2, 1, 0.5]]
+    assert fill_missing(np.zeros((0, 2), np.float32), np.array([0]), "elapsed").shape == (0, 6)
+
+
+def test_a_state_and_a_value_are_trusted_less_with_time() -> None:
+    """The decays alone: weights that let the value and the state through as they are."""
+    layer: Any = rl.nn.GRUD(3, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.weight_dx_l0.fill_(0.5)
+        layer.weight_dh_l0.fill_(0.25)
+        layer.weight_ih_l0[1, 0] = -1.0  # z = sigmoid(-x)
+    element = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
+    out, _ = layer(rl.Ragged([element]), torch.full((1, 1, 1), 8.0, dtype=torch.float64))
+    z = 1 / (1 + math.exp(3 * math.exp(-0.5 * 2.0)))
+    assert out.values.item() == pytest.approx(z * 8.0 * math.exp(-0.25 * 2.0), abs=1e-12)
+    element[0, 1] = 0.0  # present: its value does not decay, the state does
+    out, _ = layer(rl.Ragged([element]), torch.full((1, 1, 1), 8.0, dtype=torch.float64))
+    assert out.values.item() == pytest.approx(8.0 * math.exp(-0.5) / (1 + math.exp(3)), abs=1e-12)
+
+
+def test_layers_above_are_grus() -> None:
+    batch = rl.data.observations(rl.Ragged([_series(4), _series(3)])).map(Tensor.double)
+    stack: Any = rl.nn.GRUD(3 * C, 3 * C, num_layers=2, dtype=torch.float64)
+    below = rl.nn.GRUD(3 * C, 3 * C, dtype=torch.float64)
+    above: Any = rl.nn.GRU(3 * C, 3 * C, reset_after=False, dtype=torch.float64)
+    below.load_state_dict({name: part for name, part in stack.state_dict().items() if name.endswith("l0")})
+    with torch.no_grad():
+        above.weight_ih_l0.copy_(stack.weight_ih_l1)
+        above.weight_hh_l0.copy_(stack.weight_hh_l1)
+        above.bias_ih_l0.copy_(stack.bias_ih_l1)
+        above.bias_hh_l0.zero_()
+    torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-12, atol=1e-12)
+    assert stack.weight_dx_l1 is None
+
+
+def test_a_layer_learns_how_fast_to_forget() -> None:
+    """Every decay of a new layer has a gradient: none begins where it could never move."""
+    layer: Any = rl.nn.GRUD(3 * C, H)
+    out, _ = layer(rl.data.observations(rl.Ragged([_series(20).float() for _ in range(4)])))
+    out.values.square().sum().backward()
+    assert bool(layer.weight_dx_l0.grad.ne(0).all())
+    assert bool(layer.weight_dh_l0.grad.ne(0).all())
+
+
+def test_grud_refuses_what_it_cannot_read() -> None:
+    with pytest.raises(ArgumentError, match=r"input_size must be a multiple of 3.*, got 4"):
+        rl.nn.GRUD(4, H)
+    batch = rl.Ragged([torch.zeros(3, C)])
+    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.float32 values of shape"):
+        rl.data.observations(rl.Ragged([torch.zeros(3)]))
+    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.int64 values"):
+        rl.data.observations(rl.Ragged([torch.zeros(3, C, dtype=torch.int64)]))
+    with pytest.raises(ShapeError, match="gaps"):
+        rl.data.observations(batch, rl.Ragged([torch.zeros(2)]))
+    with pytest.raises(ShapeError, match="gaps"):
+        rl.data.observations(batch, rl.Ragged([torch.zeros(3, 1)]))
+    with pytest.raises(ArgumentTypeError, match="batch: got"):
+        rl.data.observations(torch.zeros(3, C))  # type: ignore[arg-type]
+
+
+# -- CfC ---------------------------------------------------------------------------------------------------------------
+
+
+def _timed(lengths: list[int]) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.rand(sum(lengths), D + 1, dtype=torch.float64), lengths=lengths)
+
+
+def _cfc(layer: Any, series: torch.Tensor, gap_column: int | None) -> torch.Tensor:
+    """The equations, one step of one sequence at a time, on the parameters of the layer's first direction."""
+    h, found = torch.zeros(H, dtype=torch.float64), []
+    for element in series:
+        t = 1.0 if gap_column is None else float(element[gap_column])
+        x = torch.stack([part for column, part in enumerate(element) if column != gap_column])
+        inner = torch.tanh(0.666 * (layer.weight_ih_l0 @ x + layer.bias_ih_l0 + layer.weight_hh_l0 @ h))
+        f, g, a, b = (layer.weight_heads_l0 @ (1.7159 * inner) + layer.bias_heads_l0).view(4, H)
+        s = 1 / (1 + torch.exp(-(a * t + b)))
+        h = torch.tanh(f) * (1 - s) + torch.tanh(g) * s
+        found.append(h)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("gap_column", [None, 0, 2, 3])
+def test_times_in_any_column(gap_column: int | None) -> None:
+    layer: Any = rl.nn.CfC(D + 1, H, backbone_units=U, gap_column=gap_column, dtype=torch.float64)
+    batch = _timed([3, 0, 5])
+    out, _ = layer(batch)
+    for own, series in zip(out.to_list(), batch.to_list(), strict=True):
+        if len(series):
+            torch.testing.assert_close(own, _cfc(layer, series, gap_column), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("width", [D + 1, H])
+def test_layers_above_take_one_for_each_step(width: int) -> None:
+    """Also where their inputs are as wide as the first layer's."""
+    batch = rl.Ragged.from_flat(torch.rand(7, width, dtype=torch.float64), lengths=[4, 3])
+    stack = rl.nn.CfC(width, H, num_layers=2, gap_column=1, dtype=torch.float64)
+    below = rl.nn.CfC(width, H, gap_column=1, dtype=torch.float64)
+    above = rl.nn.CfC(H, H, dtype=torch.float64)
+    below.load_state_dict({name: part for name, part in stack.state_dict().items() if name.endswith("l0")})
+    upper = {name.replace("l1", "l0"): part for name, part in stack.state_dict().items() if name.endswith("l1")}
+    above.load_state_dict(upper)
+    torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13)
+
+
+def test_cfc_refuses_what_it_cannot_read() -> None:
+    with pytest.raises(ArgumentError, match=r"gap_column must be one of the input's 3 columns.*, got 3"):
+        rl.nn.CfC(D, H, gap_column=3)
+    with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
+        rl.nn.CfC(1, H, gap_column=0)
+    with pytest.raises(ArgumentError, match="gap_column"):
+        rl.nn.CfC(D, H, gap_column=-1)
+    with pytest.raises(ArgumentError, match=r"backbone_units must be .*got 0"):
+        rl.nn.CfC(D, H, backbone_units=0)
+    assert CELLS["cfc"].above() is CELLS["cfc"]
+    assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"
