@@ -236,7 +236,7 @@ def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> No
     assert (records.ids, records.channels, records.values.tolist()) == ((6,), ("x",), [[7]])
 
 
-def test_labels_that_nobody_asked_for_are_no_features(tmp_path: Path) -> None:
+def test_unused_labels_are_no_features(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,x,y\n1,2,a\n1,3,a\n"), Columns(need_labels=False))
     assert records.channels == ("x",)
     assert "left out, because they are not numbers: y" in records.notes

@@ -123,7 +123,7 @@ def test_tags_and_sets_are_labels_too(tmp_path: Path) -> None:
         files = [_written(tmp_path / f"{name}.jsonl", labels) for name, labels in (("a", texts), ("b", numbers))]
         columns = Columns(task=task, sequence="x", label="y")
         _refused(files, columns, ("texts", "whole numbers"), tmp_path / "out")
-        # Nobody reads labels for a prediction.
+        # A prediction reads no labels.
         assert len(Dataset(files, Columns(task=task, sequence="x", label="y", need_labels=False))) == 6
     # Numbers to learn are numbers, whole or not.
     files = [

@@ -59,7 +59,7 @@ def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
     assert joined(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
 
 
-def test_rows_that_do_not_stand_together_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_not_consecutive_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv, "ROWS", 2)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))

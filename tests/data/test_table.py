@@ -328,7 +328,7 @@ def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list
         assert word in message
 
 
-def test_json_lines_where_a_key_is_absent_or_nobody_asks_for_it(tmp_path: Path) -> None:
+def test_json_lines_with_absent_and_unused_keys(tmp_path: Path) -> None:
     path = tmp_path / "data.ndjson"
     path.write_text('{"x": [1, 2.5], "y": 1, "z": 1}\r\n{"y": 2, "x": [NaN], "z": ["mixed"]}\r\n')
     records = read(path, Columns(sequence="x", label="y"))
