@@ -176,4 +176,4 @@ def test_a_run_with_data_in_memory_goes_on_from_python_alone(
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")
-    fails(["evaluate", str(folder)], capsys, "names no test data")
+    fails(["evaluate", str(folder)], capsys, "this run has no test data")

@@ -1,4 +1,4 @@
-"""A search: what is searched, what a kill leaves, other data, and the best run at the end."""
+"""Searches: the search space, resumption, errors and the best run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,6 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
 
 
 def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
-    """A search whose study is this one."""
     nothing: Any = None
     search = Search(folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None)
     search.study = study
@@ -162,8 +161,6 @@ def _search(folder: Path, study: Any, settings: Settings | None = None) -> Searc
 
 
 class _Study:
-    """A study that keeps what it is told."""
-
     def __init__(self, complete: int) -> None:
         self.complete = complete
         self.told: dict[str, Any] = {}
@@ -178,7 +175,7 @@ class _Study:
 @pytest.mark.parametrize(
     ("complete", "is_late", "told"),
     [
-        # Out of time: the best so far counts only where there is nothing else to choose.
+        # Out of time: the best loss so far counts only without complete trials.
         (0, True, {"values": 0.5}),
         (1, True, {"state": "PRUNED"}),
         (0, False, {"state": "PRUNED"}),
