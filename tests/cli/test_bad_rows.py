@@ -30,7 +30,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     monkeypatch.chdir(tmp_path)
     _write("a.jsonl", {4: "{", 9: '{"x": [1.0], "y": "high"}'})
     _write("b.jsonl", {2: "]"})
-    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5: got bad JSON")
+    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON")
     assert not Path("run").exists()
     skip = ["--on-bad-row", "skip"]
     train = ["train", "a.jsonl", "--validation", "b.jsonl", "--test", "b.jsonl", "--out", "run", *FAST, *skip]
@@ -48,12 +48,12 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert "rows left out: 3," in capsys.readouterr().out
     assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
     # Other data is not skipped by default.
-    fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3: got bad JSON")
+    fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["evaluate", "run", "b.jsonl", *skip]) == 0
     assert "rows left out: 1, listed with reasons in run/evaluation.json" in capsys.readouterr().out
     evaluation = json.loads(Path("run/evaluation.json").read_text())
     assert (evaluation["sequences"], evaluation["skipped"][0]["place"]) == (29, "line 3")
-    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3: got bad JSON")
+    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["predict", "run", "b.jsonl", "-o", "p.csv", *skip]) == 0
     assert "rows left out: 1, listed with reasons in p.skipped.jsonl" in capsys.readouterr().out
     assert _places(Path("p.skipped.jsonl")) == [("b.jsonl", "line 3")]

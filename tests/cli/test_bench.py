@@ -64,15 +64,15 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
 @pytest.mark.parametrize(
     ("options", "pieces"),
     [
-        (["--cells", "lstm,foo"], ["cells: got 'foo'", "lstm, gru, rnn_tanh"]),
-        (["--cells", "lstm,,gru"], ["cells: got 'lstm,,gru'"]),
-        (["--modes", "test"], ["modes: got 'test'"]),
-        (["--sizes", "8x64"], ["sizes: got '8x64'", "64x256x256"]),
-        (["--sizes", "0x4x4"], ["sizes: got '0x4x4'"]),
+        (["--cells", "lstm,foo"], ["cells must be ... got 'foo'", "lstm, gru, rnn_tanh"]),
+        (["--cells", "lstm,,gru"], ["cells must be ... got 'lstm,,gru'"]),
+        (["--modes", "test"], ["modes must be ... got 'test'"]),
+        (["--sizes", "8x64"], ["sizes must be ... got '8x64'", "64x256x256"]),
+        (["--sizes", "0x4x4"], ["sizes must be ... got '0x4x4'"]),
         (["--sizes", "４x4x4"], ["sizes: got"]),
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
-        (["-o", "times.png"], ["--output: got 'times.png'", ".csv or .md"]),
-        (["-o", "no/such/folder/times.csv"], ["--output: got", "a folder that exists"]),
+        (["-o", "times.png"], ["--output must be ... got 'times.png'", ".csv or .md"]),
+        (["-o", "no/such/folder/times.csv"], ["--output must be ", "a folder that exists"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
 )

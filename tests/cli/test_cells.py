@@ -62,11 +62,11 @@ def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -
 @pytest.mark.parametrize(
     ("options", "piece"),
     [
-        (["--layer-norm", "--cell", "sru"], "--layer-norm: got True"),
-        (["--cell", "grud"], "Fix: pass --missing elapsed"),
-        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell: got 'grud'"),
-        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout: got 0.1"),
-        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state: got 'lengths'"),
+        (["--layer-norm", "--cell", "sru"], "--layer-norm must be ... got True"),
+        (["--cell", "grud"], "Pass --missing elapsed"),
+        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell must be ... got 'grud'"),
+        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout must be ... got 0.1"),
+        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state must be ... got 'lengths'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -113,4 +113,4 @@ def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[st
     data = tmp_path / "words.csv"
     data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
-    fails(["train", str(data), *options], capsys, "--cell: got 'grud'; the rule: a cell other than grud for tokens")
+    fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens ... got 'grud'")

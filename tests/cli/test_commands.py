@@ -160,7 +160,7 @@ def test_resume_and_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--test", str(data), "--quiet"]) == 0
-    fails(["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size: got 8")
+    fails(["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size must be ... got 8")
     fails(["train", "--resume", *out, "--epochs", "1"], capsys, "2 are done")
     assert main(["train", "--resume", *out]) == 0
     assert "training is complete at epoch 2; pass e.g. --epochs 12" in capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (tmp_path / name).write_text(text)
     (tmp_path / "same.jsonl").write_text('{"x": [1.0], "y": "a"}\n' * 3)
     for name, *pieces in (
-        ("same.jsonl", "same.jsonl: got one class", "'a'"),
+        ("same.jsonl", "same.jsonl must be ... got one class", "'a'"),
         ("gap.csv", "id 's1'", "--missing"),
         ("word.csv", "id 's1'"),
         ("empty.csv", "empty file"),
@@ -230,7 +230,7 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     narrow = _write_csv(tmp_path / "narrow.csv", [row[:3] for row in _steps()])
     gaps = _write_csv(tmp_path / "gaps.csv", [*_steps(), ["z", 0, "", 2.0, "up"]])
     fails(["evaluate", model, str(unseen)], capsys, "sideways", "id 'z'")
-    fails(["evaluate", model], capsys, "data: got nothing")
+    fails(["evaluate", model], capsys, "data must be ... got nothing")
     fails(["evaluate", str(tmp_path), data], capsys, "without a saved model")
     fails(["predict", str(work), data, *output], capsys, "without a saved model")
     fails(["predict", str(work / "no"), data, *output], capsys, "no such folder")
@@ -241,7 +241,7 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
     fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
     fails(["predict", model, data], capsys, "output")
-    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size: got 0")
+    fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size must be ... got 0")
     fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--probabilities"], capsys, "probabilities")

@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import options
 from raglane.training.settings import LAYERS, Settings
-
-__all__ = ["undrawn_pictures"]
 
 
 def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -134,7 +132,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ('cel = "gru"', "write cell"),
         ("xyzzy = 1", "see --help for all options"),
         ("[hidden-size]\na = 1", "hidden-size in", "a whole number"),
-        ("hidden-size = '8'", "hidden-size in", "my.toml: got '8'", "a whole number"),
+        ("hidden-size = '8'", "hidden-size in", "my.toml must be ... got '8'", "a whole number"),
         ("hidden-size = 0", "hidden-size in", "got 0", "at least 1"),
         ("batch-size = 'fast'", "batch-size in", "a whole number"),
         ("bidirectional = 1", "bidirectional in", "true or false"),
@@ -142,7 +140,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ("lr = nan", "lr in", "a number that 64 bits can hold"),
         ("cell = 'foo'", "cell in", "one of lstm"),
         ("test = ''", "an empty path"),
-        ("hidden-size = ", "my.toml: got Invalid value (at "),
+        ("hidden-size = ", "my.toml must be ... got Invalid value (at "),
     ):
         file.write_text(text)
         fails(["train", "--config", str(file), "--out", str(out)], capsys, *pieces)
@@ -151,7 +149,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     file.write_text("#" * 1_000_001)
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
-        fails(["train", "--config", str(place)], capsys, f"--config: got {place}")
+        fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
     fails(["train", "--ignore", "hiden-size"], capsys, "--ignore: got", "write hidden-size")
     fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "leave one out")
     assert not out.exists()

@@ -41,7 +41,7 @@ def test_what_is_said_of_a_conversion(capsys: pytest.CaptureFixture[str]) -> Non
         file.write("\n{\n")
     fails(["convert", "words.jsonl", "words"], capsys, "contains other converted data", "--overwrite")
     before = tree(Path("words"))
-    fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25: got bad JSON")
+    fails(["convert", "words.jsonl", "words", "--overwrite"], capsys, "words.jsonl, line 25 must be ... got bad JSON")
     assert tree(Path("words")) == before
     assert main(["convert", "words.jsonl", "words", "--overwrite", "--on-bad-row", "skip"]) == 0
     assert "rows left out: 1, listed with reasons in words/skipped.jsonl" in capsys.readouterr().out

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
-from made_plans import made_plans
 from raglane.cli import main
-
-__all__ = ["made_plans"]
 
 
 @pytest.fixture
@@ -113,18 +110,18 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytes
     to_files = ["--html", "report.html", "--json", "found.json"]
     before = tree(Path())
     for arguments, pieces in (
-        (["missing.csv"], ["missing.csv: got no such file"]),
-        (["nothing"], ["nothing: got an empty folder"]),
-        (["words.txt"], ["words.txt, line 3: got 'five'"]),
+        (["missing.csv"], ["missing.csv must be ... got no such file"]),
+        (["nothing"], ["nothing must be ... got an empty folder"]),
+        (["words.txt"], ["words.txt, line 3 must be ... got 'five'"]),
         (["zeros.txt"], ["2 sequences, none of which has an element"]),
         (["two.jsonl"], ["2 candidates for the sequence column", "--sequence-column"]),
         (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
-        (["ok.csv", "--ranks", "0"], ["--ranks: got 0"]),
-        (["ok.csv", "--hidden-size", "0"], ["--hidden-size: got 0"]),
-        (["ok.csv", "--hidden-size", "1000000"], ["memory: got a model of"]),
+        (["ok.csv", "--ranks", "0"], ["--ranks must be ... got 0"]),
+        (["ok.csv", "--hidden-size", "0"], ["--hidden-size must be ... got 0"]),
+        (["ok.csv", "--hidden-size", "1000000"], ["memory must be ... got a model of"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
-        (["--task", "tag"], ["--task: got 'tag'", "'classify' for the default data, Japanese vowels"]),
-        (["ok.csv", "--format", "nope"], ["--format: got 'nope'"]),
+        (["--task", "tag"], ["--task must be ... got 'tag'", "'classify' for the default data, Japanese vowels"]),
+        (["ok.csv", "--format", "nope"], ["--format must be ... got 'nope'"]),
     ):
         fails(["inspect", *arguments, *to_files], capsys, *pieces)
         assert tree(Path()) == before, arguments
@@ -143,14 +140,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
     monkeypatch.setattr("raglane.runs.inspection.reading.read", never)
     before = tree(Path())
     for arguments, pieces in (
-        (["--html", "folder"], ["--html: got 'folder'", "a file, not a folder"]),
-        (["--json", "folder"], ["--json: got 'folder'"]),
+        (["--html", "folder"], ["--html must be ... got 'folder'", "a file, not a folder"]),
+        (["--json", "folder"], ["--json must be ... got 'folder'"]),
         (["--html", "nowhere/report.html"], ["a file in a folder that exists", "mkdir -p 'nowhere'"]),
-        (["--html", "ok.csv/report.html"], ["--html: got 'ok.csv/report.html'"]),
+        (["--html", "ok.csv/report.html"], ["--html must be ... got 'ok.csv/report.html'"]),
         (["--html", "ok.csv"], ["the file of the data"]),
         (["--json", "link.html"], ["the file of the data"]),
-        (["--html", "a", "--json", "./a"], ["--json: got 'a', which is also the page"]),
-        (["--html", "pipe"], ["--html: got 'pipe', a FIFO"]),
+        (["--html", "a", "--json", "./a"], ["--json must be ... got 'a', which is also the page"]),
+        (["--html", "pipe"], ["--html must be ... got 'pipe', a FIFO"]),
         (["--html", ""], ["--html"]),
     ):
         fails(["inspect", "ok.csv", *arguments], capsys, *pieces)

@@ -59,7 +59,7 @@ def test_a_device_that_is_not_there(
         ["evaluate", run, data],
         ["predict", run, data, "-o", str(work / "p.csv")],
     ):
-        fails([*command, "--device", name], capsys, f"device: got {name!r}", "pass auto")
+        fails([*command, "--device", name], capsys, f"device must be ... got {name!r}", "pass auto")
     assert tree(work) == before
 
 
@@ -79,9 +79,9 @@ def test_a_model_for_which_there_is_no_memory(
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     before = tree(work)
     pieces = [
-        "memory: got a model of",
+        "memory must be ... got a model of",
         "weights to train, which needs",
-        "bytes; the rule: at most the 1,000,000,000 bytes",
+        "at most the 1,000,000,000 bytes",
         "--hidden-size",
     ]
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
@@ -113,7 +113,7 @@ def test_the_batch_of_a_deep_model_counts_too(
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
     assert main([*command, "--out", str(tmp_path / "fits")]) == 0
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 20)
-    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory: got a model of")
+    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory must be ... got a model of")
     assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
 
 
@@ -158,7 +158,7 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
-    fails([*command, str(10**18)], capsys, "memory: got 24,", "pass a smaller horizon")
+    fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
@@ -230,5 +230,5 @@ def test_paths_that_cannot_be(
 
 def test_the_name_of_a_device_is_one_of_ours() -> None:
     for name in ("cpu:0", "xla", "vulkan"):
-        with pytest.raises(ArgumentError, match=r"^device: got"):
+        with pytest.raises(ArgumentError, match=r"^device must be "):
             inference.pick_device(name)

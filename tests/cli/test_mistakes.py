@@ -220,7 +220,7 @@ def test_a_file_whose_json_is_whole_and_whose_content_is_not(
             command = ["predict", str(work / "run"), str(work / "ok.csv"), "-o", str(work / "p.csv")]
         else:
             command = ["train", "--resume", "--out", str(work / "run"), "--epochs", "3"]
-        fails(command, capsys, str(work / "run"), "Fix: ")
+        fails(command, capsys, str(work / "run"), "")
         assert tree(work) == damaged
     finally:
         path.write_bytes(before[f"run/{file}"])
@@ -239,7 +239,7 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 @pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
 def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name, value = " ".join(given).replace("=", " ").split()
-    fails(["train", *given], capsys, f"{name}: got {value!r}; the rule: a", "number. Fix: write it in digits, such as")
+    fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "number. Write it in digits, such as")
 
 
 def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
@@ -248,6 +248,6 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     (tmp_path / "bad.csv").write_text("nothing of the kind")
     command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
     for part in ("--validation", "--test"):
-        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv: got no such file")
+        fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
-    fails([*command, *both], capsys, "--validation-fraction: got it with --validation", "leave one out")
+    fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "leave one out")

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures
+from commands import FAST, fails, tree
 from raglane.cli import main
-
-__all__ = ["undrawn_pictures"]
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -148,7 +146,7 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
-    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
 
 
 def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,9 +179,9 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "with labels, for the task classify",
         "--task language",
     )
-    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
-    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
     assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
@@ -231,7 +229,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "(--tokens chooses)" in printed
         assert f" {kind}, from " in printed
         assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
-    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")
+    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
 
 def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_texts() -> None:
     for X in (texts, [text.split() for text in texts], np.array(texts), pd.Series(texts)):
         model = RecurrentClassifier(**_QUICK).fit(X, labels)
         assert model.predict(X).tolist() == labels
-    with pytest.raises(DataError, match=r"2 channels; the rule: tokens, as in fit"):
+    with pytest.raises(DataError, match=r"tokens, as in fit.*, got .*2 channels"):
         model.predict([np.ones((2, 3))])
 
 
@@ -185,10 +185,16 @@ def test_parameters_are_the_settings() -> None:
 @pytest.mark.parametrize(
     ("parameters", "X", "y", "error", "words"),
     [
-        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size: got 0"),
-        ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size: got 'many'"),
-        ({"channels": "middle"}, None, None, ArgumentError, "channels: got 'middle'.*first, last"),
-        ({}, [np.ones((3, 4)), np.ones((2, 4))], ["a", "b"], DataError, r"X\[1\]: got 2 channels.*channels='last'"),
+        ({"hidden_size": 0}, None, None, ArgumentError, "hidden_size must be .*got 0"),
+        ({"hidden_size": "many"}, None, None, ArgumentTypeError, "hidden_size must be .*got 'many'"),
+        ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
+        (
+            {},
+            [np.ones((3, 4)), np.ones((2, 4))],
+            ["a", "b"],
+            DataError,
+            r"X\[1\] must be .*channels='last'.*, got 2 channels",
+        ),
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),

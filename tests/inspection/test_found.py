@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from made_datasets import changed, dataset
-from made_plans import made_plans
 from raglane._utils.table import Table
 from raglane.data import records
 from raglane.data.conversion import Progress
@@ -37,8 +36,6 @@ from raglane.runs.inspection.reading import Contents, Feature, contents_of, labe
 from raglane.runs.sources import ColumnNames
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
-
-__all__ = ["made_plans"]
 
 _ODD = '</script><b>&"\u202e'
 

@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import undrawn_pictures, write_steps
+from commands import write_steps
 from raglane._utils.table import Table
 from raglane.report.page import Page
 from raglane.runs.card import make_card
 from raglane.training.per_sequence import measure_sequences
-
-__all__ = ["undrawn_pictures"]
 
 _ODD = '</script><b>|`*&"'
 

@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from made_datasets import dataset
 from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
 from raglane.runs.comparison import compare
 from raglane.training.job import identity
-
-__all__ = ["undrawn_pictures"]
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +76,12 @@ def test_tables_and_pictures_are_written_whole(runs: Path, tmp_path: Path, capsy
 def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken, out = tmp_path / "broken", tmp_path / "table.md"
     run = str(runs / "a")
-    fails(["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no: got no such folder", "of a run")
+    fails(
+        ["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... got no such folder", "of a run"
+    )
     fails(["compare", run, str(runs), "-o", str(out)], capsys, "a folder without a saved model")
-    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output: got", ".md, .csv, .png, .svg")
-    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output: got")
+    fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output must be ", ".md, .csv, .png, .svg")
+    fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output must be ")
     for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):
         shutil.rmtree(broken, ignore_errors=True)
         shutil.copytree(run, broken)
@@ -204,5 +204,5 @@ def test_a_logger_that_cannot_begin_is_one_line(
     monkeypatch.setattr("raglane.runs.progress.LoggingWatcher._create", made)
     command = ["train", str(write_steps(tmp_path / "steps.csv")), "--out", str(tmp_path / "run"), *FAST, "-q"]
     fails([*command, "--logger", "mlflow"], capsys, "mlflow is not installed", "pip install")
-    fails([*command, "--logger", "wandb"], capsys, "--logger: got 'wandb', which failed: no key: log in;")
+    fails([*command, "--logger", "wandb"], capsys, "--logger must be ... got 'wandb', which failed: no key: log in")
     assert not (tmp_path / "run").exists()

@@ -274,7 +274,7 @@ def tune(
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
-        raise ArgumentError(message("validation", "no validation part", rule, fix))
+        raise ArgumentError(message("validation", "no validation data", rule, fix))
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])

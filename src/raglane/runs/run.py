@@ -55,8 +55,8 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
         >>> rl.load("no/such/folder")
         Traceback (most recent call last):
         ...
-        raglane.errors.CheckpointError: no/such/folder: got no such folder; the rule: the folder of a run or of a \
-model. Fix: pass the folder that raglane train wrote.
+        raglane.errors.CheckpointError: no/such/folder must be the folder of a run or of a model, \
+got no such folder. Pass the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
@@ -306,7 +306,7 @@ class Run:
         """
         path = as_path(folder)
         if os.path.lexists(path):
-            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another"))
+            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another folder"))
         check_place("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
