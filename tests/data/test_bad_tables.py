@@ -32,7 +32,7 @@ def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
         ({"x": [[1], [], [2, 3]], "y": lists}, tags, "row 2, step 0, column 'y'"),
     ):
         parquet.write_table(pa.table(table), path := tmp_path / "data.parquet")
-        with pytest.raises(DataError, match=rf"got b'caf.*xe9' in {place}; the rule: a text in UTF-8. Fix: "):
+        with pytest.raises(DataError, match=rf"a text in UTF-8, got b'caf.*xe9' in {place}"):
             read(path, columns)
 
 
@@ -72,9 +72,9 @@ _UNSUPPORTED = [
 def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> None:
     path = tmp_path / "data.parquet"
     parquet.write_table(pa.table({"x": column, "y": ["a"]}), path)
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: lists of numbers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"lists of numbers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="x", label="y"))
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: strings, integers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"strings, integers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="y", label="x"))
 
 
@@ -83,7 +83,7 @@ def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> N
     [
         ('{"x": [1], "y": ' + "9" * 5000 + "}", ["thousands of digits", "64 bits"]),
         ('{"x": [' + "9" * 5000 + '], "y": 1}', ["thousands of digits", "64 bits"]),
-        ('{"x": [1, 9223372036854775808], "y": 1}', ["too large as 'x'", "write it as 1e30"]),
+        ('{"x": [1, 9223372036854775808], "y": 1}', ["too large as 'x'", "Write it as 1e30"]),
         ('{"x": [9007199254740993, 0.5], "y": 1}', ["beyond 2**53 among fractions as 'x'"]),
         ("[" * 100_000, ["more than 32 deep"]),
         ('{"x": ' + "[" * 40 + "1" + "]" * 40 + "}", ["more than 32 deep"]),
@@ -98,7 +98,7 @@ def test_numbers_and_lists_that_no_column_holds(tmp_path: Path, line: str, words
     path.write_text(line + "\n")
     with pytest.raises(DataError) as caught:
         read(path)
-    assert words[0].startswith("no candidate") or "line 1: " in str(caught.value)
+    assert words[0].startswith("no candidate") or ", line 1 must be " in str(caught.value)
     for word in words:
         assert word in str(caught.value)
     assert len(str(caught.value)) < 1000
@@ -110,7 +110,7 @@ def test_what_json_has_not_is_a_missing_value(tmp_path: Path) -> None:
     path.write_text('{"x": [NaN, Infinity, -Infinity, 1e999, -1e999, 1e300, 5], "y": 1}\n')
     values = read(path).values[:, 0]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, np.inf, -np.inf, np.inf, 5], np.float32))
-    with pytest.raises(DataError, match="the rule: finite numbers"):
+    with pytest.raises(DataError, match="must be data with finite numbers"):
         read(path).refuse_missing()
 
 

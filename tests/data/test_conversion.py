@@ -99,7 +99,7 @@ def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
     bad = ["{", '{"x": [null], "kind": "a"}', '{"x": [1]}', '{"x": ["word"], "kind": "a"}']
     first = _rows(tmp_path / "a.jsonl", [good, *bad[:2], good])
     second = _rows(tmp_path / "b.jsonl", [good, good, good, *bad[2:], good])
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2: got bad JSON"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2 must be .*got bad JSON"):
         convert([first, second], tmp_path / "out")
     with small_steps(3, 1):
         done = convert([first, second], tmp_path / "out", on_bad_row="skip", overwrite=True)
@@ -117,7 +117,7 @@ def test_bad_rows_are_left_out_and_listed(tmp_path: Path) -> None:
 
 def test_a_file_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
     path = _rows(tmp_path / "a.jsonl", ["{", "["])
-    with pytest.raises(DataError, match="line 1: got bad JSON"):
+    with pytest.raises(DataError, match=r"line 1 must be .*got bad JSON"):
         convert(path, tmp_path / "out", on_bad_row="skip")
     assert not (tmp_path / "out").exists()
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="no such file"):
         convert(tmp_path / "a.parquet", tmp_path / "out")
-    with pytest.raises(DataError, match=r"no file.*a pattern that matches"):
+    with pytest.raises(DataError, match=r"a pattern that matches a file, got no file"):
         convert(str(tmp_path / "*.parquet"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -204,7 +204,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
     with (
         locked(tmp_path / ".out.converting"),
         ThreadPoolExecutor(1) as pool,
-        pytest.raises(ArgumentError, match="is at work"),
+        pytest.raises(ArgumentError, match=" writes"),
     ):
         pool.submit(convert, path, tmp_path / "out").result()
     with pytest.raises(ArgumentError, match="one of fail, skip"):

@@ -192,7 +192,7 @@ def test_features_that_are_not_there_or_missing() -> None:
     for values, word in ((np.zeros(3, np.float32), "3 values"), (np.zeros((2, 1), np.float32), "shape")):
         with pytest.raises(DataError, match=word):
             records(Feature("age", values, per_sequence=True))
-    with pytest.raises(DataError, match="two of this name"):
+    with pytest.raises(DataError, match="the only feature of this name, got two"):
         records(town, town)
 
 

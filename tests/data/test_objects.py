@@ -140,21 +140,21 @@ def test_panels() -> None:
 @pytest.mark.parametrize(
     ("data", "labels", "error", "words"),
     [
-        (3, None, ArgumentTypeError, ["data: got 3", "a list of sequences"]),
+        (3, None, ArgumentTypeError, ["data must be", "got 3", "a list of sequences"]),
         ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
         ([], None, DataError, ["no sequences"]),
         ([3.0], None, ShapeError, ["data[0]", "()"]),
         ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
         (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
-        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transposed"]),
+        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transpose"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
         (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
-        ([[1.0]], None, DataError, ["labels: got none", "classify"]),
-        ([[1.0]], ["a", "b"], ShapeError, ["labels: got 2 for 1 sequences"]),
-        ([[1.0]], "a", ArgumentTypeError, ["labels: got 'a'"]),
+        ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),
+        ([[1.0]], ["a", "b"], ShapeError, ["got 2 for 1 sequences"]),
+        ([[1.0]], "a", ArgumentTypeError, ["labels must be", "got 'a'"]),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
     ],
 )
@@ -163,7 +163,7 @@ def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: 
         read(data, labels=labels)
     for word in words:
         assert word in str(caught.value), caught.value
-    assert "Fix:" in str(caught.value)
+    assert " must be " in str(caught.value)
 
 
 def test_texts_of_a_list_are_cut_as_asked() -> None:

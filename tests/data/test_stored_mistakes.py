@@ -28,14 +28,14 @@ def _converted(folder: Path) -> Path:
 def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     write_table(tmp_path / "a.parquet", small_table())
     convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
-    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
+    with pytest.raises(ArgumentError, match=r"task must be multilabel, for which .* was converted"):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
     with pytest.raises(DataError, match="no numbers to learn"):
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got the label 'c' in row 3;"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got the label 'c' in row 3"):
         data.with_preprocessor(few).take(range(8))
 
 
@@ -59,7 +59,7 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     write_table(path, pa.Table.from_pylist(rows))
     wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
     data = Dataset([path, write_table(tmp_path / "b.parquet", wide)])
-    with pytest.raises(DataError, match=r"b\.parquet, row group 0: got features .*after features"):
+    with pytest.raises(DataError, match=r"b\.parquet, row group 0 must be .*, got features .*after features"):
         data.take([0, 12])
 
 
@@ -98,7 +98,7 @@ def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path
     del description["checksum"]
     description["shards"][0]["checksums"] = checksums(path)
     described.write_text(json.dumps(seal(description)))
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file; the rule"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file"):
         Dataset(tmp_path / "out").take([0, 1])
 
 
@@ -116,10 +116,12 @@ def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Pa
     # Blocks are verified as they are read: those without damage are good.
     assert len(data.take([0, 5, 299])) == 3
     for rows_read in ([200], [199, 200, 201], range(300)):
-        with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: the checksum of the bytes"):
+        with pytest.raises(
+            DataError, match=r"part-00000\.arrow must be .*got a damaged file: the checksum of the bytes"
+        ):
             Dataset(tmp_path / "out").take(rows_read)
     for use in (read, lambda folder: convert(folder, tmp_path / "again", Columns(label="kind"))):
-        with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: its checksum differs"):
+        with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
             use(tmp_path / "out")
 
 
@@ -141,7 +143,7 @@ def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path, name: str) -> None:
     _converted(tmp_path)
     (tmp_path / "out" / name).unlink()
-    with pytest.raises(DataError, match=r"got no such file; .* put it back") as caught:
+    with pytest.raises(DataError, match=r"got no such file\. Restore it") as caught:
         _use(tmp_path / "out")
     assert "damaged" not in str(caught.value)
 
@@ -170,9 +172,9 @@ def _use(folder: Path) -> None:
 
 def test_what_is_no_source_is_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
-        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, a pyarrow.Table"):
+        with pytest.raises(ArgumentTypeError, match=r"source must be a path, a list of paths, a pyarrow.Table"):
             Dataset(source)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="there are 40 sequences"):
+    with pytest.raises(IndexError, match="one of the 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

@@ -255,7 +255,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"x": ["\\ud83d\\ude42 \\u00e9"], "y": 1}\n\n' + line + b"\n")
     got = "half a surrogate pair" if b"\\u" in line else "the byte 0xed, which is not UTF-8"
-    with pytest.raises(DataError, match=f"line 3: got {got}"):
+    with pytest.raises(DataError, match=f"line 3 must be .*got {got}"):
         read(path)
 
 
@@ -276,7 +276,7 @@ def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list
     with pytest.raises(DataError) as caught:
         read(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: " if line is None else f"{path}, line {line}: ")
+    assert message.startswith(f"{path} must be " if line is None else f"{path}, line {line} must be ")
     for word in words:
         assert word in message
 

@@ -199,16 +199,21 @@ def test_inputs_that_want_gradients_get_them() -> None:
 @pytest.mark.parametrize(
     ("data", "arguments", "error", "words"),
     [
-        (numbered([1]), {"steps": 0}, ArgumentError, "steps: got 0"),
-        (numbered([1]), {"steps": 1.0}, ArgumentTypeError, "steps: got 1.0"),
-        (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size: got 0"),
-        (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank: got 2"),
+        (numbered([1]), {"steps": 0}, ArgumentError, "steps must be .*got 0"),
+        (numbered([1]), {"steps": 1.0}, ArgumentTypeError, "steps must be .*got 1.0"),
+        (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size must be .*got 0"),
+        (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank must be .*got 2"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
-        ([1.0, 2.0], {}, ArgumentTypeError, "data: got samples such as a float"),
-        ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets: got a list"),
-        (numbered([1, 2]), {"targets": torch.ones(3)}, ShapeError, r"targets: got shape \(3,\).*\(2, \*features\)"),
-        (numbered([1, 2]), {"targets": numbered([2, 1])}, ShapeError, "targets: got a Ragged of other lengths"),
-        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets: .*leave one of them out"),
+        ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
+        ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),
+        (numbered([1, 2]), {"targets": torch.ones(3)}, ShapeError, r"\(2, \*features\).*, got shape \(3,\)"),
+        (
+            numbered([1, 2]),
+            {"targets": numbered([2, 1])},
+            ShapeError,
+            "got a Ragged of other lengths",
+        ),
+        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets must be .*Leave one of them out"),
     ],
 )
 def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -219,7 +224,7 @@ def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Excepti
 @pytest.mark.parametrize(
     ("lengths", "arguments", "words"),
     [
-        ([1, 2, 4], {}, "elements = 6; .*TBPTTSampler, which has elements = 7"),
+        ([1, 2, 4], {}, "TBPTTSampler, which has elements = 7, got elements = 6"),
         ([1, 2, 3], {"batch_size": 3}, "batch_size"),
     ],
 )

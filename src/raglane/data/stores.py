@@ -185,7 +185,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
             shards, task = Shards.of(path)
             columns = columns or Columns(task=task)
             if columns.wants_labels and not shards.layout.serves(columns.task):
-                rule = f"{quote(str(path))} was converted for the task {task}, and has no labels of another kind"
+                rule = f"{task}, for which {quote(str(path))} was converted"
                 fix = f"convert the data again, with {argument('task', columns.task)}"
                 raise ArgumentError(message("task", repr(columns.task), rule, fix))
             stores.append(shards)
@@ -236,7 +236,7 @@ def arrow_errors(name: str) -> Iterator[Any]:
         yield arrow
     except (arrow.ArrowException, TypeError, OverflowError) as error:
         got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
-        rule = "a column holds values of one kind: numbers, texts, or lists of these"
+        rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
         raise DataError(message(name, got, rule, "convert the column, or leave it out")) from error
 
 
