@@ -45,7 +45,7 @@ class BatchLimit:
             <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch of its own.
 
     Raises:
-        ArgumentTypeError: a number is not an int.
+        ArgumentTypeError: a number is not an integer.
         ArgumentError: no number is set, a number is below 1, or ``too_long`` is unknown.
 
     Example:
