@@ -74,7 +74,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
             "out must be ",
             f"in which process {process.pid} on",
             " writes",
-            "wait until that process has ended",
+            "Wait until that process has ended",
         )
         process.send_signal(signal.SIGKILL)
         process.wait()

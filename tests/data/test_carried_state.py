@@ -199,7 +199,7 @@ def test_a_compiled_model_carries_without_a_break() -> None:
         ({"layer": nn.GRU(3, 4)}, ArgumentTypeError, "layer must be .*got a GRU"),
         ({"layer": rl.nn.GRU(3, 4, bidirectional=True)}, ArgumentTypeError, "layer must be .*got a bidirectional"),
         ({"input": torch.ones(2, 5, 3)}, ArgumentTypeError, "input must be .*got a Tensor"),
-        ({"input": numbered([1, 2])}, ShapeError, "input: .*input_size = 3"),
+        ({"input": numbered([1, 2])}, ShapeError, "input must be .*input_size = 3"),
         ({"hx": torch.zeros(1, 3, 4)}, ShapeError, r"hx \(h\) must be .*got shape \(1, 3, 4\)"),
         ({"hx": (torch.zeros(1, 2, 4),) * 2}, ArgumentTypeError, "hx must be .*got a tuple"),
         ({"begins": [True, False]}, ArgumentTypeError, "begins must be .*got a list"),

@@ -192,7 +192,7 @@ def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="no such file"):
         convert(tmp_path / "a.parquet", tmp_path / "out")
-    with pytest.raises(DataError, match=r"no file.*a pattern that matches"):
+    with pytest.raises(DataError, match=r"a pattern that matches.*no file"):
         convert(str(tmp_path / "*.parquet"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -323,7 +323,7 @@ def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list
     with pytest.raises(DataError) as caught:
         read(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: " if line is None else f"{path}, line {line}: ")
+    assert message.startswith(f"{path} must be " if line is None else f"{path}, line {line} must be ")
     for word in words:
         assert word in message
 

@@ -157,7 +157,7 @@ def test_bad_files(tmp_path: Path, text: str, line: int | None, words: list[str]
     with pytest.raises(DataError) as caught:
         read(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: " if line is None else f"{path}, line {line}: ")
+    assert message.startswith(f"{path} must be " if line is None else f"{path}, line {line} must be ")
     assert "\n" not in message
     assert message.isprintable()
     assert len(message) < 1000

@@ -172,7 +172,7 @@ def resized(module: Any, input_size: int) -> Any:
             r"Wrong.initial_state must be .*a method.*, got a Tensor",
         ),
         (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare must be a method.*, got a int"),
-        (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
+        (lambda size: Leaky(size, H), ArgumentTypeError, r"\(input_size, hidden_size\).*got <lambda>\(size\), with"),
         (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
         (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size must be .*got -1"),
         (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),

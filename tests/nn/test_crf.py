@@ -327,5 +327,5 @@ def test_mistakes_of_other_arguments() -> None:
         CRF(0)
     with pytest.raises(ArgumentError, match="'mean'"):
         CRF(TAGS)(*random_batch([1]), reduction="mean")
-    with pytest.raises(ShapeError, match="one device for all, meta"):
+    with pytest.raises(ShapeError, match="on meta, like the other tensors"):
         CRF(TAGS, device="meta").decode(EMISSIONS)

@@ -296,7 +296,7 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
         (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
         ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\) must be .*got shape \(1, 2, 4\)"),
         ((batch, (wrong,) * (states + 1)), "hx must be .*got a tuple"),
-        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input: .*sparse_coo; .* \.to_dense\(\)"),
+        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input must be .*sparse_coo.* \.to_dense\(\)"),
         ((torch.ones(2, 3, D, dtype=torch.float64, device="meta"),), "input must be .*got a tensor on meta"),
     ):
         with pytest.raises(RaglaneError, match=says):

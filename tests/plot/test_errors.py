@@ -78,7 +78,7 @@ def _roofline(**given: Any) -> Any:
         (
             lambda: plot.attention(_HALVES.to(torch.int64)),
             ArgumentTypeError,
-            "weights must be floats.*, got torch.int64",
+            "weights must be of a floating-point dtype, got torch.int64",
         ),
         (
             lambda: plot.norms(rl.Ragged.from_flat(torch.ones(3, 2, 2), lengths=[3])),

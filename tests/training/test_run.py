@@ -309,7 +309,7 @@ def test_damaged_models_are_refused_in_words(tmp_path: Path) -> None:
         (folder / "weights.safetensors").write_bytes(weights)
 
     _edit(folder / "config.json", format_version=FORMAT_VERSION + 1)
-    refuses("format version 3.*at most 2 for this version.*upgrade")
+    refuses(r"at most 2 for this version.*format version 3.*upgrade")
     _edit(folder / "config.json", format="other")
     refuses("format 'other'")
     _edit(folder / "config.json", model={"task": "classify"})

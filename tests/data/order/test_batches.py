@@ -315,7 +315,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         ([1], {"ranks": 0}, ArgumentError, "ranks must be .*got 0"),
         ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank must be at most 1.*, got 2"),
         ([1], {"largest_first": 1}, ArgumentTypeError, "largest_first must be .*got 1"),
-        ([3, 9, 8], {"limit": BatchLimit(elements=5)}, ArgumentError, "got 9 at index 1, one of 2 such.*5 elements"),
+        ([3, 9, 8], {"limit": BatchLimit(elements=5)}, ArgumentError, r"5 elements, got 9 at index 1"),
     ],
 )
 def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -338,7 +338,7 @@ def test_a_state_of_others_is_refused() -> None:
         batches = BatchSampler(lengths, limit)
         state = batches.state_dict(3)
         for other, words in (
-            (BatchSampler([*lengths[:-1], 200], limit), "elements = 19900; .*elements = 19901"),
+            (BatchSampler([*lengths[:-1], 200], limit), r"elements = 19901.*elements = 19900"),
             (BatchSampler(lengths, BatchLimit(sequences=1)), "batch_"),
             (BatchSampler(lengths, limit, EpochOrder.grouped()), "order"),
             (BatchSampler(lengths, limit, seed=1), "seed"),
