@@ -48,7 +48,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (["--too-long", "keep", "--batch-elements", "3"], ("keep",)),
         (
             ["--batch-elements", "30", "--batch-size", "auto"],
-            ("batch-size must be ... got auto", "leave one of them out"),
+            ("batch-size must be ... got auto", "Leave one of them out"),
         ),
     ):
         fails([*train, *flags], capsys, *words)

@@ -224,7 +224,7 @@ def test_paths_that_cannot_be(
     # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
     for name, path in (("--out", "new"), ("--output", "a.csv")):
-        fails([*commands[name], path], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+        fails([*commands[name], path], capsys, f"in a writable folder, which {tmp_path} is not")
     assert tree(tmp_path) == {"file": b"mine"}
 
 

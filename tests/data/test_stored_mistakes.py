@@ -25,7 +25,7 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="task must be multilabel, for which "):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
-    with pytest.raises(DataError, match="no targets"):
+    with pytest.raises(DataError, match="no numbers to learn"):
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
@@ -190,5 +190,5 @@ def test_what_is_no_source_is_refused() -> None:
             Dataset(source)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="there are 40 sequences"):
+    with pytest.raises(IndexError, match="for 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

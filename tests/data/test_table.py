@@ -307,7 +307,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     [
         ('{"x": [1], "y": 1}\n\n{"x": [1, "y": 2}\n', 3, ["bad JSON", "character"]),
         ('{"x": [1], "y": 1}\n{"x": [1], "y"', 2, ["bad JSON"]),
-        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "a JSON object"]),
+        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "one JSON object per line"]),
         ('{"x": [1], "y": 1}\n"text"\n', 2, ["a JSON string"]),
         ('{"x": [1], "y": 1}\n{"x": [1, "a"], "y": 1}\n', 2, ["list of number and string", "'x'"]),
         ('{"x": [1], "y": 1}\n{"x": ["a"], "y": 1}\n', 2, ["list of string", "after a list of number", "'x'"]),

@@ -224,9 +224,9 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank must be .*got 2"),
         ([], {}, ArgumentError, "at least one sample"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
-        ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples such as a float"),
-        ([(torch.ones(2), 1, "name")], {}, ArgumentTypeError, "data must be .*got samples such as a tuple"),
-        ([{"x": torch.ones(2)}], {}, ArgumentTypeError, "data must be .*got samples such as a dict"),
+        ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
+        ([(torch.ones(2), 1, "name")], {}, ArgumentTypeError, "data must be .*got samples of type tuple"),
+        ([{"x": torch.ones(2)}], {}, ArgumentTypeError, "data must be .*got samples of type dict"),
         ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),
         (
             numbered([1, 2]),
@@ -241,7 +241,7 @@ def test_inputs_that_want_gradients_get_them() -> None:
             "targets must be .*got a Ragged of other lengths",
         ),
         (numbered([1, 2]), {"targets": [0, 1]}, ArgumentTypeError, "targets must be .*got a list"),
-        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets: .*leave one of them out"),
+        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets must be .*Leave one of them out"),
     ],
 )
 def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:

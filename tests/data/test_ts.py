@@ -111,7 +111,7 @@ def test_a_target_is_no_label(tmp_path: Path) -> None:
     [
         (HEADER + "1:2:a\n1,2:3,4,5:b\n", 12, ["channels of 2, 3 values", "equally long"]),
         (HEADER + "1:2:3:a\n", 11, ["4 fields", "2 channels and a label"]),
-        (HEADER + "1,2:3,4:a\n1,2:3\n", 12, ["2 fields", "2 channels and a label", "restore the line"]),
+        (HEADER + "1,2:3,4:a\n1,2:3\n", 12, ["2 fields", "2 channels and a label", "Restore the line"]),
         (HEADER + "1:2:c\n", 11, ["label 'c'", "'a', 'b'"]),
         (HEADER + "1,x:2,3:a\n", 11, ["'x'", "channel 0, step 1", "?"]),
         (HEADER + "1,2:2,--3:a\n", 11, ["'--3'", "channel 1, step 1"]),

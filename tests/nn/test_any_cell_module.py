@@ -192,7 +192,7 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
         (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell must be .*got a module, with num_layers=2"),
         (
             lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True),
-            "cell must be .* bidirectional=True.*, got a module, ",
+            "cell must be .*, got a module, .* bidirectional=True",
         ),
         (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's input_size, 3.*, got 5"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),

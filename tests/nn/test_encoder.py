@@ -116,7 +116,7 @@ _TOKENS = Ragged([[1, 2], [3]])
             {"layer": nn.GRU},
             None,
             ArgumentTypeError,
-            r"layer must be .*a class of rl\.nn.*, got a function that returns a torch\..*GRU",
+            r"layer must be .*, got a function that returns a torch\..*GRU.*a class of rl\.nn",
         ),
         (
             {"layer": GRU(D, H)},

@@ -312,7 +312,7 @@ def test_what_is_refused() -> None:
     for dtype in (torch.float16, torch.uint8, "int8"):
         with pytest.raises(ArgumentError, match=r"dtype must be.*torch\.int8, or None.*got"):
             rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"training mode.*call model\.eval\(\) first"):
+    with pytest.raises(ArgumentError, match=r"training mode.*Call model\.eval\(\) first"):
         to_int8(nn.Sequential(layer.train()))
     for other, reason in (
         (build_wide("GRU").double(), r"its weights are torch\.float64"),

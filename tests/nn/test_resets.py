@@ -277,8 +277,8 @@ def test_compiled(device: torch.device) -> None:
             ArgumentTypeError,
             r"resets must be .*got values of torch.float32",
         ),
-        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets: .* lengths \[2, 3\]; .* \[3, 2\]"),
-        (ragged_marks([[0, 0, 0]]), ShapeError, r"resets: .* lengths \[3\]"),
+        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets must be .* \[3, 2\], got .* lengths \[2, 3\]"),
+        (ragged_marks([[0, 0, 0]]), ShapeError, r"resets must be .* lengths \[3\]"),
         (
             rl.Ragged([torch.zeros(3, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)]),
             ShapeError,

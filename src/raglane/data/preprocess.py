@@ -319,7 +319,7 @@ class Preprocessor:
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if len(targets.names) != len(self.target_names):
             got = f"{len(targets.names)} numbers to learn"
-            rule = f"{len(self.target_names)} as in training: {quote_all(self.target_names)}"
+            rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if self.per_element and not targets.per_element:
             # A reader returns one target per sequence if no sequence has two different ones.
