@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import raglane as rl
 from every_layer import LENGTHS, D, H, a_batch, assert_same, gradients, results_of
 from own_cells import OWN, Leaky, Whole
-from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.schedules import SCHEDULES
 
 
@@ -137,32 +137,17 @@ def cell_with(**members: Any) -> Any:
     return type("Wrong", (Leaky,), members)
 
 
-def resized(module: Any, input_size: int) -> Any:
-    """Set another input_size on a module."""
-    module.input_size = input_size
-    return module
-
-
 @pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
         (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
         (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs whole sequences"),
-        (rl.nn.GRU, ArgumentTypeError, "cell: got a GRU; .* a layer runs whole sequences"),
         (lambda *_: 3, ArgumentTypeError, "cell: got a int without"),
-        (3, ArgumentTypeError, "cell: got a int; the rule: a module with step"),
-        (
-            lambda i, h: Leaky(i, h + 1),
-            ArgumentError,
-            "cell: got a function that returns a Leaky with hidden_size=5; .*=4",
-        ),
-        (lambda _, h: Leaky(D, h), ArgumentError, "cell: got a function that returns a Leaky with input_size=3; .*=8"),
+        (lambda i, h: Leaky(i, h + 1), ArgumentError, "got a function that returns a Leaky with hidden_size=5; .*=4"),
         (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
         (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
-        (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare: got a int; the rule: a method"),
         (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
         (cell_with(output_size=0), ArgumentError, r"Wrong.output_size: got 0"),
-        (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size: got -1"),
         (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\): got a NoneType"),
         (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
     ],
@@ -176,12 +161,9 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
     ("make", "says"),
     [
         (lambda: rl.nn.Recurrent(Leaky), "input_size: got None"),
-        (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size: got None"),
         (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell: got a module, with num_layers=2"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True), "cell: got a module, .* bidirectional=True"),
         (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's input_size, 3"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout: got 2.0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* a user-defined cell"),
     ],
 )
@@ -194,20 +176,11 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
     ("members", "kind", "says"),
     [
         ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step: got a NoneType; .* a pair"),
-        ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step: got a Tensor; .* a pair"),
         ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output: got shape \(3, 3\); .* \(3, 4\)"),
-        ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state: got shape \(3, 3\); .* \(3, 4\)"),
         ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row"),
-        ({"step": lambda _self, _x, s: (s, s.sum(0))}, ShapeError, r"state: got shape \(4,\); .* one row per sequence"),
         ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state: got a tuple; .* a tensor of shape"),
-        (
-            {"prepare": lambda _self, v, _offsets: v[:2]},
-            ShapeError,
-            r"Wrong.prepare: got shape \(2, 3\); .* one row per element",
-        ),
-        ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare: got a NoneType"),
+        ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare: got shape \(2, 3\); .* one row per element"),
         ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"Wrong.prepare: got torch.int64"),
-        ({"step": lambda _self, _x, s: (s.long(), s)}, ArgumentTypeError, r"step: output: got torch.int64"),
         ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state: got torch.bool"),
         (
             {
@@ -217,16 +190,11 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
             ShapeError,
             r"Wrong.step: state: got 1 tensors; the rule: 2 tensors",
         ),
-        (
-            {"initial_state": lambda _, n: torch.zeros(n, H)},
-            ShapeError,
-            r"initial_state \(h\): got torch.float32; .* torch.float64",
-        ),
+        ({"initial_state": lambda _, n: torch.zeros(n, H)}, ShapeError, "got torch.float32; .* torch.float64"),
     ],
 )
 def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:
     layer = rl.nn.Recurrent(cell_with(**members), D, H)
     with pytest.raises(kind, match=says) as caught:
         layer(a_batch([3, 2, 4]))
-    assert isinstance(caught.value, RaglaneError)
     assert caught.value.__cause__ is None
