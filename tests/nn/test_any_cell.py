@@ -177,7 +177,7 @@ def test_summary() -> None:
         (layer(padded, lengths=told), "a padded tensor"),
         (layer(batch, return_output=False), "NoneType"),
     ):
-        with pytest.raises(ArgumentTypeError, match=f"out: got .*{says}"):
+        with pytest.raises(ArgumentTypeError, match=f"out must be .*got .*{says}"):
             layer.summary(*wrong)
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))
     out, state = torchs(batch)

@@ -140,15 +140,15 @@ def cell_with(**members: Any) -> Any:
 @pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
-        (nn.Linear, ArgumentTypeError, r"cell: got a Linear without step\(x_t, state\), input_size, hidden_size"),
-        (nn.LSTM, ArgumentTypeError, "cell: got a LSTM; .* a layer runs whole sequences"),
-        (lambda *_: 3, ArgumentTypeError, "cell: got a int without"),
-        (lambda i, h: Leaky(i, h + 1), ArgumentError, "got a function that returns a Leaky with hidden_size=5; .*=4"),
-        (cell_with(step=None), ArgumentTypeError, r"cell: got a Wrong without step\(x_t, state\)"),
-        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, r"Wrong.initial_state: got a Tensor; .* a method"),
-        (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
-        (cell_with(output_size=0), ArgumentError, r"Wrong.output_size: got 0"),
-        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\): got a NoneType"),
+        (nn.Linear, ArgumentTypeError, r"cell must .*Linear without step\(x_t, state\), input_size, hidden_size"),
+        (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a LSTM"),
+        (lambda *_: 3, ArgumentTypeError, "cell must be .*got a int without"),
+        (lambda i, h: Leaky(i, h + 1), ArgumentError, "=4.*, got a function that returns a Leaky with hidden_size=5"),
+        (cell_with(step=None), ArgumentTypeError, r"cell must be .*got a Wrong without step\(x_t, state\)"),
+        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, "initial_state must be a method.*, got a Tensor"),
+        (lambda size: Leaky(size, H), ArgumentTypeError, r"\(input_size, hidden_size\).*got <lambda>\(size\), with"),
+        (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
+        (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),
         (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
     ],
 )
@@ -160,11 +160,11 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: rl.nn.Recurrent(Leaky), "input_size: got None"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell: got a module, with num_layers=2"),
-        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size: got 5; the rule: the cell's input_size, 3"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers: got 0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout: got 0.1; .* a user-defined cell"),
+        (lambda: rl.nn.Recurrent(Leaky), "input_size must be .*got None"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell must be .*got a module, with num_layers=2"),
+        (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's input_size, 3.*, got 5"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),
+        (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*a user-defined cell.*, got 0.1"),
     ],
 )
 def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
@@ -175,22 +175,22 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("members", "kind", "says"),
     [
-        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step: got a NoneType; .* a pair"),
-        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output: got shape \(3, 3\); .* \(3, 4\)"),
-        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"output: got shape \(1, 4\); .* one row"),
-        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state: got a tuple; .* a tensor of shape"),
-        ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare: got shape \(2, 3\); .* one row per element"),
-        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"Wrong.prepare: got torch.int64"),
-        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state: got torch.bool"),
+        ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a NoneType"),
+        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
+        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"must be .*one row.*, got shape \(1, 4\)"),
+        ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state must be .*a tensor of shape.*, got a tuple"),
+        ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare must be .*one row per.*, got shape \(2, 3\)"),
+        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"prepare must be .*got torch.int64"),
+        ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state must be .*got torch.bool"),
         (
             {
                 "initial_state": lambda _, n: (torch.zeros(n, H, dtype=torch.float64),) * 2,
                 "step": lambda _self, _x, s: (s[0], s[:1]),
             },
             ShapeError,
-            r"Wrong.step: state: got 1 tensors; the rule: 2 tensors",
+            r"Wrong.step: state must be 2 tensors.*, got 1 tensors",
         ),
-        ({"initial_state": lambda _, n: torch.zeros(n, H)}, ShapeError, "got torch.float32; .* torch.float64"),
+        ({"initial_state": lambda _, n: torch.zeros(n, H)}, ShapeError, "must be .*torch.float64.*, got torch.float32"),
     ],
 )
 def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:

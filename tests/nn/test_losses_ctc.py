@@ -190,7 +190,7 @@ def test_cannot_be_differentiated_twice() -> None:
     pairs = [(4, 1)]
     values, targets = draw(pairs)
     (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
-    with pytest.raises(ArgumentError, match="a second derivative; the rule: the first derivative"):
+    with pytest.raises(ArgumentError, match=r"the first derivative.*, got a second derivative"):
         gradient.square().sum().backward()
 
 
@@ -226,13 +226,13 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(LOG_PROBS, TARGETS.values), ArgumentTypeError, "labels"),  # type: ignore[arg-type]
         (lambda: ctc_loss(LOG_PROBS, TARGETS * 1.0), ArgumentTypeError, "integer"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, "label 4.*from 0 to 3"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank: got 0\.0"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights: got nan"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "blank is one of"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, r"from 0 to 3.*label 4"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank must be .*got 0\.0"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights .*got nan"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "a blank of the C labels"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "batch has 2"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "each of the 2 sequences"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
     ],
 )

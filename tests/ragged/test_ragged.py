@@ -90,7 +90,7 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
     [
         (5, IndexError, "2 sequences"),
         ((0, 1), ArgumentTypeError, "r.map"),
-        (torch.tensor([0.5]), ArgumentTypeError, "integer or bool"),
+        (torch.tensor([0.5]), ArgumentTypeError, "integers or bools"),
         (torch.tensor([True]), ShapeError, "each of the 2"),
         (torch.tensor([2]), ShapeError, "from -2 to 1"),
     ],
@@ -197,7 +197,7 @@ def test_numpy_shares_memory() -> None:
     [
         ({}, ArgumentTypeError, "neither"),
         ({"lengths": [6], "offsets": [0, 6]}, ArgumentTypeError, "both"),
-        ({"lengths": [2, 2]}, ShapeError, "lengths: got a sum of 4.*6 elements"),
+        ({"lengths": [2, 2]}, ShapeError, "lengths must be .*6 elements.*, got a sum of 4"),
         ({"lengths": [2, -2, 6]}, ShapeError, "-2 at index 1"),
         ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
         ({"offsets": [1, 6]}, ShapeError, "start with 0"),
@@ -228,7 +228,7 @@ def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) 
     [
         (torch.ones(2, 3), {}, ArgumentTypeError, "neither"),
         (torch.ones(2, 3), {"lengths": [1, 2, 3]}, ShapeError, "3 lengths.*batch_first=False"),
-        (torch.ones(2, 3), {"lengths": [1, 4]}, ShapeError, "length of 4; .* 3 steps"),
+        (torch.ones(2, 3), {"lengths": [1, 4]}, ShapeError, "3 steps.*length of 4"),
         (torch.ones(2), {"lengths": [1, 1]}, ShapeError, "dimension of sequences and one of steps"),
         ([[1, 2]], {"lengths": [2]}, ArgumentTypeError, "one padded tensor"),
         (torch.ones(2, 3), {"lengths": [1, 1], "padding_side": "up"}, ShapeError, "left"),

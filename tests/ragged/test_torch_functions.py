@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import raglane as rl
-from raglane.errors import RaggedFunctionError, ShapeError
+from raglane.errors import ArgumentTypeError, ShapeError
 
 
 def a_batch(*features: int) -> rl.Ragged:
@@ -84,8 +84,8 @@ def test_equal_lengths_of_other_origin() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda r: torch.sum(r), r"call r\.sum\(\)"),
-        (lambda r: torch.softmax(r, 1), r"call r\.softmax\(\)"),
+        (lambda r: torch.sum(r), r"Call r\.sum\(\)"),
+        (lambda r: torch.softmax(r, 1), r"Call r\.softmax\(\)"),
         (lambda r: torch.mean(r, dim=-2), "counted from the end"),
         (lambda r: torch.flip(r, (0,)), r"r\.reverse\(\)"),
         (lambda r: torch.cat([r, r]), r"a\.concat\(b\)"),
@@ -93,7 +93,7 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: F.cross_entropy(r, torch.zeros(5).long()), r"rl\.nn\.losses\.cross_entropy"),
         (lambda r: F.conv1d(r, torch.ones(1, 1, 1)), r"r\.to_padded\(\)"),
         (lambda r: torch.add(r, 1, out=torch.empty(5, 4)), "immutable"),
-        (lambda r: F.linear(torch.ones(4), r), "only the input"),
+        (lambda r: F.linear(torch.ones(4), r), "only as its input"),
         (lambda r: F.layer_norm(r, (5, 4)), "2 feature dimension"),
         (lambda r: nn.LSTM(4, 2)(r), r"rl\.nn"),
         (lambda r: nn.Linear(1, 2)(r.map(lambda v: v[:, 0])), "unsqueeze"),
@@ -101,7 +101,7 @@ def test_equal_lengths_of_other_origin() -> None:
     ],
 )
 def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> None:
-    with pytest.raises((RaggedFunctionError, AttributeError), match=says):
+    with pytest.raises((ArgumentTypeError, AttributeError), match=says):
         call(a_batch(4))
 
 
