@@ -220,7 +220,7 @@ def test_grud_refuses_what_it_cannot_read() -> None:
         rl.data.observations(batch, rl.Ragged([torch.zeros(2)]))
     with pytest.raises(ShapeError, match="gaps"):
         rl.data.observations(batch, rl.Ragged([torch.zeros(3, 1)]))
-    with pytest.raises(ArgumentTypeError, match="batch: got"):
+    with pytest.raises(ArgumentTypeError, match="batch must be a Ragged, got"):
         rl.data.observations(torch.zeros(3, C))  # type: ignore[arg-type]
 
 

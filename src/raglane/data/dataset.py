@@ -126,7 +126,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
                 message(
                     "index",
                     f"{index}",
-                    f"an index of one of the {len(self)} sequences",
+                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
                     "use an index below len(dataset)",
                 )
             )

@@ -92,7 +92,7 @@ class Layout:
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "one schema for all files and rows"
+                rule = "data with one schema for all files and rows"
                 fix = "convert the other data separately, or change its schema"
                 raise DataError(message(f"{records.source}", got, rule, fix))
 
@@ -139,7 +139,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
-        rule = "labels of one kind in all files"
+        rule = "data with labels of one kind in all files"
         raise DataError(message(source, got, rule, "write them in one way, or read the files separately"))
 
 

@@ -161,7 +161,9 @@ class Fragments:
         first = next((known for known in self._held.values() if len(known.values)), None)
         if first is not None and len(fragment.values) and first.layout.kind != fragment.layout.kind:
             got = f"{fragment.layout.kind}, after {first.layout.kind}"
-            raise DataError(message(self.name(number), got, "one schema for all files", "open them separately"))
+            raise DataError(
+                message(self.name(number), got, "data with one schema for all files", "open them separately")
+            )
 
     def _drop_some(self) -> None:
         """Drop the least recently used fragments until the cache is small enough."""

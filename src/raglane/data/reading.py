@@ -141,11 +141,11 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
-        raise DataError(message("data", "no sequences", "at least one", "pass some"))
+        raise DataError(message("data", "no sequences", "at least one sequence", "pass some"))
     if labels is not None:
         return _with_labels(records, labels, columns.task)
     if columns.wants_labels and not records.has_targets:
-        rule = f"the task {columns.task} needs them: one entry per sequence"
+        rule = f"a list with one entry per sequence, for the task {columns.task}"
         raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
     return records
 
@@ -204,7 +204,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
-    rule = "a sequence is an array (L,) or (L, C) of real numbers, or a list of them"
+    rule = "an array (L,) or (L, C) of real numbers, or a list of them"
     raise ArgumentTypeError(message(name, got, rule, "convert it, or pass only texts for tokens"))
 
 
@@ -358,6 +358,6 @@ def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
     """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
-        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "one length for all channels of a sequence"
+        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "a sequence whose channels have one length"
         raise ShapeError(message(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"))
     return np.stack(row, axis=1)
