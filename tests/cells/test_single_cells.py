@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from naive_cells import naive_step
 from raglane import cells
 from raglane.cells import CELLS
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.data.missing import fill_missing
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 C, D, H, R, U = 2, 3, 4, 4, 5
@@ -56,19 +54,6 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     slope = keep * (1 - keep) * -4.0
     wanted = [slope * (1 - open_f), -slope * (1 - open_i)]
     assert by_gates[0, :2].tolist() == pytest.approx(wanted, abs=64 * eps)
-
-
-@pytest.mark.parametrize("level", [-18.0, -22.0, -30.0, -36.0, -80.0])
-def test_minlstm_is_exact_where_gates_are_almost_shut(level: float, device: torch.device) -> None:
-    """The formula as it stands still works in float64 here, because quotients of small numbers are exact."""
-    cell = CELLS["minlstm"]
-    prepared = torch.tensor([[level, level - 0.7, 1.3]], dtype=torch.float64, device=device)
-    before = torch.tensor([[-0.4]], dtype=torch.float64, device=device)
-    f, i = torch.exp(prepared[0, 0]), torch.exp(prepared[0, 1])
-    f, i = f / (1 + f), i / (1 + i)
-    wanted = (f * -0.4 + i * 1.3) / (f + i)
-    output, _ = cell.step(ElementwiseWeights(prepared), prepared, (before,))
-    assert output.item() == pytest.approx(wanted.item(), abs=1e-14)
 
 
 # -- sLSTM -------------------------------------------------------------------------------------------------------------
@@ -157,13 +142,6 @@ def test_observations_are_the_papers(is_even: bool) -> None:
     for own, series, times in zip(made.to_list(), batch.to_list(), gaps.to_list(), strict=True):
         torch.testing.assert_close(own.double(), _blocks(series, times), rtol=1e-6, atol=1e-6)
     assert torch.equal(made.offsets, batch.offsets)
-
-
-def test_elapsed_begins_with_the_first_sequence_too() -> None:
-    values = np.array([[1.0], [NAN], [NAN], [2.0], [NAN]], dtype=np.float32)
-    blocks = fill_missing(values, np.array([0, 0, 3, 5]), "elapsed", np.array([7.0, 1.0, 2.0, 9.0, 0.5]))
-    assert blocks.tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 3], [2, 0, 0], [2, 1, 0.5]]
-    assert fill_missing(np.zeros((0, 2), np.float32), np.array([0]), "elapsed").shape == (0, 6)
 
 
 def test_a_state_and_a_value_are_trusted_less_with_time() -> None:
