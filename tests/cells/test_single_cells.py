@@ -95,14 +95,6 @@ def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
     assert state[2].item() >= 1
 
 
-def test_heads_divide_the_units() -> None:
-    with pytest.raises(ArgumentError, match=r"heads must be a divisor of the number of units, 6.*, got 4"):
-        rl.nn.SLSTM(3, 6, heads=4)
-    with pytest.raises(ArgumentError, match=r"heads must be .*got 0"):
-        rl.nn.SLSTM(3, 6, heads=0)
-    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"
-
-
 def test_forget_gates_begin_open_by_different_amounts() -> None:
     layer: Any = rl.nn.SLSTM(3, 6, heads=2)
     bias = layer.bias_ih_l0.detach().view(4, 6)
@@ -186,22 +178,6 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
     assert bool(layer.weight_dh_l0.grad.ne(0).all())
 
 
-def test_grud_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match=r"input_size must be a multiple of 3.*, got 4"):
-        rl.nn.GRUD(4, H)
-    batch = rl.Ragged([torch.zeros(3, C)])
-    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.float32 values of shape"):
-        rl.data.observations(rl.Ragged([torch.zeros(3)]))
-    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.int64 values"):
-        rl.data.observations(rl.Ragged([torch.zeros(3, C, dtype=torch.int64)]))
-    with pytest.raises(ShapeError, match="gaps"):
-        rl.data.observations(batch, rl.Ragged([torch.zeros(2)]))
-    with pytest.raises(ShapeError, match="gaps"):
-        rl.data.observations(batch, rl.Ragged([torch.zeros(3, 1)]))
-    with pytest.raises(ArgumentTypeError, match="batch: got"):
-        rl.data.observations(torch.zeros(3, C))  # type: ignore[arg-type]
-
-
 # -- CfC ---------------------------------------------------------------------------------------------------------------
 
 
@@ -246,14 +222,32 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
     torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13)
 
 
-def test_cfc_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match=r"gap_column must be one of the input's 3 columns.*, got 3"):
-        rl.nn.CfC(D, H, gap_column=3)
-    with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
-        rl.nn.CfC(1, H, gap_column=0)
-    with pytest.raises(ArgumentError, match="gap_column"):
-        rl.nn.CfC(D, H, gap_column=-1)
-    with pytest.raises(ArgumentError, match=r"backbone_units must be .*got 0"):
-        rl.nn.CfC(D, H, backbone_units=0)
-    assert CELLS["cfc"].above() is CELLS["cfc"]
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+BATCH = rl.Ragged([torch.zeros(3, C)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rl.nn.SLSTM(3, 6, heads=4), "heads must be a divisor of the number of units, 6.*, got 4"),
+        (lambda: rl.nn.SLSTM(3, 6, heads=0), "heads must be .*got 0"),
+        (lambda: rl.nn.GRUD(4, H), "input_size must be a multiple of 3.*, got 4"),
+        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])), r"batch must be .*torch\.float32 values of shape"),
+        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3, C).long()])), r"batch must be .*torch\.int64 values"),
+        (lambda: rl.data.observations(BATCH, rl.Ragged([torch.zeros(2)])), "gaps"),
+        (lambda: rl.data.observations(torch.zeros(3, C)), "batch must be "),  # type: ignore[arg-type]
+        (lambda: rl.nn.CfC(D, H, gap_column=3), "gap_column must be one of the input's 3 columns.*, got 3"),
+        (lambda: rl.nn.CfC(1, H, gap_column=0), "gap_column must be .*got 0"),
+        (lambda: rl.nn.CfC(D, H, gap_column=-1), "gap_column"),
+        (lambda: rl.nn.CfC(D, H, backbone_units=0), "backbone_units must be .*got 0"),
+    ],
+)
+def test_wrong_sizes(make: Any, words: str) -> None:
+    with pytest.raises((ArgumentError, ShapeError, ArgumentTypeError), match=words):
+        make()
+
+
+def test_options_are_in_the_repr() -> None:
     assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"
+    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"

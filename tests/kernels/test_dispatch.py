@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -231,21 +232,12 @@ def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.Monke
     """rl.explain reports what runs, which depends on neither the number of sequences nor their lengths."""
     ran: list[tuple[str, str]] = []
 
-    class Watched:
-        def __init__(self, name: str, backend: Any) -> None:
-            self.name, self.backend = name, backend
-            self.schedules, self.layouts = backend.schedules, backend.layouts
+    def watched(name: str, run: Any, request: Any, schedule: str) -> Any:
+        ran.append((name, schedule))
+        return run(request, schedule)
 
-        def refuses(self, traits: Any, schedule: str) -> str | None:
-            return self.backend.refuses(traits, schedule)  # type: ignore[no-any-return]
-
-        def run(self, request: Any, schedule: str) -> Any:
-            ran.append((self.name, schedule))
-            return self.backend.run(request, schedule)
-
-    for name, backend in list(BACKENDS.items()):
-        monkeypatch.setitem(BACKENDS, name, Watched(name, backend))
-
+    for name, backend in BACKENDS.items():
+        monkeypatch.setattr(backend, "run", partial(watched, name, backend.run))
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()
     for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):

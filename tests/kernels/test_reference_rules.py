@@ -64,37 +64,26 @@ def test_differentiable_twice(name: str, schedule: str, device: torch.device) ->
 def test_nan_stays_in_its_sequence(name: str, schedule: str, device: torch.device) -> None:
     lengths = [2, 3, 0, 4, 1, 1, 2]
     request = random_request(name, lengths, 2 if name in AT_LENGTH else 1, 2, device=device)
-    clean = _values_and_gradients(request, schedule, range(len(lengths)))
     for bad in range(len(lengths)):
-        begin, end = (int(bound) for bound in request.offsets[bad : bad + 2])
-        others = [sequence for sequence in range(len(lengths)) if sequence != bad]
-        values, state = request.values.detach().clone(), [part.detach().clone() for part in request.state]
-        values[begin:end] = torch.nan
-        for part in state:
-            part[:, bad] = torch.nan
-        dirty = replace(request, values=values.requires_grad_(), state=tuple(part.requires_grad_() for part in state))
-        seen = _values_and_gradients(dirty, schedule, others)
-        for sequence in others:
-            for mine, wanted in zip(seen[sequence], clean[sequence], strict=True):
-                assert bool(mine.isfinite().all())
-                assert largest_error(mine, wanted) < 1e-12
-
-
-def _values_and_gradients(request: Request, schedule: str, counted: Any) -> dict[int, list[Tensor]]:
-    """By sequence: its outputs and states, and its gradients of the sum of squares of those that are counted."""
-    result = BACKEND.run(request, schedule)
-    assert result.output is not None
-    lengths = request.host_lengths.tolist()
-    outputs = result.output.split(lengths)
-    parts = {sequence: [outputs[sequence], *(part[:, sequence] for part in result.state)] for sequence in counted}
-    loss = torch.stack([part.square().sum() for of_sequence in parts.values() for part in of_sequence]).sum()
-    leaves = (request.values, *request.state)
-    by_values, *by_state = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-    per_sequence = by_values.split(lengths)
-    return {
-        sequence: [*own, per_sequence[sequence], *(part[:, sequence] for part in by_state)]
-        for sequence, own in parts.items()
-    }
+        kept = torch.arange(len(lengths), device=device) != bad
+        rows = kept.repeat_interleave(torch.tensor(lengths, device=device))
+        spoilt = replace(
+            request,
+            values=torch.where(rows[:, None], request.values, torch.nan).detach().requires_grad_(),
+            state=tuple(torch.where(kept[:, None], s, torch.nan).detach().requires_grad_() for s in request.state),
+        )
+        found = []
+        for each in (spoilt, request):
+            result = BACKEND.run(each, schedule)
+            assert result.output is not None
+            parts = [result.output[rows], *(part[:, kept] for part in result.state)]
+            loss = torch.stack([part.square().sum() for part in parts]).sum()
+            leaves = (each.values, *each.state)
+            by_values, *by_state = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            found.append([*parts, by_values[rows], *(part[:, kept] for part in by_state)])
+        for mine, wanted in zip(*found, strict=True):
+            assert bool(mine.isfinite().all())
+            assert largest_error(mine, wanted) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

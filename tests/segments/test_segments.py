@@ -214,11 +214,11 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
         (lambda r: r.logsumexp(), ArgumentTypeError, "floating"),
         (lambda r: r.softmax(), ArgumentTypeError, "floating"),
         (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
-        (lambda r: r.windows(0), ArgumentError, "size is at least 1"),
+        (lambda r: r.windows(0), ArgumentError, "size, step must be at least 1"),
         (lambda r: r.windows(2, 3), ArgumentError, "at most size"),
-        (lambda r: r.spread(torch.ones(3)), ShapeError, "the batch has 2"),
-        (lambda r: r.concat(r[:1]), ShapeError, "as many as here, 2"),
-        (lambda r: r.concat([1]), ArgumentTypeError, "Ragged batches"),
+        (lambda r: r.spread(torch.ones(3)), ShapeError, "each of the 2 sequences"),
+        (lambda r: r.concat(r[:1]), ShapeError, "others must be 2 sequences"),
+        (lambda r: r.concat([1]), ArgumentTypeError, "others must be a Ragged"),
     ],
 )
 def test_refuses(call: Batch, error: type[Exception], says: str) -> None:
