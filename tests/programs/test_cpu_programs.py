@@ -304,7 +304,7 @@ def test_sums_that_do_not_fit() -> None:
         ([1.0], good, 1, "left must be .*got a list"),
         (good, torch.zeros(5, 6), 1, r"right must be .*got shape \(5, 6\)"),
         (good, good.double(), 1, "right must be .*float32.*, got .*float64"),
-        (good.to("meta"), good, 1, "left must be .* on meta.*, got "),
+        (good.to("meta"), good, 1, "left must be .*got .* on meta"),
         (good, good, 4, "groups must be .*got 4 for 6 and 6 columns"),
         (good[:, :0], good[:, :0], 1, "groups must be .*got 1 for 0"),
     ]
