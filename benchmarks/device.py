@@ -102,11 +102,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     given = parser.parse_args(arguments)
     if not 0 < given.minutes < 10_000:
-        parser.error(f"--minutes: got {given.minutes:g}; the rule: above 0, and below 10,000")
+        parser.error(f"--minutes must be above 0 and below 10,000, got {given.minutes:g}")
     chosen = list(PARTS) if given.parts == "all" else given.parts.split(",")
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
-        parser.error(f"--parts: got {unknown[0]!r}; the rule: some of {', '.join(PARTS)}, with commas between them")
+        parser.error(f"--parts must be a comma-separated list of {', '.join(PARTS)}, got {unknown[0]!r}")
     given.parts = [name for name in PARTS if name in chosen]
     try:
         given.out.mkdir(parents=True, exist_ok=True)

@@ -317,7 +317,7 @@ def test_a_wrong_path_says_which_part_does_not_exist(
 
 
 def test_other_mistakes() -> None:
-    with pytest.raises(ArgumentError, match=r"'key11' and 88 more\. Write \.key55\."):
+    with pytest.raises(ArgumentError, match=r"'key11' and 88 more, got dict at the start\. Write \.key55\."):
         modify({f"key{number}": 0 for number in range(100)}).kay55.apply(add_one)
     with pytest.raises(ArgumentTypeError, match=r"function must be .*got int"):
         modify([1]).each.apply(3)  # type: ignore[arg-type]

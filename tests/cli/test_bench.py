@@ -69,7 +69,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
         (["--modes", "test"], ["modes must be ... got 'test'"]),
         (["--sizes", "8x64"], ["sizes must be ... got '8x64'", "64x256x256"]),
         (["--sizes", "0x4x4"], ["sizes must be ... got '0x4x4'"]),
-        (["--sizes", "４x4x4"], ["sizes: got"]),
+        (["--sizes", "４x4x4"], ["sizes must be "]),
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
         (["-o", "times.png"], ["--output must be ... got 'times.png'", ".csv or .md"]),
         (["-o", "no/such/folder/times.csv"], ["--output must be ", "a folder that exists"]),

@@ -210,7 +210,7 @@ def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (tmp_path / name).write_text(text)
     (tmp_path / "same.jsonl").write_text('{"x": [1.0], "y": "a"}\n' * 3)
     for name, *pieces in (
-        ("same.jsonl", "same.jsonl must be ... got one class", "'a'"),
+        ("same.jsonl", "same.jsonl must be ... got only the class", "'a'"),
         ("gap.csv", "id 's1'", "--missing"),
         ("word.csv", "id 's1'"),
         ("empty.csv", "empty file"),

@@ -128,7 +128,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
 def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "my.toml", tmp_path / "run"
     for text, *pieces in (
-        ("hiden-size = 3", "the unknown option 'hiden-size'", "write hidden-size"),
+        ("hiden-size = 3", "the option 'hiden-size'", "Write hidden-size"),
         ('cel = "gru"', "write cell"),
         ("xyzzy = 1", "see --help for all options"),
         ("[hidden-size]\na = 1", "hidden-size in", "a whole number"),
@@ -150,8 +150,8 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
         fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
-    fails(["train", "--ignore", "hiden-size"], capsys, "--ignore: got", "write hidden-size")
-    fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "leave one out")
+    fails(["train", "--ignore", "hiden-size"], capsys, "--ignore: got", "Write hidden-size")
+    fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "Leave one out")
     assert not out.exists()
 
 

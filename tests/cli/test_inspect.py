@@ -146,7 +146,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
         (["--html", "ok.csv/report.html"], ["--html must be ... got 'ok.csv/report.html'"]),
         (["--html", "ok.csv"], ["the file of the data"]),
         (["--json", "link.html"], ["the file of the data"]),
-        (["--html", "a", "--json", "./a"], ["--json must be ... got 'a', which is also the page"]),
+        (["--html", "a", "--json", "./a"], ["--json must be ... got 'a', which is the page"]),
         (["--html", "pipe"], ["--html must be ... got 'pipe', a FIFO"]),
         (["--html", ""], ["--html"]),
     ):

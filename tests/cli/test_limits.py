@@ -59,7 +59,7 @@ def test_a_device_that_is_not_there(
         ["evaluate", run, data],
         ["predict", run, data, "-o", str(work / "p.csv")],
     ):
-        fails([*command, "--device", name], capsys, f"device must be ... got {name!r}", "pass auto")
+        fails([*command, "--device", name], capsys, f"device must be ... got {name!r}", "Pass auto")
     assert tree(work) == before
 
 
@@ -158,7 +158,7 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
-    fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "pass a smaller horizon")
+    fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "Pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
@@ -220,11 +220,11 @@ def test_paths_that_cannot_be(
         fails([*commands["--out"], path], capsys, path[:20])
     for path in ("p.csv", "file/p.csv", "none/p.csv"):
         for name in ("--output", "'--output'"):
-            fails([*commands[name], path], capsys, "output: got")
+            fails([*commands[name], path], capsys, "output must be ")
     # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
     for name, path in (("--out", "new"), ("--output", "a.csv")):
-        fails([*commands[name], path], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+        fails([*commands[name], path], capsys, f"in a writable folder, which {tmp_path} is not")
     assert tree(tmp_path) == {"file": b"mine"}
 
 

@@ -36,9 +36,9 @@ def test_predictions_never_replace_the_data_or_the_model(
     monkeypatch.chdir(tmp_path)
     command = ["predict", str(work / "run")]
     for output in ("data.csv", str(data), "./../" + tmp_path.name + "/data.csv", "link.csv", "hard.csv"):
-        fails([*command, str(data), "-o", output], capsys, "output: got", "a file other than the data")
-    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output: got", "the data")
-    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output: got", "the data")
+        fails([*command, str(data), "-o", output], capsys, "output must be ", "a file other than the data")
+    fails([*command, "link.csv", "-o", "data.csv"], capsys, "output must be ", "the data")
+    fails([*command, "link.csv", "-o", "link.csv"], capsys, "output must be ", "the data")
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
         fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "a file that is not of the run")
     fails([*command, str(data), "-o", str(dangling)], capsys, "a file that is not of the run")
@@ -77,9 +77,9 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
 @pytest.mark.parametrize(
     ("text", "options", "flag"),
     [
-        ("id,x,y,z\n1,1,a,b\n", [], "name one with --label-column."),
-        ("id,x,y\n1,1,a\n", ["--label-column", "z"], "pass one of them as --label-column."),
-        ("x,y\n1,a\n", [], "name it with --id-column."),
+        ("id,x,y,z\n1,1,a,b\n", [], "Name one with --label-column."),
+        ("id,x,y\n1,1,a\n", ["--label-column", "z"], "Pass one of them as --label-column."),
+        ("x,y\n1,a\n", [], "Name it with --id-column."),
         ("id,y\n1,a\n", [], "name it with --feature-column."),
         ("id,time,x,y\n1,noon at 12,1,a\n", [], "name another column with --time-column"),
         ("id,x,y\n1,1,a\n1,2,b\n", ["--label-column", "y"], "pass --task tag"),
@@ -169,7 +169,7 @@ def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = tmp_path / "one.csv"
     path.write_text("id,t,a,label\ns0,0,1.5,x\ns0,1,2.5,y\n")
     command = ["train", str(path), "--task", "tag", "--label-column", "label", "--out", str(tmp_path / "run"), *FAST]
-    fails(command, capsys, "1 sequence;", "--validation-fraction 0")
+    fails(command, capsys, "got 1 sequence", "--validation-fraction 0")
     assert main([*command, "--validation-fraction", "0", "--quiet"]) == 0
 
 
@@ -239,7 +239,7 @@ def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 @pytest.mark.parametrize("given", [["--epochs", "1e99"], ["--epochs=many"], ["--lr", "fast"]])
 def test_an_option_that_is_no_number_is_told_what_it_got(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     name, value = " ".join(given).replace("=", " ").split()
-    fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "number. Write it in digits, such as")
+    fails(["train", *given], capsys, f"{name} must be a ... got {value!r}", "Write it in digits, such as")
 
 
 def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
@@ -250,4 +250,4 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     for part in ("--validation", "--test"):
         fails([*command, part, str(tmp_path / "none.csv")], capsys, "none.csv must be ... got no such file")
     both = ["--validation", str(work / "ok.csv"), "--validation-fraction", "0.2"]
-    fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "leave one out")
+    fails([*command, *both], capsys, "--validation-fraction must be ... got it with --validation", "Leave one out")

@@ -193,7 +193,7 @@ def test_parameters_are_the_settings() -> None:
             [np.ones((3, 4)), np.ones((2, 4))],
             ["a", "b"],
             DataError,
-            r"X\[1\] must be .*channels='last'.*, got 2 channels",
+            r"X\[1\] must be .*got 2 channels.*channels='last'",
         ),
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),

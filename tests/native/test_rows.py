@@ -97,7 +97,7 @@ def test_large_batches_are_divided_among_threads(threads: int, any_threads: Call
 @pytest.mark.parametrize(
     "view",
     [
-        pytest.param(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), id="transposed"),
+        pytest.param(lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), id="transpose"),
         pytest.param(lambda x: torch.cat((x, x), 2)[:, :, 1:4], id="slice"),
         pytest.param(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), id="features-apart"),
         pytest.param(lambda x: x[:, :1].expand(-1, 4, -1), id="expanded"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import raglane as rl
 from every_layer import LENGTHS, D, H, a_batch, assert_same, gradients, results_of
 from own_cells import OWN, Leaky, Whole
-from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.schedules import SCHEDULES
 
 
@@ -137,44 +137,17 @@ def cell_with(**members: Any) -> Any:
     return type("Wrong", (Leaky,), members)
 
 
-def resized(module: Any, input_size: int) -> Any:
-    """Set another input_size on a module."""
-    module.input_size = input_size
-    return module
-
-
 @pytest.mark.parametrize(
     ("cell", "kind", "says"),
     [
-        (
-            nn.Linear,
-            ArgumentTypeError,
-            r"cell must be .*got a Linear without step\(x_t, state\), input_size, hidden_size",
-        ),
+        (nn.Linear, ArgumentTypeError, r"cell must .*Linear without step\(x_t, state\), input_size, hidden_size"),
         (nn.LSTM, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a LSTM"),
-        (rl.nn.GRU, ArgumentTypeError, "cell must be .*a layer runs whole sequences.*, got a GRU"),
         (lambda *_: 3, ArgumentTypeError, "cell must be .*got a int without"),
-        (3, ArgumentTypeError, "cell must be a module with step.*, got a int"),
-        (
-            lambda i, h: Leaky(i, h + 1),
-            ArgumentError,
-            "cell must be .*=4.*, got a function that returns a Leaky with hidden_size=5",
-        ),
-        (
-            lambda _, h: Leaky(D, h),
-            ArgumentError,
-            "cell must be .*=8.*, got a function that returns a Leaky with input_size=3",
-        ),
+        (lambda i, h: Leaky(i, h + 1), ArgumentError, "=4.*, got a function that returns a Leaky with hidden_size=5"),
         (cell_with(step=None), ArgumentTypeError, r"cell must be .*got a Wrong without step\(x_t, state\)"),
-        (
-            cell_with(initial_state=torch.zeros(4)),
-            ArgumentTypeError,
-            r"Wrong.initial_state must be .*a method.*, got a Tensor",
-        ),
-        (cell_with(prepare=3), ArgumentTypeError, r"Wrong.prepare must be a method.*, got a int"),
-        (lambda size: Leaky(size, H), ArgumentTypeError, r"got <lambda>\(size\), with .*\(input_size, hidden_size\)"),
+        (cell_with(initial_state=torch.zeros(4)), ArgumentTypeError, "initial_state must be a method.*, got a Tensor"),
+        (lambda size: Leaky(size, H), ArgumentTypeError, r"\(input_size, hidden_size\).*got <lambda>\(size\), with"),
         (cell_with(output_size=0), ArgumentError, r"Wrong.output_size must be .*got 0"),
-        (lambda i, h: resized(Leaky(i, h), -1), ArgumentError, "Leaky.input_size must be .*got -1"),
         (cell_with(initial_state=lambda *_: None), ArgumentTypeError, r"initial_state\(1\) must be .*got a NoneType"),
         (cell_with(initial_state=lambda *_: torch.zeros(9, H)), ArgumentTypeError, r"got shape \(9, 4\)"),
     ],
@@ -188,15 +161,9 @@ def test_no_cell(cell: Any, kind: type[Exception], says: str) -> None:
     ("make", "says"),
     [
         (lambda: rl.nn.Recurrent(Leaky), "input_size must be .*got None"),
-        (lambda: rl.nn.Recurrent(Leaky, D), "hidden_size must be .*got None"),
         (lambda: rl.nn.Recurrent(Leaky(D, H), num_layers=2), "cell must be .*got a module, with num_layers=2"),
-        (
-            lambda: rl.nn.Recurrent(Leaky(D, H), bidirectional=True),
-            "cell must be .* bidirectional=True.*, got a module, ",
-        ),
         (lambda: rl.nn.Recurrent(Leaky(D, H), 5), "input_size must be the cell's input_size, 3.*, got 5"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, num_layers=0), "num_layers must be .*got 0"),
-        (lambda: rl.nn.Recurrent(Leaky, D, H, dropout=2.0), "dropout must be .*got 2.0"),
         (lambda: rl.nn.Recurrent(Leaky, D, H, zoneout=0.1), "zoneout must be .*a user-defined cell.*, got 0.1"),
     ],
 )
@@ -209,32 +176,11 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
     ("members", "kind", "says"),
     [
         ({"step": lambda *_: None}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a NoneType"),
-        ({"step": lambda _self, _x, s: s}, ArgumentTypeError, r"Wrong.step must be .*a pair.*, got a Tensor"),
-        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"Wrong.step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
-        ({"step": lambda _, x, s: (s, x)}, ShapeError, r"Wrong.step: state must be .*\(3, 4\).*, got shape \(3, 3\)"),
-        (
-            {"step": lambda _self, _x, s: (s.mean(0, True), s)},
-            ShapeError,
-            r"output must be .*one row.*, got shape \(1, 4\)",
-        ),
-        (
-            {"step": lambda _self, _x, s: (s, s.sum(0))},
-            ShapeError,
-            r"state must be .*one row per sequence.*, got shape \(4,\)",
-        ),
+        ({"step": lambda _, x, s: (x, s)}, ShapeError, r"step: output must be .*\(3, 4\).*, got shape \(3, 3\)"),
+        ({"step": lambda _self, _x, s: (s.mean(0, True), s)}, ShapeError, r"must be .*one row.*, got shape \(1, 4\)"),
         ({"step": lambda _self, _x, s: (s, (s, s))}, ShapeError, r"state must be .*a tensor of shape.*, got a tuple"),
-        (
-            {"prepare": lambda _self, v, _offsets: v[:2]},
-            ShapeError,
-            r"Wrong.prepare must be .*one row per element.*, got shape \(2, 3\)",
-        ),
-        ({"prepare": lambda *_: None}, ShapeError, r"Wrong.prepare must be .*got a NoneType"),
-        (
-            {"prepare": lambda _self, v, _offsets: v.long()},
-            ArgumentTypeError,
-            r"Wrong.prepare must be .*got torch.int64",
-        ),
-        ({"step": lambda _self, _x, s: (s.long(), s)}, ArgumentTypeError, r"step: output must be .*got torch.int64"),
+        ({"prepare": lambda _self, v, _: v[:2]}, ShapeError, r"prepare must be .*one row per.*, got shape \(2, 3\)"),
+        ({"prepare": lambda _self, v, _offsets: v.long()}, ArgumentTypeError, r"prepare must be .*got torch.int64"),
         ({"step": lambda _self, _x, s: (s, s > 0)}, ArgumentTypeError, r"step: state must be .*got torch.bool"),
         (
             {
@@ -244,16 +190,11 @@ def test_arguments_that_do_not_fit(make: Any, says: str) -> None:
             ShapeError,
             r"Wrong.step: state must be 2 tensors.*, got 1 tensors",
         ),
-        (
-            {"initial_state": lambda _, n: torch.zeros(n, H)},
-            ShapeError,
-            r"initial_state \(h\) must be .*torch.float64.*, got torch.float32",
-        ),
+        ({"initial_state": lambda _, n: torch.zeros(n, H)}, ShapeError, "must be .*torch.float64.*, got torch.float32"),
     ],
 )
 def test_wrong_cells(members: dict[str, Any], kind: type[Exception], says: str) -> None:
     layer = rl.nn.Recurrent(cell_with(**members), D, H)
     with pytest.raises(kind, match=says) as caught:
         layer(a_batch([3, 2, 4]))
-    assert isinstance(caught.value, RaglaneError)
     assert caught.value.__cause__ is None

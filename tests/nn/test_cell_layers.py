@@ -90,10 +90,13 @@ def test_like_in_like_out(kind: Kind, first: bool) -> None:
     assert_same_for_every_input(layer, a_state(layer, 3))
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("first", "initial_state"), [(False, "zeros"), (True, "learned")])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_step_by_step_equals_at_once(kind: Kind, first: bool) -> None:
-    layer = build(kind, 2, batch_first=first)
+def test_step_by_step_equals_at_once(kind: Kind, first: bool, initial_state: str) -> None:
+    layer = build(kind, 2, batch_first=first, initial_state=initial_state)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.5, 0.5)
     inputs = torch.randn(6, 3, D, dtype=torch.float64)
     expected, final = layer(inputs.transpose(0, 1) if first else inputs)
     state = single_state = None

@@ -204,7 +204,8 @@ def test_ties_go_to_the_lowest_tag_from_the_end() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+def test_low_precision_is_computed_in_float32(dtype: torch.dtype, device: torch.device) -> None:
+    """Also under autocast."""
     crf = random_crf(5, dtype)
     emissions = Ragged([torch.randn(6, 5).to(dtype), torch.randn(2, 5).to(dtype)])
     tags = emissions._like(torch.randint(0, 5, (8,)))
@@ -214,22 +215,15 @@ def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
         for name, parameter in wide.named_parameters():
             parameter.copy_(getattr(crf, name))
         expected = ours(wide, emissions.to(torch.float32), tags)
-    for name, value in ours(crf, emissions, tags).items():
-        assert value.dtype in (torch.float32, torch.int64)
-        torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
+    with torch.autocast(device.type, torch.bfloat16):
+        cast = ours(wide, emissions.to(torch.float32), tags)
+    for results in (ours(crf, emissions, tags), cast):
+        for name, value in results.items():
+            assert value.dtype in (torch.float32, torch.int64)
+            torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
     crf(emissions, tags).backward()
     assert values.grad is not None
     assert values.grad.dtype is dtype
-
-
-def test_autocast(device: torch.device) -> None:
-    crf = random_crf(dtype=torch.float32)
-    emissions, tags = random_batch([3, 2])
-    emissions = emissions.to(torch.float32)
-    expected = ours(crf, emissions, tags)
-    with torch.autocast(device.type, torch.bfloat16):
-        for name, value in ours(crf, emissions, tags).items():
-            torch.testing.assert_close(value, expected[name])
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -241,25 +235,10 @@ def test_reductions(lengths: list[int]) -> None:
     torch.testing.assert_close(crf(emissions, tags), each.sum() / max(sum(lengths), 1))
     sequences = sum(length > 0 for length in lengths)
     torch.testing.assert_close(crf(emissions, tags, reduction="sequence"), each.sum() / max(sequences, 1))
-
-
-def test_an_empty_batch_gives_gradients_of_zero() -> None:
-    crf = random_crf()
-    for emissions, tags in (random_batch([]), random_batch([0, 0])):
-        crf.zero_grad()
-        crf(emissions, tags).backward()
-        for parameter in crf.parameters():
-            assert parameter.grad is not None
-            assert not parameter.grad.any()
-
-
-def test_state_dict_and_repr() -> None:
-    crf, other = random_crf(), CRF(TAGS, dtype=torch.float64)
-    assert all(not parameter.any() for parameter in other.parameters())
-    other.load_state_dict(crf.state_dict())
-    assert torch.equal(other.transitions, crf.transitions)
-    assert list(crf.state_dict()) == ["transitions", "start", "end"]
-    assert repr(crf) == "CRF(num_tags=3)"
+    crf(emissions, tags).backward()
+    for parameter in crf.parameters():
+        assert parameter.grad is not None
+        assert sequences or not parameter.grad.any()
 
 
 def test_compiled_once_for_all_lengths() -> None:
@@ -285,16 +264,6 @@ def test_compiled_once_for_all_lengths() -> None:
         assert counter.frame_count == graphs
 
 
-def test_operators_keep_torchs_rules() -> None:
-    emissions, _ = random_batch([3, 0, 2])
-    inputs = (*_scores(random_crf(), emissions.values), emissions.host_lengths, emissions.offsets)
-    torch.library.opcheck(recursions._best_tags_op, inputs)
-    _, reaches, levels = recursions._partition_op(*inputs)
-    torch.library.opcheck(recursions._posterior_op, (*inputs, reaches, levels, torch.ones(3, dtype=torch.float64)))
-    wanted = tuple(part.requires_grad_() for part in inputs[:4])
-    torch.library.opcheck(recursions._partition_op, (*wanted, *inputs[4:]))
-
-
 EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], [2]])
 
 
@@ -302,16 +271,12 @@ EMISSIONS, GOLD = Ragged([[[0.0] * TAGS] * 2, [[0.0] * TAGS]]), Ragged([[0, 1], 
     ("emissions", "tags", "kind", "says"),
     [
         (EMISSIONS.values, GOLD, ArgumentTypeError, "emissions must be .*got a Tensor"),
-        (EMISSIONS, GOLD.values, ArgumentTypeError, "tags must be .*got a Tensor"),
         (GOLD + 0.5, GOLD, ShapeError, "each of the 3 tags"),
-        (EMISSIONS.map(lambda values: values[:, :2]), GOLD, ShapeError, r"shape \(2,\)"),
         (EMISSIONS.map(lambda values: values.long()), GOLD, ArgumentTypeError, "floating-point"),
         (EMISSIONS, GOLD.to(torch.float32), ArgumentTypeError, "tags must be .*got torch.float32"),
         (EMISSIONS, GOLD.map(lambda values: values.unsqueeze(1)), ShapeError, "tags must be .*got elements of shape"),
-        (EMISSIONS, Ragged([[0], [1, 2]]), ShapeError, "tags must be .*got length 1 for sequence 0"),
         (EMISSIONS, Ragged([[0, 1]]), ShapeError, "tags must be .*got 1 sequences"),
         (EMISSIONS, GOLD + 1, ArgumentError, "values from 1 to 3"),
-        (EMISSIONS, GOLD - 1, ArgumentError, "values from -1 to 1"),
     ],
 )
 def test_mistakes(device: torch.device, emissions: Any, tags: Any, kind: type[RaglaneError], says: str) -> None:
@@ -327,5 +292,5 @@ def test_mistakes_of_other_arguments() -> None:
         CRF(0)
     with pytest.raises(ArgumentError, match="'mean'"):
         CRF(TAGS)(*random_batch([1]), reduction="mean")
-    with pytest.raises(ShapeError, match="one device for all, meta"):
+    with pytest.raises(ShapeError, match="on meta, like the other tensors"):
         CRF(TAGS, device="meta").decode(EMISSIONS)

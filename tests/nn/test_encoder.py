@@ -45,15 +45,6 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
         return output  # type: ignore[no-any-return]
     if encoder.pooling == "summary":
         return torch.cat([h[-2], h[-1]]) if layer.bidirectional else h[-1]
-    by_hand: dict[str, Any] = {
-        "last": lambda: output[-1],
-        "first": lambda: output[0],
-        "mean": lambda: output.mean(0),
-        "max": lambda: output.amax(0),
-        "logsumexp": lambda: output.logsumexp(0),
-    }
-    if encoder.pooling in by_hand:
-        return by_hand[encoder.pooling]()  # type: ignore[no-any-return]
     assert encoder.pool is not None
     return encoder.pool(Ragged([output]))[0]  # type: ignore[no-any-return]
 
@@ -110,37 +101,11 @@ _TOKENS = Ragged([[1, 2], [3]])
         ({"layer": "foo"}, None, ArgumentError, "layer must be .*got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling must be .*got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size must be .*got 0"),
-        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size must be .*got 2.5"),
-        ({"num_layers": 0}, None, ArgumentError, "num_layers must be .*got 0"),
-        (
-            {"layer": nn.GRU},
-            None,
-            ArgumentTypeError,
-            r"layer must be .*a class of rl\.nn.*, got a function that returns a torch\..*GRU",
-        ),
-        (
-            {"layer": GRU(D, H)},
-            None,
-            ArgumentError,
-            r"layer must be .*a function that returns a layer.*, got GRU\(3, 4\)",
-        ),
-        (
-            {"layer": lambda size: GRU(size, H)},
-            None,
-            ArgumentTypeError,
-            r"layer must be .*got <lambda>\(size\), with too many",
-        ),
-        (
-            {"layer": lambda *_, **__: 3},
-            None,
-            ArgumentTypeError,
-            r"layer must be .*got a function that returns a builtins\.int",
-        ),
-        ({"pooling": ["last"]}, None, ArgumentError, r"pooling must be .*got \['last'\]"),
+        ({"layer": nn.GRU}, None, ArgumentTypeError, r"layer of rl\.nn, got a function that returns a .*GRU"),
+        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer must be .* returns a layer.*, got GRU\(3, 4\)"),
+        ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer must .*, got <lambda>\(size\), with"),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional must be .*got 1"),
-        ({"dtype": torch.int64}, None, ArgumentError, r"dtype must be .*got torch\.int64"),
         ({"foo": 1}, None, ArgumentTypeError, "foo must be .*got 1"),
-        ({"embedding": 0}, None, ArgumentError, "embedding must be .*got 0"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout must be .*got 1.5"),
         ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch must be .*got a Tensor"),

@@ -6,7 +6,7 @@ import copy
 import pickle
 import weakref
 from collections.abc import Callable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -56,32 +56,23 @@ def in_place(layer: Any) -> None:
         layer.weight_hh_l0[0, 0] += 1
 
 
-def by_optimizer(layer: Any) -> None:
+def optimise(layer: Any, make: Callable[..., Any], **options: Any) -> None:
     layer(a_batch())[0].values.sum().backward()
-    torch.optim.SGD(layer.parameters(), 0.1).step()
-
-
-def by_a_fused_optimizer(layer: Any) -> None:
-    layer(a_batch())[0].values.sum().backward()
-    torch.optim.Adam(layer.parameters(), 0.1, fused=True).step()
-
-
-def turned(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight of the same memory and shape with other strides."""
-    return weight.as_strided(weight.shape, (1, weight.shape[0]))
+    make(layer.parameters(), 0.1, **options).step()
 
 
 @pytest.mark.parametrize(
     "change",
     [
         in_place,
-        by_optimizer,
-        by_a_fused_optimizer,
+        lambda layer: optimise(layer, torch.optim.SGD),
+        lambda layer: optimise(layer, torch.optim.Adam, fused=True),
         lambda layer: layer.load_state_dict(build("lstm", 2).state_dict()),
         lambda layer: setattr(layer.weight_ih_l1, "data", torch.ones_like(layer.weight_ih_l1)),
         lambda layer: setattr(layer, "bias_hh_l0", nn.Parameter(torch.ones_like(layer.bias_hh_l0))),
         lambda layer: layer.float().double(),
-        lambda layer: setattr(layer.weight_hh_l0, "data", turned(layer.weight_hh_l0.data)),
+        # The same memory and shape with other strides.
+        lambda layer: setattr(layer.weight_hh_l0, "data", layer.weight_hh_l0.data.as_strided((4 * H, H), (1, 4 * H))),
         lambda layer: setattr(layer.weight_hh_l0, "data", torch._neg_view(layer.weight_hh_l0.data)),
         lambda layer: nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0"),
     ],
@@ -201,19 +192,13 @@ def test_threads_share_packed_weights() -> None:
     layer, batch = rl.freeze(build("lstm", 2).eval()), a_batch()
     with torch.no_grad():
         wanted = layer(batch)
-    found: list[Any] = []
 
-    def call() -> None:
-        with torch.no_grad():
-            found.extend(layer(batch) for _ in range(20))
+    @torch.no_grad()
+    def call(_: int) -> Any:
+        return layer(batch)
 
-    threads = [Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 80
-    assert all(same(result, wanted) for result in found)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(same(result, wanted) for result in pool.map(call, range(80)))
 
 
 # -- int8 -------------------------------------------------------------------------------------------------------------
@@ -254,14 +239,10 @@ def test_close_to_float32_and_the_same_in_any_batch(name: str) -> None:
     found = output(layer)
     assert not torch.equal(found, wanted)
     assert (found - wanted).abs().max() < 0.02 * (1 + wanted.abs().max())
-    for index in range(len(WIDE_BATCH)):
-        assert torch.equal(output(layer, WIDE_BATCH[index : index + 1]), layer_rows(found, index))
+    for index, rows in enumerate(WIDE_BATCH._like(found)):
+        assert torch.equal(output(layer, WIDE_BATCH[index : index + 1]), rows)
     for key, part in layer.state_dict().items():
         assert torch.equal(part, stored[key])
-
-
-def layer_rows(values: Tensor, index: int) -> Tensor:
-    return values[WIDE_BATCH.offsets[index] : WIDE_BATCH.offsets[index + 1]]
 
 
 @pytest.mark.parametrize("name", ["GRU", "LSTM"])
@@ -310,9 +291,9 @@ def test_freezing_again_in_another_way() -> None:
 def test_what_is_refused() -> None:
     layer = build_wide("GRU")
     for dtype in (torch.float16, torch.uint8, "int8"):
-        with pytest.raises(ArgumentError, match=r"dtype must be .*got .*torch\.int8, or None"):
+        with pytest.raises(ArgumentError, match=r"dtype must be.*torch\.int8, or None.*got"):
             rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"training mode.*call model\.eval\(\) first"):
+    with pytest.raises(ArgumentError, match=r"training mode.*Call model\.eval\(\) first"):
         to_int8(nn.Sequential(layer.train()))
     for other, reason in (
         (build_wide("GRU").double(), r"its weights are torch\.float64"),

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 import raglane as rl
+from every_layer import results_of
 from raglane.errors import RaglaneError
 from raglane.native import missing_kernels
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
+DYNAMIC = torch.export.Dim.DYNAMIC
 _COMPILES_PADDING = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 
@@ -40,17 +42,20 @@ def random_batch(kind: str, seed: int, least: int = 1, most: int = 9) -> tuple[A
 def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
     """Return outputs, states and gradients of a layer for a random batch."""
     given, options = random_batch(kind, seed)
-    out, (h, c) = layer(given, **options)
-    values = out.values if kind == "Ragged" else out
-    grads = torch.autograd.grad(values.square().sum() + h.sum() + c.sum(), list(layer.parameters()))
-    return [values.detach(), h.detach(), c.detach(), *grads]
+    found = results_of(layer(given, **options))
+    loss = torch.stack([part.square().sum() for part in found]).sum()
+    return [part.detach() for part in found] + list(torch.autograd.grad(loss, list(layer.parameters())))
 
 
-@pytest.mark.parametrize("kind", ["Ragged", "padded", "dense"])
-def test_the_number_of_graphs_over_twenty_batches(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [(cell, "Ragged") for cell in ("LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM")]
+    + [("LSTM", "padded"), ("LSTM", "dense")],
+)
+def test_the_number_of_graphs_over_twenty_batches(cell: str, kind: str) -> None:
     """One for the first sizes, one for most others; torch handles sizes of 1, and equal ones, separately."""
     torch._dynamo.reset()
-    layer = rl.nn.LSTM(2, 3, bidirectional=True, batch_first=True)
+    layer = getattr(rl.nn, cell)(2, 3, bidirectional=True, batch_first=True)
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     twin = torch.compile(layer, backend=counter, fullgraph=True)
     for seed in range(20):
@@ -89,30 +94,30 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
-def test_exported_programs_run_other_batches() -> None:
+@pytest.mark.parametrize(
+    ("kind", "dims"),
+    [
+        ("dense", {"input": {0: DYNAMIC, 1: DYNAMIC}}),
+        ("padded", {"input": {0: DYNAMIC, 1: DYNAMIC}, "lengths": {0: DYNAMIC}}),
+        ("Ragged", {"input": [{0: DYNAMIC}, {0: DYNAMIC}]}),
+    ],
+)
+@pytest.mark.parametrize("cell", ["LSTM", "MinLSTM"])
+@torch.no_grad()
+def test_exported_programs_run_other_batches(cell: str, kind: str, dims: Any) -> None:
     """Saved, loaded, and run with other numbers of sequences, steps and elements."""
-    dynamic = torch.export.Dim.DYNAMIC
-    shapes: dict[str, Any] = {
-        "dense": {"input": {0: dynamic, 1: dynamic}},
-        "padded": {"input": {0: dynamic, 1: dynamic}, "lengths": {0: dynamic}},
-        "Ragged": {"input": [{0: dynamic}, {0: dynamic}]},
-    }
-    for cell in ("LSTM", "MinLSTM"):
-        layer = getattr(rl.nn, cell)(2, 3, 2, bidirectional=True, batch_first=True)
-        for kind, dims in shapes.items():
-            given, options = random_batch(kind, 3, least=2)  # a size of 1 in the example becomes a constant
-            with torch.no_grad():
-                program = torch.export.export(layer, (given,), options, dynamic_shapes=dims)
-                stored = io.BytesIO()
-                torch.export.save(program, stored)
-                stored.seek(0)
-                loaded = torch.export.load(stored).module()
-                for seed in (3, 4, 5):
-                    given, options = random_batch(kind, seed, least=2, most=3 * seed)
-                    found, wanted = loaded(given, **options)[0], layer(given, **options)[0]
-                    if kind == "Ragged":
-                        found, wanted = found.values, wanted.values
-                    close(found, wanted)
+    layer = getattr(rl.nn, cell)(2, 3, 2, bidirectional=True, batch_first=True)
+    given, options = random_batch(kind, 3, least=2)  # a size of 1 in the example becomes a constant
+    stored = io.BytesIO()
+    torch.export.save(torch.export.export(layer, (given,), options, dynamic_shapes=dims), stored)
+    stored.seek(0)
+    loaded = torch.export.load(stored).module()
+    for seed in (3, 4, 5):
+        given, options = random_batch(kind, seed, least=2, most=3 * seed)
+        found, wanted = loaded(given, **options)[0], layer(given, **options)[0]
+        if kind == "Ragged":
+            found, wanted = found.values, wanted.values
+        close(found, wanted)
 
 
 class Tagger(nn.Module):
@@ -154,40 +159,6 @@ def test_the_old_onnx_exporter_accepts_converted_layers() -> None:
     torch.onnx.export(model, (torch.randn(4, 5, 2),), stored, dynamo=False)  # type: ignore[arg-type]
     kinds = {node.op_type for node in onnx.load_model_from_string(stored.getvalue()).graph.node}
     assert "LSTM" in kinds
-
-
-class Reader(nn.Module):
-    """A whole model: embedding, recurrent layers, a summary per sequence and an output per element."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(50, 8), nn.Linear(12, 4)
-        self.recurrent = getattr(rl.nn, kind)(8, 6, num_layers=2, bidirectional=True)
-
-    def forward(self, tokens: Any) -> tuple[Tensor, Tensor]:
-        out, state = self.recurrent(self.embedding(tokens))
-        return self.head(self.recurrent.summary(out, state)), self.head(out).values
-
-
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM"])
-def test_a_recurrent_model_is_one_graph(kind: str) -> None:
-    """Without a break, for any number of sequences of any lengths, forward and backward."""
-    model = Reader(kind)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
-    graphs = 0
-    for lengths in ([3, 4, 5], [1, 9], [6] * 7, [2, 0, 3, 4, 5, 5, 6]):
-        batch = rl.Ragged([torch.randint(0, 50, (length,)) for length in lengths])
-        grads = []
-        for network in (compiled, model):
-            summary, output = network(batch)
-            loss = summary.square().sum() + output.square().sum()
-            grads.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
-        for own, expected in zip(*grads, strict=True):
-            torch.testing.assert_close(own, expected)
-        # torch may restart while it compiles the first batch, but compiles no later batch.
-        graphs = graphs or counter.frame_count
-        assert counter.frame_count == graphs
 
 
 # torch's own compiler makes an instance of each autograd function that it meets.

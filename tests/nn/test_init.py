@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -17,6 +18,7 @@ from raglane.errors import RaglaneError
 from raglane.nn import init
 
 D, H = 6, 8
+SUFFIXES = ("_l0", "_l0_reverse", "_l1", "_l1_reverse")
 
 THEIRS = [
     Kind("torch.RNN", "rnn_tanh"),
@@ -39,15 +41,10 @@ def _build(kind: Kind, hidden_size: int = H, **options: Any) -> Any:
     return getattr(nn if where else rl.nn, name)(D, hidden_size, **arguments)
 
 
-def _parameters(layer: Any, name: str) -> Iterator[Tensor]:
-    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
-        yield getattr(layer, name + suffix).detach()
-
-
-def _gates(kind: Kind, layer: Any, name: str) -> Iterator[Tensor]:
-    """Yield the rows of each gate, without ``CellSpec.block``."""
-    for parameter in _parameters(layer, name):
-        yield from parameter.split(layer.hidden_size)
+def _gates(layer: Any, name: str) -> Iterator[Tensor]:
+    """Yield the rows of each gate in every layer and direction."""
+    for suffix in SUFFIXES:
+        yield from getattr(layer, name + suffix).detach().split(layer.hidden_size)
 
 
 def _changed(layer: Any, before: dict[str, Tensor]) -> set[str]:
@@ -69,7 +66,7 @@ def test_orthogonal(kind: Kind, gain: float) -> None:
     layer = _build(kind)
     before = _copy(layer)
     assert init.orthogonal_(layer, gain) is layer
-    blocks = list(_gates(kind, layer, "weight_hh"))
+    blocks = list(_gates(layer, "weight_hh"))
     assert len(blocks) == 4 * len(CELLS[kind.cell].gates)
     for block in blocks:
         # With a projection the columns are orthogonal instead of the rows.
@@ -86,7 +83,7 @@ def test_xavier(kind: Kind, gain: float) -> None:
     layer = _build(kind, size)
     before = _copy(layer)
     assert init.xavier_(layer, gain) is layer
-    for block in _gates(kind, layer, "weight_ih"):
+    for block in _gates(layer, "weight_ih"):
         bound = gain * sqrt(6 / (block.shape[1] + size))
         assert bound * 0.95 < float(block.abs().max()) <= bound
         # Uniform: a variance of bound^2 / 3, the mean within five of its standard deviations.
@@ -113,7 +110,7 @@ def _biases(kind: Kind, layer: Any, gate: str) -> list[Tensor]:
     gates = [name for name in CELLS[kind.cell].gates if (kind.cell, name) != ("sru", "n")]  # which has no such bias
     row = gates.index(gate) * layer.hidden_size
     totals = []
-    for suffix in ("_l0", "_l0_reverse", "_l1", "_l1_reverse"):
+    for suffix in SUFFIXES:
         both = [getattr(layer, name + suffix, None) for name in ("bias_ih", "bias_hh")]
         blocks = [bias.detach()[row : row + layer.hidden_size] for bias in both if bias is not None]
         totals.append(torch.stack(blocks).sum(0))
@@ -135,23 +132,20 @@ def test_forget_bias(kind: Kind) -> None:
                 assert int((layer.state_dict()[name] != old).sum()) <= H
 
 
-@pytest.mark.parametrize("kind", NOT_FORGETTING)
-@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
-def test_forgetting_requires_a_forget_gate(kind: Kind, start: Any) -> None:
-    layer = _build(kind)
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        *((kind, {}, f"a gate 'f'.*, got cell '{kind.cell.split('_')[0]}") for kind in NOT_FORGETTING),
+        (FORGETTING[0], {"bias": False}, "a gate 'f' with a bias, got .*bias=False"),
+    ],
+)
+def test_forgetting_requires_a_forget_gate_with_a_bias(kind: Kind, options: dict[str, Any], says: str) -> None:
+    layer = _build(kind, **options)
     before = _copy(layer)
-    with pytest.raises(
-        ValueError, match=f"layer must be .*a gate 'f'.*, got cell '{CELLS[kind.cell].name.split('_')[0]}"
-    ):
-        start(layer)
+    for start in (init.forget_bias_, partial(init.chrono_, max_length=10)):
+        with pytest.raises(ValueError, match=f"layer must be .*{says}"):
+            start(layer)
     assert not _changed(layer, before)
-
-
-@pytest.mark.parametrize("kind", FORGETTING[:2])
-@pytest.mark.parametrize("start", [init.forget_bias_, lambda layer: init.chrono_(layer, 10)])
-def test_forgetting_requires_a_bias(kind: Kind, start: Any) -> None:
-    with pytest.raises(ValueError, match=r"a gate 'f' with a bias, got .*bias=False"):
-        start(_build(kind, bias=False))
 
 
 @pytest.mark.parametrize("kind", FORGETTING)
@@ -179,17 +173,17 @@ def test_chrono(kind: Kind) -> None:
     assert _changed(layer, before) <= {"bias_ih", "bias_hh"}
 
 
-@pytest.mark.parametrize("longest", [1, 0, -5, 2.5, True, "10", None])
-def test_chrono_requires_a_length(longest: Any) -> None:
-    with pytest.raises(RaglaneError, match=r"max_length must be .*got "):
-        init.chrono_(rl.nn.LSTM(D, H), longest)
-
-
 @pytest.mark.parametrize(
-    ("start", "name"), [(init.orthogonal_, "gain"), (init.xavier_, "gain"), (init.forget_bias_, "value")]
+    ("start", "name", "numbers"),
+    [
+        (init.chrono_, "max_length", [1, -5, 2.5, True, "10"]),
+        (init.orthogonal_, "gain", ["1", True, float("nan"), -1.0]),
+        (init.xavier_, "gain", ["1", True, float("inf"), -1.0]),
+        (init.forget_bias_, "value", ["1", True, float("nan"), None]),
+    ],
 )
-def test_invalid_numbers(start: Any, name: str) -> None:
-    for number in ("1", True, None, float("nan"), float("inf"), *([-1.0] if name == "gain" else [])):
+def test_invalid_numbers(start: Any, name: str, numbers: list[Any]) -> None:
+    for number in numbers:
         with pytest.raises(RaglaneError, match=f"{name} must be .*got "):
             start(rl.nn.LSTM(D, H), number)
 
@@ -197,26 +191,19 @@ def test_invalid_numbers(start: Any, name: str) -> None:
 # -- any layer --------------------------------------------------------------------------------------------------------
 
 
-EVERY = {
-    "orthogonal_": init.orthogonal_,
-    "xavier_": init.xavier_,
-    "forget_bias_": init.forget_bias_,
-    "chrono_": lambda layer: init.chrono_(layer, 10),
-}
+START = [init.orthogonal_, init.xavier_, init.forget_bias_, partial(init.chrono_, max_length=10)]
 
 
-@pytest.mark.parametrize("start", EVERY.values())
-@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.LSTMCell(2, 2), nn.Sequential(nn.LSTM(2, 2)), "lstm", None])
-def test_they_require_a_recurrent_layer(start: Any, other: Any) -> None:
-    with pytest.raises(TypeError, match=r"layer must be a recurrent layer of rl\.nn or torch\.nn.*, got \w+") as caught:
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (nn.LSTMCell(2, 2), r"a recurrent layer of rl\.nn or torch\.nn.*, got LSTMCell"),
+        (nn.Sequential(nn.LSTM(2, 2)), r"a recurrent layer of rl\.nn or torch\.nn.*, got Sequential"),
+        (None, r"a recurrent layer of rl\.nn or torch\.nn.*, got NoneType"),
+        (rl.nn.Recurrent(nn.LSTMCell(D, H)), "got a Recurrent of LSTMCell. Initialise .* the cell's module"),
+    ],
+)
+@pytest.mark.parametrize("start", START)
+def test_they_require_a_recurrent_layer_of_a_known_cell(start: Any, other: Any, says: str) -> None:
+    with pytest.raises(RaglaneError, match=f"layer must be .*{says}"):
         start(other)
-    assert isinstance(caught.value, RaglaneError)
-
-
-@pytest.mark.parametrize("start", EVERY.values())
-def test_a_user_defined_cell_is_refused(start: Any) -> None:
-    with pytest.raises(
-        RaglaneError,
-        match=r"layer must be .*, got a Recurrent of LSTMCell. Initialise the parameters of the cell's module",
-    ):
-        start(rl.nn.Recurrent(nn.LSTMCell(D, H)))

@@ -21,6 +21,7 @@ from every_layer import (
     assert_same_for_every_input,
     build,
     gradients,
+    has_torch_lstm_under_autocast,
     results_of,
 )
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -56,34 +57,18 @@ class OfFeatures(OfLength):
         return self.split(self.layers(batch.mean()))
 
 
-def kinds_of(name: str, rows: int) -> dict[str, Any]:
-    sizes = build(name).state_sizes
-    return {
-        "learned": "learned",
-        "lengths": "lengths",
-        "module of lengths": OfLength(rows, sizes),
-        "module of features": OfFeatures(rows, sizes),
-    }
-
-
-KINDS = ["learned", "lengths", "module of lengths", "module of features"]
+MODULES = {"module of lengths": OfLength, "module of features": OfFeatures}
+KINDS = ["learned", "lengths", *MODULES]
 
 
 def layer_of(name: str, kind: str, layers: int = 2, both: bool = True, **options: Any) -> Any:
     """Build a layer with random parameters, those of the initial state included."""
-    initial = kinds_of(name, layers * (2 if both else 1))[kind]
+    initial = MODULES[kind](layers * (2 if both else 1), build(name).state_sizes) if kind in MODULES else kind
     layer = build(name, layers, bidirectional=both, initial_state=initial, **options)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.uniform_(-0.5, 0.5)
     return layer
-
-
-def plain_copy(layer: Any, name: str) -> Any:
-    """Build the same layer with an initial state of zeros."""
-    plain = build(name, layer.num_layers, bidirectional=layer.bidirectional)
-    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if not key.startswith("initial_")})
-    return plain
 
 
 def by_hand(layer: Any, batch: rl.Ragged) -> Any:
@@ -108,7 +93,8 @@ def by_hand(layer: Any, batch: rl.Ragged) -> Any:
 def test_as_if_it_were_given(name: str, kind: str) -> None:
     layer = layer_of(name, kind)
     batch = a_batch()
-    plain = plain_copy(layer, name)
+    plain = build(name, 2, bidirectional=True)
+    plain.load_state_dict({key: value for key, value in layer.state_dict().items() if not key.startswith("initial_")})
     own = [value for key, value in layer.named_parameters() if key.startswith("initial_")]
     assert own
 
@@ -151,21 +137,20 @@ def test_few_sequences(kind: str, count: int) -> None:
         assert_same([state], [by_hand(layer, batch)])
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast(kind: str, device: torch.device) -> None:
+def test_autocast(kind: str, schedule: str, device: torch.device) -> None:
     """Under autocast a module returns bfloat16, and learned states are float32."""
-    initial = {
-        "module of lengths": OfLength(2, (H, H), torch.float32),
-        "module of features": OfFeatures(2, (H, H), torch.float32),
-    }.get(kind, kind)
+    initial = MODULES[kind](2, (H, H), torch.float32) if kind in MODULES else kind
     layer = rl.nn.LSTM(D, H, bidirectional=True, initial_state=initial)
     batch = rl.Ragged(sequences_of(LENGTHS, dtype=torch.float32))
     expected = results_of(layer(batch))
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        for schedule in SCHEDULES:
-            with rl.use_backend(schedule=schedule):
-                results = results_of(layer(batch))
-            assert_same([part.float() for part in results], expected, 0.05)
+    with torch.autocast(device.type, dtype=torch.bfloat16), rl.use_backend(schedule=schedule):
+        is_torchs = rl.explain(layer, batch).backend == "torch"
+        if is_torchs and schedule == "padded" and not has_torch_lstm_under_autocast(device.type):
+            pytest.skip("torch has no padded LSTM in bfloat16 on this processor")
+        results = results_of(layer(batch))
+    assert_same([part.float() for part in results], expected, 0.05)
 
 
 # -- as a module ------------------------------------------------------------------------------------------------------
@@ -190,44 +175,25 @@ def test_names_of_parameters() -> None:
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-class Gives(nn.Module):
-    """A module that calls a function."""
-
-    def __init__(self, made: Callable[[rl.Ragged], Any]) -> None:
-        super().__init__()
-        self.made = made
-
-    def forward(self, batch: rl.Ragged) -> Any:
-        return self.made(batch)
-
-
 @pytest.mark.parametrize(
     ("made", "kind", "says"),
     [
         (lambda _: None, ArgumentTypeError, "initial_state must be a tensor.*, got a NoneType"),
         (lambda batch: (batch.mean(),) * 2, ArgumentTypeError, "initial_state must be .*got a tuple"),
-        (
-            lambda batch: torch.zeros(len(batch), H),
-            ShapeError,
-            r"initial_state \(h\) must be .*\(1, 2, 4\).*, got shape \(2, 4\)",
-        ),
+        (lambda batch: torch.zeros(len(batch), H), ShapeError, r"\(h\) must be .*\(1, 2, 4\).*, got shape \(2, 4\)"),
         (lambda _: torch.zeros(1, 3, H), ShapeError, r"initial_state \(h\) must be .*got shape \(1, 3, 4\)"),
-        (
-            lambda _: torch.zeros(1, 2, H),
-            ShapeError,
-            r"initial_state \(h\) must be .*torch.float64.*, got torch.float32",
-        ),
+        (lambda _: torch.zeros(1, 2, H), ShapeError, r"\(h\) must be .*torch.float64.*, got torch.float32"),
     ],
 )
-def test_a_module_with_a_wrong_result(made: Any, kind: type[Exception], says: str) -> None:
-    layer = build("gru", initial_state=Gives(made))
+def test_a_module_with_a_wrong_result(made: Callable[[rl.Ragged], Any], kind: type[Exception], says: str) -> None:
+    initial = nn.Module()
+    initial.forward = made
+    layer = build("gru", initial_state=initial)
     with pytest.raises(kind, match=says):
         layer(rl.Ragged(sequences_of([2, 1])))
 
 
 @pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfLength])
 def test_no_such_initial_state(given: Any) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"initial_state must be .* 'zeros', 'learned', 'lengths', or a module.*, got "
-    ):
+    with pytest.raises(ArgumentError, match=r"initial_state must be.*'zeros', 'learned', 'lengths', or a module.*got"):
         build("gru", initial_state=given)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import raglane as rl
-from every_layer import GATED, KINDS, D, H, Kind, a_batch, assert_same, build, parts, results_of
+from every_layer import GATED, KINDS, D, H, Kind, a_batch, assert_same, build, results_of
 from raglane.cells import CELLS
 from raglane.errors import RaglaneError
 
@@ -74,26 +74,12 @@ def test_the_seed_decides_the_weights(kind: Kind) -> None:
     assert_same(list(layer.state_dict().values()), list(before.values()), 0.0)
 
 
-class _Start(nn.Module):
-    """An initial state with parameters whose names look like a layer's."""
-
-    def __init__(self, states: int) -> None:
-        super().__init__()
-        self.states = states
-        self.weight_ih_l0 = nn.Parameter(torch.full((1, 1, H), 7.0, dtype=torch.float64))
-
-    def forward(self, batch: rl.Ragged) -> Any:
-        made = (self.weight_ih_l0.expand(1, len(batch), H),) * self.states
-        return made if self.states > 1 else made[0]
-
-
 @pytest.mark.parametrize("kind", OURS)
 def test_reset_parameters_leaves_a_module_for_the_initial_state(kind: Kind) -> None:
-    start = _Start(len(CELLS[kind.cell].states))
-    layer = build(kind, initial_state=start)
-    layer.reset_parameters()
-    assert bool((start.weight_ih_l0 == 7).all())
-    assert bool((parts(layer(a_batch(LENGTHS))[1])[0][:, 1] == 7).all())  # the empty sequence
+    start = nn.LSTM(D, H)  # its parameters have the names of a layer's
+    before = [parameter.clone() for parameter in start.parameters()]
+    build(kind, initial_state=start).reset_parameters()
+    assert_same(list(start.parameters()), before, 0.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,17 +123,6 @@ def test_copies_compute_the_same(kind: Kind) -> None:
     with torch.no_grad():
         copies[0].weight_ih_l0.zero_()
     assert_same(results_of(layer(batch)), wanted, 0.0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_dtypes_and_back(kind: Kind) -> None:
-    layer, batch = build(kind, dtype=torch.float32), a_batch(LENGTHS, torch.float32)
-    wanted = results_of(layer(batch))
-    layer.to(torch.float64)
-    assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
-    with pytest.raises(ValueError, match=r"\.to\(torch\.float64\)"):
-        layer(batch)
-    assert_same(results_of(layer.float()(batch)), wanted, 0.0)
 
 
 @pytest.mark.parametrize("kind", OURS)
@@ -224,27 +199,17 @@ def test_numbers_of_numpy_are_numbers(kind: Kind) -> None:
     ("mistake", "says"),
     [
         ({"input_size": 0}, "input_size must be .*got 0"),
-        ({"input_size": 3.0}, r"input_size must be .*got 3\.0"),
-        ({"hidden_size": -1}, "hidden_size must be .*got -1"),
         ({"hidden_size": "4"}, "hidden_size must be .*got '4'"),
-        ({"num_layers": 0}, "num_layers must be .*got 0"),
         ({"num_layers": True}, "num_layers must be .*got True"),
-        ({"bias": None}, "bias must be .*got None"),
         ({"bias": "relu"}, "bias must be .*got 'relu'"),
         ({"batch_first": 1}, "batch_first must be .*got 1"),
         ({"bidirectional": "yes"}, "bidirectional must be .*got 'yes'"),
         ({"dropout": 1.5}, r"dropout must be .*got 1\.5"),
-        ({"dropout": True}, "dropout must be .*got True"),
-        ({"dropout": "0.5"}, r"dropout must be .*got '0\.5'"),
         ({"dtype": torch.int64}, r"dtype must be .*got torch\.int64"),
-        ({"dtype": "float32"}, "dtype must be .*got 'float32'"),
-        ({"proj_size": 7}, "proj_size must be .*got 7"),
         ({"foo": 7}, "foo must be .*got 7"),
         ({"schedule": "sorted"}, "schedule must be .*got 'sorted'"),
         ({"backend": None}, "backend must be .*got None"),
         ({"schedule": "each", "backend": "cpu"}, "schedule, backend must be .*got 'each', 'cpu'"),
-        ({"initial_state": "ones"}, "initial_state must be .*got 'ones'"),
-        ({"initial_state": None}, "initial_state must be .*got None"),
         ({"input_dropout": 1.0}, r"input_dropout must be .*got 1\.0"),
         ({"weight_dropout": -0.1}, r"weight_dropout must be .*got -0\.1"),
         ({"zoneout": (0.1,) * 3}, r"zoneout must be .*got \(0\.1, 0\.1, 0\.1\)"),
@@ -264,25 +229,14 @@ def test_wrong_arguments_are_named(layer: str, mistake: dict[str, Any], says: st
         ("IndRNN", "max_length", [0, -3, 2.5, True, "10"]),
         ("RNN", "nonlinearity", ["sigmoid", None, True]),
         ("IndRNN", "nonlinearity", ["sigmoid", None, True]),
+        *((kind.layer, "clip", [0, -1.0, float("nan"), "5", [1.0]]) for kind in GATED),
+        *((kind.layer, "clip", [3.0]) for kind in OURS if kind not in GATED),
     ],
 )
 def test_a_layers_own_arguments_are_named(layer: str, name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(RaglaneError, match=f"{name} must be .*got "):
             getattr(rl.nn, layer)(D, H, **{name: value})
-
-
-@pytest.mark.parametrize("kind", GATED)
-def test_wrong_clips_are_named(kind: Kind) -> None:
-    for clip in (0, -1.0, float("nan"), "5", [1.0]):
-        with pytest.raises(RaglaneError, match=r"clip must be .*got "):
-            build(kind, clip=clip)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in OURS if kind not in GATED])
-def test_others_have_no_clip(kind: Kind) -> None:
-    with pytest.raises(TypeError, match=r"clip must be .*got 3\.0"):
-        build(kind, clip=3.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,7 +250,7 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
         (([torch.ones(2, D)],), r"rl\.Ragged\(sequences\)"),
         ((batch, wrong if states == 1 else (wrong,) * states), r"hx \(h\) must be .*got shape \(1, 2, 4\)"),
         ((batch, (wrong,) * (states + 1)), "hx must be .*got a tuple"),
-        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input: .*sparse_coo; .* \.to_dense\(\)"),
+        ((torch.ones(2, 3, D, dtype=torch.float64).to_sparse(),), r"input must be .*sparse_coo.* \.to_dense\(\)"),
         ((torch.ones(2, 3, D, dtype=torch.float64, device="meta"),), "input must be .*got a tensor on meta"),
     ):
         with pytest.raises(RaglaneError, match=says):
@@ -329,16 +283,6 @@ def test_autocast_converts_no_other_dtypes(kind: str, dtype: torch.dtype) -> Non
         assert build(kind)(a_batch(LENGTHS))[0].dtype is torch.float64
 
 
-def test_wrong_lengths_are_named() -> None:
-    layer = rl.nn.GRU(D, H, batch_first=True)
-    with pytest.raises(TypeError, match="contains its lengths"):
-        layer(rl.Ragged([torch.ones(2, D)]), lengths=[2])
-    with pytest.raises(ValueError, match="lengths"):
-        layer(torch.ones(2, 3, D), lengths=[1, 4])
-    with pytest.raises(ValueError, match=r"\(B, T, D\)"):
-        layer(torch.ones(3, D), lengths=[3])
-
-
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize(
     ("hx", "says"),
@@ -361,7 +305,9 @@ def test_a_wrong_state_is_named_for_tensors_and_packs(hx: Any, says: str, batch_
     ("call", "says"),
     [
         (lambda layer: layer(torch.ones(6, 3, 7)), f"input_size = {D}"),
-        (lambda layer: layer(torch.ones(6, 3, D).double()), r"\.to\(torch\.float32\)"),
+        (lambda layer: layer(rl.Ragged([torch.ones(2, D)]), lengths=[2]), "contains its lengths"),
+        (lambda layer: layer(torch.ones(2, 3, D), lengths=[1, 4, 1]), "lengths"),
+        (lambda layer: layer(torch.ones(3, D), lengths=[3]), r"\(T, B, D\)"),
         (lambda layer: layer(torch.ones(D)), r"\(T, D\)"),
         (lambda layer: layer(torch.nested.nested_tensor([torch.ones(2, D)], layout=torch.jagged)), "from_nested"),
         (lambda layer: layer.summary(None, None), "state must be .*got a NoneType"),

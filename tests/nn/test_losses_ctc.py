@@ -214,15 +214,6 @@ def test_compiles_without_a_break() -> None:
         assert counter.frame_count == graphs
 
 
-def test_the_operator_of_compiled_graphs() -> None:
-    pairs = [(4, 1), (0, 0), (5, 2)]
-    values, targets = draw(pairs)
-    log_probs = batch_of(values.detach(), pairs)
-    parts = (log_probs.values.requires_grad_(), log_probs.offsets, log_probs.host_lengths)
-    labels = (targets.values, targets.offsets, targets.host_lengths)
-    torch.library.opcheck(torch.ops.raglane.ctc_align.default, (*parts, *labels, 0, True))
-
-
 LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, CLASSES, device="cpu"), lengths=[3, 2])
 EMPTY = rl.Ragged.from_flat(torch.zeros(0, CLASSES, device="cpu"), lengths=[0])
 TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), lengths=[1, 2])
@@ -235,25 +226,13 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(LOG_PROBS, TARGETS.values), ArgumentTypeError, "labels"),  # type: ignore[arg-type]
         (lambda: ctc_loss(LOG_PROBS, TARGETS * 1.0), ArgumentTypeError, "integer"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, "label 4.*from 0 to 3"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS - 1), ArgumentError, "not the blank"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, r"from 0 to 3.*label 4"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank must be .*got 0\.0"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=False), ArgumentTypeError, "blank must be .*got False"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS > 0), ArgumentTypeError, "integer dtype"),
-        (
-            lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])),
-            ArgumentError,
-            "weights must be .*got nan",
-        ),
-        (
-            lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.tensor([1, -2])),
-            ArgumentError,
-            "weights must be .*got -2",
-        ),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "blank is one of"),
+        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights .*got nan"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "a blank of the C labels"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "batch has 2"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)), ShapeError, "each of the 2 sequences"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
     ],
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import example, given
 from torch import Tensor, nn
 
 import raglane as rl
@@ -44,6 +45,8 @@ NAMES = [*POOLINGS, "attention, 3 heads"]
 
 
 @pytest.mark.parametrize("name", NAMES)
+@example(lengths=[])
+@example(lengths=[0, 0])
 @given(lengths=lengths())
 def test_against_a_loop(name: str, lengths: list[int], device: torch.device) -> None:
     pooling = build(name)
@@ -78,29 +81,6 @@ def test_a_nan_stays_in_its_sequence(name: str) -> None:
         torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-def test_empty_batches_give_zeros_and_no_gradient(name: str, lengths: list[int]) -> None:
-    pooling = build(name)
-    values = torch.empty(0, 6, dtype=torch.float64, requires_grad=True)
-    result = pooling(rl.Ragged.from_flat(values, lengths=lengths))
-    assert torch.equal(result, torch.zeros(len(lengths), 6, dtype=torch.float64))
-    for parameter in pooling.parameters():
-        gradient = torch.autograd.grad(result.sum(), parameter, retain_graph=True)[0]
-        assert torch.equal(gradient, torch.zeros_like(parameter))
-    assert torch.autograd.grad(result.sum(), values)[0].shape == (0, 6)
-
-
-@given(lengths=lengths(), heads=st.sampled_from([1, 2, 4]))
-def test_weights_of_attention_add_up_to_one(lengths: list[int], heads: int) -> None:
-    pooling = AttentionPooling(4, heads)
-    weights = pooling.weights(rl.Ragged.from_flat(torch.randn(sum(lengths), 4), lengths=lengths))
-    assert weights.features == (heads,)
-    assert bool((weights.values >= 0).all())
-    for own in weights:
-        torch.testing.assert_close(own.sum(0), torch.ones(heads) * min(len(own), 1))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", POOLINGS)
 def test_keeps_the_dtype(name: str, dtype: torch.dtype) -> None:
@@ -128,19 +108,13 @@ def test_compiles_without_a_break(name: str) -> None:
         (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
         (lambda: AttentionPooling(6, heads=4), ArgumentError, "a divisor of features, 6"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
-        (lambda: AttentionPooling(6.0), ArgumentError, r"features must be .*got 6\.0"),  # type: ignore[arg-type]
-        (lambda: AttentionPooling(6, heads=True), ArgumentError, "heads must be .*got True"),
         (lambda: AttentionPooling(6, dtype=torch.int64), ArgumentError, r"dtype must be .*got torch\.int64"),
-        (lambda: Pooling(["max"]), ArgumentError, r"name must be .*got \['max'\]"),  # type: ignore[arg-type]
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6).double()])), ShapeError, r"\.to\(torch\.float32\)"),
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 6)]).to("meta")), ShapeError, "a tensor on meta"),
         (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),
-        (lambda: AttentionPooling(6)(torch.ones(2, 6)), ArgumentTypeError, "Ragged"),
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 5)])), ShapeError, "6 features"),
-        (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(6)])), ShapeError, "6 features"),
     ],
 )
-def test_refuses(call: object, error: type[Exception], says: str) -> None:
-    assert callable(call)
+def test_refuses(call: Callable[[], object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()

@@ -28,11 +28,11 @@ from strategies import sequences_of
 
 
 class Draws:
-    """Records the masks of dropout and bernoulli, in order."""
+    """Records the masks of bernoulli, and the probabilities and masks of dropout, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: list[Tensor] = []
-        self.masks: list[Tensor] = []
+        self.masks: list[tuple[float, Tensor]] = []
         bernoulli = torch.bernoulli
 
         def record_bernoulli(probabilities: Tensor) -> Tensor:
@@ -41,8 +41,9 @@ class Draws:
 
         def record_dropout(values: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
             assert training
-            self.masks.append(bernoulli(torch.full_like(values, 1 - p, requires_grad=False)) / (1 - p))
-            return values * self.masks[-1]
+            mask = bernoulli(torch.full_like(values, 1 - p, requires_grad=False)) / (1 - p)
+            self.masks.append((p, mask))
+            return values * mask
 
         monkeypatch.setattr(torch, "bernoulli", record_bernoulli)
         monkeypatch.setattr(F, "dropout", record_dropout)
@@ -62,19 +63,26 @@ def naive(
     """
     cell, rule = layer.cell, layer.regularisation
     masks, held = iter(draws.masks), iter(draws.held)
+
+    def next_mask(probability: float) -> Tensor:
+        drawn, mask = next(masks)
+        assert drawn == probability
+        return mask
+
     weights = list(layer._weights())
     if rule.weight_dropout:
         name = "recurrent" if hasattr(weights[0], "recurrent") else "hidden"
-        weights = [part._replace(**{name: getattr(part, name) * next(masks)}) for part in weights]
+        weights = [part._replace(**{name: getattr(part, name) * next_mask(rule.weight_dropout)}) for part in weights]
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     holds = [torch.cat([next(held) for _ in initial], 1) for _ in range(count)] if rule.zoneout else None
-    on_state = next(masks) if rule.state_dropout else None
+    on_state = next_mask(rule.state_dropout) if rule.state_dropout else None
     sizes, finals, index = [len(piece) for piece in pieces], [], 0
     for depth in range(layer.num_layers):
         if depth and layer.dropout:
-            pieces = [piece * mask for piece, mask in zip(pieces, torch.split(next(masks), sizes), strict=True)]
+            on_outputs = torch.split(next_mask(layer.dropout), sizes)
+            pieces = [piece * mask for piece, mask in zip(pieces, on_outputs, strict=True)]
         if rule.input_dropout:
-            pieces = [piece * mask for piece, mask in zip(pieces, next(masks), strict=True)]
+            pieces = [piece * mask for piece, mask in zip(pieces, next_mask(rule.input_dropout), strict=True)]
         sides = []
         for reverse in (False, True)[: 2 if layer.bidirectional else 1]:
             outputs = []
@@ -145,79 +153,11 @@ def test_an_episode_has_masks_of_its_own(name: str, draws: Draws) -> None:
     assert_same(ours, [torch.cat(outputs), *rows])
 
 
-# -- the masks ------------------------------------------------------------------------------------------------------
-
-WIDE = 400
-
-
-def relu_network(layers: int, recurrent: float, **options: Any) -> Any:
-    """Build layers that return their input plus ``recurrent`` times their state, if none is negative."""
-    layer: Any = rl.nn.RNN(WIDE, WIDE, layers, nonlinearity="relu", bias=False, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for name, weight in layer.named_parameters():
-            identity = torch.eye(WIDE, dtype=torch.float64)
-            if weight.shape[1] > WIDE:  # the mean of both directions
-                identity = torch.cat([identity, identity], 1) / 2
-            weight.copy_(identity * (1.0 if "_ih" in name else recurrent))
-    return layer
-
-
-def assert_drops(mask: Tensor, share: float) -> None:
-    """Assert that this share is zero, within five standard deviations, and the rest keeps the mean."""
-    kept = mask[mask != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - share)))
-    deviation = (share * (1 - share) / mask.numel()) ** 0.5
-    assert abs((mask == 0).double().mean().item() - share) < 5 * deviation
-
-
-def test_one_mask_a_sequence_on_inputs() -> None:
-    layer = relu_network(1, 0.0, bidirectional=True, input_dropout=0.3)
-    out, _ = layer(rl.Ragged([torch.ones(length, WIDE, dtype=torch.float64) for length in (4, 0, 6, 1)]))
-    assert torch.equal(out.values[:, :WIDE], out.values[:, WIDE:]), "both directions read the same input"
-    masks = out.first()[[0, 2, 3], :WIDE]
-    for sequence, mask in zip((0, 2, 3), masks, strict=True):
-        assert bool((out[sequence][:, :WIDE] == mask).all()), "the same at all steps"
-    assert_drops(masks, 0.3)
-    assert not torch.equal(masks[0], masks[1])
-    assert not torch.equal(masks[1], masks[2])
-
-
-def test_one_mask_a_sequence_on_states() -> None:
-    layer = relu_network(1, 1.0, bidirectional=True, state_dropout=0.3)
-    counts = (4, 0, 6, 1)
-    batch = rl.Ragged([torch.zeros(count, WIDE, dtype=torch.float64) for count in counts])
-    out, _ = layer(batch, torch.ones(2, 4, WIDE, dtype=torch.float64))
-    # From a state of ones and inputs of zeros, the state after t steps is the mask to the power of t.
-    forward, reverse = out.first()[[0, 2, 3], :WIDE], out.last()[[0, 2, 3], WIDE:]
-    for row, sequence in enumerate((0, 2, 3)):
-        powers = torch.arange(1, counts[sequence] + 1, dtype=torch.float64).unsqueeze(1)
-        torch.testing.assert_close(out[sequence][:, :WIDE], forward[row] ** powers)
-        torch.testing.assert_close(out[sequence][:, WIDE:], reverse[row] ** powers.flip(0))
-    assert_drops(torch.cat([forward, reverse]), 0.3)
-    assert not torch.equal(forward, reverse), "each direction has its own"
-    assert not torch.equal(forward[0], forward[1])
-
-
-def test_one_mask_a_call_on_weights() -> None:
-    layer = relu_network(1, 0.0, weight_dropout=0.3)
-    with torch.no_grad():
-        layer.weight_hh_l0.fill_(1.0)
-    batch = rl.Ragged([torch.zeros(1, WIDE, dtype=torch.float64)] * WIDE)
-    # The state of each sequence is one unit, so its first output is a column of the weights.
-    hx = torch.eye(WIDE, dtype=torch.float64).unsqueeze(0)
-    columns = layer(batch, hx)[0].values
-    assert_drops(columns, 0.3)
-    assert not torch.equal(layer(batch, hx)[0].values, columns), "another call, another mask"
-    twice = layer(rl.Ragged([torch.zeros(1, WIDE, dtype=torch.float64)] * 2), hx[:, [5, 5]])[0].values
-    assert torch.equal(twice[0], twice[1]), "all sequences read the same weights"
-    assert bool((layer.weight_hh_l0 == 1.0).all()), "the parameter itself is unchanged"
-
-
 @pytest.mark.parametrize("zoneout", [0.3, (0.0, 0.6), (0.5, 0.0)])
 def test_the_share_of_units_held(zoneout: Any) -> None:
-    layer = rl.nn.LSTM(3, WIDE, zoneout=zoneout, dtype=torch.float64)
+    layer = rl.nn.LSTM(3, 400, zoneout=zoneout, dtype=torch.float64)
     batch = a_batch([9, 1, 8])
-    hx = torch.randn(2, 1, 3, WIDE, dtype=torch.float64)
+    hx = torch.randn(2, 1, 3, 400, dtype=torch.float64)
     _, _, states = layer(batch, tuple(hx), return_states=True)
     for part, initial, share in zip(states[0], hx, parts(zoneout) * 2, strict=False):
         held = torch.cat([own.diff(dim=0, prepend=initial[:, row]) == 0 for row, own in enumerate(part)])

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import LAYERS, PAIRS, H, a_state, assert_same, build, gradients, parts, results_of
+from every_layer import LAYERS, PAIRS, D, H, a_state, assert_same, build, gradients, parts, results_of
 from own_cells import Whole
 from raglane.errors import ArgumentTypeError, ShapeError
-from raglane.nn.recurrent.resets import split
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
@@ -66,8 +65,7 @@ def fresh_state(layer: Any, batch: rl.Ragged) -> tuple[Tensor, ...]:
     """Return the layer's own initial state."""
     if layer._has_own_initial():
         return parts(layer._own_initial(batch))
-    rows = layer.num_layers * (2 if layer.bidirectional else 1)
-    return tuple(torch.zeros(rows, len(batch), size, dtype=torch.float64) for size in layer.state_sizes)
+    return tuple(torch.zeros_like(part) for part in parts(a_state(layer, len(batch))))
 
 
 def compare(layer: Any, marks: list[list[int]], with_hx: bool) -> None:
@@ -99,9 +97,10 @@ class Affine(nn.Module):
 
 
 @pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, "user-defined"])
 def test_every_layer(name: str, both: bool) -> None:
-    layer = build(name, 2, bidirectional=both)
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": both}
+    layer = build(name, **options) if name in LAYERS else rl.nn.Recurrent(Whole, D, H, **options)
     compare(layer, MARKS, with_hx=False)
     compare(layer, MARKS, with_hx=True)
 
@@ -140,24 +139,13 @@ def test_any_marks(marks: list[list[int]], with_hx: bool, both: bool, seed: int)
     compare(build("gru", 2, bidirectional=both), marks, with_hx)
 
 
-def test_a_user_defined_cell() -> None:
-    compare(rl.nn.Recurrent(Whole, 3, H, num_layers=2, bidirectional=True), MARKS, with_hx=True)
-
-
 def test_without_resets_nothing_changes() -> None:
     layer = build("lstm", 2, bidirectional=True)
-    batch = rl.Ragged(sequences_of([4, 0, 2]))
-    hx = a_state(layer, 3)
-    none = batch.map(lambda values: torch.zeros(len(values), dtype=torch.bool))
-    assert_same(results_of(layer(batch, hx, resets=none)), results_of(layer(batch, hx)), 0.0)
-
-
-def test_a_batch_of_no_sequences() -> None:
-    layer = build("gru", bidirectional=True)
-    empty = rl.Ragged.from_flat(torch.zeros(0, 3, dtype=torch.float64), lengths=[])
-    out, state = layer(empty, resets=ragged_marks([]))
-    assert out.values.shape == (0, 2 * H)
-    assert state.shape == (2, 0, H)
+    for counts in ([4, 0, 2], [0], []):
+        batch = rl.Ragged.from_flat(torch.randn(sum(counts), D, dtype=torch.float64), lengths=counts)
+        hx = a_state(layer, len(counts))
+        none = batch.map(lambda values: torch.zeros(len(values), dtype=torch.bool))
+        assert_same(results_of(layer(batch, hx, resets=none)), results_of(layer(batch, hx)), 0.0)
 
 
 # -- isolation --------------------------------------------------------------------------------------------------------
@@ -229,14 +217,11 @@ def test_every_kind_of_input(name: str, first: bool) -> None:
     single = results_of(layer(batch[2], own, resets=marks[2]))
     assert_same(single, [expected[0][5:], *(part[:, 2] for part in expected[1:])])
 
-
-@pytest.mark.parametrize("first", [False, True])
-def test_a_tensor_without_lengths(first: bool) -> None:
-    layer = build("gru", batch_first=first)
-    batch, marks = rl.Ragged(sequences_of([4, 4])), ragged_marks([[0, 1, 0, 1], [1, 0, 0, 0]])
-    expected, expected_state = layer(batch, resets=marks)
-    out, state = layer(batch.to_padded(first)[0], resets=marks.to_padded(first)[0])
-    assert_same([out, state], [expected.to_padded(first)[0], expected_state])
+    equal, equal_marks = rl.Ragged(sequences_of([4, 4])), ragged_marks([[0, 1, 0, 1], [1, 0, 0, 0]])
+    out, *state = results_of(layer(equal.to_padded(first)[0], resets=equal_marks.to_padded(first)[0]))
+    assert_same(
+        [rl.Ragged.from_padded(out, [4, 4], first).values, *state], results_of(layer(equal, resets=equal_marks))
+    )
 
 
 def test_autocast_with_states_of_two_dtypes(device: torch.device) -> None:
@@ -272,18 +257,9 @@ def test_compiled(device: torch.device) -> None:
     [
         ([True, False], ArgumentTypeError, "resets must be .*a Ragged.*, got a list"),
         (torch.zeros(2, 3, dtype=torch.bool), ArgumentTypeError, "resets must be .*a Ragged.*, got a Tensor"),
-        (
-            rl.Ragged([torch.zeros(3), torch.zeros(2)]),
-            ArgumentTypeError,
-            r"resets must be .*got values of torch.float32",
-        ),
-        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets: .* lengths \[2, 3\]; .* \[3, 2\]"),
-        (ragged_marks([[0, 0, 0]]), ShapeError, r"resets: .* lengths \[3\]"),
-        (
-            rl.Ragged([torch.zeros(3, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)]),
-            ShapeError,
-            r"resets must be .*got elements of shape \(1,\)",
-        ),
+        (rl.Ragged([torch.zeros(3), torch.zeros(2)]), ArgumentTypeError, "resets must be .*torch.float32"),
+        (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets must be .*\[3, 2\].* lengths \[2, 3\]"),
+        (ragged_marks([[0] * 3, [0] * 2]).map(lambda marks: marks.unsqueeze(1)), ShapeError, r"shape \(1,\)"),
     ],
 )
 def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -> None:
@@ -291,19 +267,9 @@ def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -
         build("gru")(rl.Ragged(sequences_of([3, 2])), resets=resets)
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (3, 3), (3, 2, 1), (3,)])
+@pytest.mark.parametrize("shape", [(3, 3), (3, 2, 1), (3,)])
 def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([3, 2])):
         with pytest.raises(ShapeError, match=r"resets must be .* \(3, 2\).*, got shape .*"):
             build("gru")(inputs, lengths=lengths, resets=torch.zeros(shape, dtype=torch.bool))
-
-
-def test_pieces() -> None:
-    batch = rl.Ragged(sequences_of([3, 0, 2, 0]))
-    pieces = split(batch, ragged_marks([[1, 0, 1], [], [0, 1], []]))
-    assert pieces.batch.lengths.tolist() == [2, 1, 0, 1, 1, 0]
-    assert pieces.first.tolist() == [0, 2, 3, 5]
-    assert pieces.last.tolist() == [1, 2, 4, 5]
-    assert pieces.is_reset_at_start.flatten().tolist() == [True, False, False, False]
-    assert pieces.batch.values is batch.values

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
 import raglane as rl
+from every_layer import has_torch_lstm_under_autocast
 from raglane.native import missing_kernels
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
@@ -261,18 +262,19 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_every_cell_of_the_table(name: str) -> None:
-    transform, cells = TRANSFORMATIONS[name], table()[name]
-    for kind, cell in zip(KINDS, cells, strict=True):
-        for backend in BACKENDS:
-            for layer in cells_of(backend, name):
-                place = (name, kind, backend, layer)
-                module, leaf = Around(build(backend, layer), kind), leaf_of(kind)
-                if works(cell, backend):
-                    found, wanted = transform(module, leaf)
-                    most = 0.1 if name == "torch.autocast" else 1e-9
-                    torch.testing.assert_close(found, wanted, rtol=0, atol=most, check_dtype=False, msg=str(place))
-                elif layer == "LSTM":
-                    with pytest.raises(Exception, match=REFUSALS[name]):
-                        transform(module, leaf)
+def test_every_cell_of_the_table(name: str, kind: str, backend: str) -> None:
+    if (name, kind, backend) == ("torch.autocast", "dense", "torch") and not has_torch_lstm_under_autocast("cpu"):
+        pytest.skip("torch has no LSTM in bfloat16 on this processor, except for a PackedSequence")
+    transform, cell = TRANSFORMATIONS[name], table()[name][KINDS.index(kind)]
+    for layer in cells_of(backend, name):
+        module, leaf = Around(build(backend, layer), kind), leaf_of(kind)
+        if works(cell, backend):
+            found, wanted = transform(module, leaf)
+            most = 0.1 if name == "torch.autocast" else 1e-9
+            torch.testing.assert_close(found, wanted, rtol=0, atol=most, check_dtype=False)
+        elif layer == "LSTM":
+            with pytest.raises(Exception, match=REFUSALS[name]):
+                transform(module, leaf)

@@ -25,11 +25,15 @@ def _roofline(**given: Any) -> Any:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: plot.padded([3, 2], labels=["abc"]), ShapeError, "labels must be one label for each.*, got 1 lists"),
+        (
+            lambda: plot.padded([3, 2], labels=["abc"]),
+            ShapeError,
+            "labels must be lists with one label for each element, .*got 1 lists",
+        ),
         (
             lambda: plot.packed([3, 2], labels=["abc", "d"]),
             ShapeError,
-            "labels must be .*it has 2.*, got 1 for sequence 1",
+            "labels must be .*here 2, got 1 for sequence 1",
         ),
         (lambda: plot.padded([1], labels=5), ArgumentTypeError, "labels must be .*got 5"),
         (lambda: plot.padded([1], labels=[5]), ArgumentTypeError, "labels must be .*got 5 for sequence 0"),
@@ -78,7 +82,7 @@ def _roofline(**given: Any) -> Any:
         (
             lambda: plot.attention(_HALVES.to(torch.int64)),
             ArgumentTypeError,
-            "weights must be floats.*, got torch.int64",
+            "weights must be of a floating-point dtype, got torch.int64",
         ),
         (
             lambda: plot.norms(rl.Ragged.from_flat(torch.ones(3, 2, 2), lengths=[3])),
@@ -91,7 +95,7 @@ def _roofline(**given: Any) -> Any:
         (
             lambda: plot.gates({"i": _HALVES, "f": _HALVES[:1]}),
             ShapeError,
-            "gate f must be .*gate i has, 2.*, got 1 sequences",
+            "gate f must be .*2 sequences, like gate i, got 1 sequences",
         ),
         (lambda: plot.norms({"h": _HALVES}, axes=Figure().subplots(2)), ShapeError, "axes must be 1.*, got 2 axes"),
     ],

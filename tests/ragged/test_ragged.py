@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import raglane as rl
 from batches import same
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentTypeError, ShapeError
 from strategies import lengths, sequences_of
 
 FEATURES = [(), (3,), (2, 3), (0,)]
@@ -43,12 +43,17 @@ def test_holds_the_sequences(
     assert batch.to_list() == [] if not lengths else same(batch, batch.to_list())
 
 
+@pytest.mark.parametrize("array", [np.arange(3)[::-1], np.arange(3).astype(">i4"), np.arange(6)[::2]])
+def test_any_numpy_array(array: Any) -> None:
+    assert rl.Ragged([array]).values.tolist() == array.tolist()
+    assert rl.Ragged.from_flat(array, lengths=[1, 2]).values.tolist() == array.tolist()
+
+
 def test_python_and_numpy_sequences() -> None:
-    assert rl.Ragged([[1, 2], [], [3]]).values.tolist() == [1, 2, 3]
-    assert rl.Ragged([[1, 2], [], [3]]).values.dtype is torch.int64
+    batch = rl.Ragged([[1, 2], [], [3]])
+    assert (batch.values.tolist(), batch.dtype) == ([1, 2, 3], torch.int64)
     arrays = [np.ones((2, 3), np.float32), np.zeros((0, 3), np.float32)]
-    assert rl.Ragged(arrays).values.shape == (2, 3)
-    assert rl.Ragged(iter([torch.ones(2)])).lengths.tolist() == [2]
+    assert rl.Ragged(iter(arrays)).values.shape == (2, 3)
 
 
 def test_indexing_one_sequence_is_a_view() -> None:
@@ -84,22 +89,15 @@ def test_selecting(lengths: list[int], data: st.DataObject) -> None:
     ("index", "error", "says"),
     [
         (5, IndexError, "2 sequences"),
-        (-3, IndexError, "2 sequences"),
         ((0, 1), ArgumentTypeError, "r.map"),
-        (None, ArgumentTypeError, "an integer"),
-        (1.0, ArgumentTypeError, "an integer"),
         (torch.tensor([0.5]), ArgumentTypeError, "integers or bools"),
         (torch.tensor([True]), ShapeError, "each of the 2"),
-        (torch.tensor([[0]]), ShapeError, "one-dimensional"),
         (torch.tensor([2]), ShapeError, "from -2 to 1"),
     ],
 )
 def test_bad_indices(index: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         rl.Ragged([[1], [2, 3]])[index]
-
-
-# -- conversions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -145,10 +143,8 @@ def test_from_padded_with_a_mask(lengths: list[int], side: str, device: torch.de
     assert same(turned, sequences)
 
 
-@given(lengths=lengths())
+@given(lengths=lengths().filter(len))
 def test_nested_there_and_back(lengths: list[int], device: torch.device) -> None:
-    if not lengths:
-        return
     sequences = sequences_of(lengths, device=device)
     batch = rl.Ragged(sequences)
     nested = batch.to_nested()
@@ -170,25 +166,21 @@ def test_nested_strided_and_with_holes() -> None:
 
 def test_nested_passes_gradients() -> None:
     values = torch.randn(5, 2, requires_grad=True)
-    rl.Ragged.from_nested(rl.Ragged.from_flat(values, lengths=[2, 3]).to_nested()).values.square().sum().backward()
-    assert values.grad is not None
-    torch.testing.assert_close(values.grad, 2 * values)
+    again = rl.Ragged.from_nested(rl.Ragged.from_flat(values, lengths=[2, 3]).to_nested()).values
+    (gradient,) = torch.autograd.grad(again.square().sum(), values)
+    torch.testing.assert_close(gradient, 2 * values)
 
 
-@given(lengths=lengths())
+@given(lengths=lengths().filter(len))
 @pytest.mark.parametrize("features", [(), (2,)])
 def test_packed_there_and_back(lengths: list[int], features: tuple[int, ...], device: torch.device) -> None:
     sequences = sequences_of(lengths, features, device=device)
-    if not sequences:
-        return
     packed = rl.Ragged(sequences).to_packed()
     assert same(rl.Ragged.from_packed(packed), sequences)
     if min(lengths) > 0:
         torchs = torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
         assert torch.equal(packed.batch_sizes, torchs.batch_sizes)
         assert same(rl.Ragged.from_packed(torchs), sequences)
-        ordered = sorted(sequences, key=len, reverse=True)
-        assert same(rl.Ragged.from_packed(torch.nn.utils.rnn.pack_sequence(ordered)), ordered)
 
 
 def test_numpy_shares_memory() -> None:
@@ -200,9 +192,6 @@ def test_numpy_shares_memory() -> None:
     assert offsets.tolist() == [0, 2, 6]
 
 
-# -- from_flat and its mistakes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
@@ -211,12 +200,8 @@ def test_numpy_shares_memory() -> None:
         ({"lengths": [2, 2]}, ShapeError, "lengths must be .*6 elements.*, got a sum of 4"),
         ({"lengths": [2, -2, 6]}, ShapeError, "-2 at index 1"),
         ({"lengths": [2.0, 4.0]}, ArgumentTypeError, "integers"),
-        ({"lengths": [True]}, ArgumentTypeError, "integers"),
-        ({"lengths": [[6]]}, ShapeError, "one-dimensional"),
         ({"offsets": [1, 6]}, ShapeError, "start with 0"),
-        ({"offsets": [0, 5]}, ShapeError, "6 elements"),
         ({"offsets": [0, 4, 2, 6]}, ShapeError, "-2 at index 1"),
-        ({"offsets": []}, ShapeError, "start with 0"),
     ],
 )
 def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], says: str) -> None:
@@ -228,12 +213,9 @@ def test_from_flat_refuses(arguments: dict[str, Any], error: type[Exception], sa
     ("sequences", "error", "says"),
     [
         (torch.ones(2, 3), ArgumentTypeError, "from_padded"),
-        ("text", ArgumentTypeError, "a list"),
-        (3, ArgumentTypeError, "a list"),
         ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, r"sequences\[1\].*\(L, 3\)"),
         ([torch.ones(2), torch.ones(2).int()], ShapeError, r"sequences\[1\].*int32"),
         ([torch.ones(()), torch.ones(2)], ShapeError, "a number"),
-        ([1.0, 2.0], ShapeError, "a number"),
     ],
 )
 def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) -> None:
@@ -247,21 +229,12 @@ def test_constructor_refuses(sequences: Any, error: type[Exception], says: str) 
         (torch.ones(2, 3), {}, ArgumentTypeError, "neither"),
         (torch.ones(2, 3), {"lengths": [1, 2, 3]}, ShapeError, "3 lengths.*batch_first=False"),
         (torch.ones(2, 3), {"lengths": [1, 4]}, ShapeError, "3 steps.*length of 4"),
-        (torch.ones(2, 3), {"lengths": [1, -1]}, ShapeError, "length of -1"),
         (torch.ones(2), {"lengths": [1, 1]}, ShapeError, "dimension of sequences and one of steps"),
         ([[1, 2]], {"lengths": [2]}, ArgumentTypeError, "one padded tensor"),
         (torch.ones(2, 3), {"lengths": [1, 1], "padding_side": "up"}, ShapeError, "left"),
-        (torch.ones(2, 3), {"mask": torch.ones(2, 3)}, ArgumentTypeError, "bool"),
         (torch.ones(2, 3), {"mask": torch.ones(3, 2).bool()}, ShapeError, "first two dimensions"),
     ],
 )
 def test_from_padded_refuses(padded: Any, arguments: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         rl.Ragged.from_padded(padded, **arguments)
-
-
-def test_to_padded_refuses_a_short_total_length() -> None:
-    with pytest.raises(
-        ArgumentError, match=r"total_length must be at least the longest length, 2, got 1\. .*truncate\(1\)"
-    ):
-        rl.Ragged([[1, 2]]).to_padded(total_length=1)

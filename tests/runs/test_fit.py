@@ -174,7 +174,7 @@ def test_a_bar_is_for_those_who_look(monkeypatch: pytest.MonkeyPatch, capsys: py
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"hiden": 3}, ArgumentTypeError, "'hiden'.*pass hidden_size"),
+        ({"hiden": 3}, ArgumentTypeError, r"'hiden'.*Pass hidden_size"),
         ({"layer": "gru"}, ArgumentTypeError, "'layer'"),
         ({"hidden_size": "8"}, ArgumentTypeError, "hidden_size must be a whole number.*, got '8'"),
         ({"hidden_size": True}, ArgumentTypeError, "hidden_size must be .*got True"),

@@ -74,7 +74,7 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     capsys.readouterr()
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
-    fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
+    fails(["tune", str(other), *command[2:]], capsys, "--out must be a new folder", "a study of other data")
     fails([*command, "--hidden-size", "5"], capsys, "--hidden-size must be ... got 5", "was started with 4")
     fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
     fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")
@@ -94,7 +94,7 @@ def test_what_is_searched() -> None:
     assert "batch_size" not in default_space(Settings(batch_elements=100), ["lr"])
     assert "lr" not in default_space(Settings(), ["lr"])
     for table, piece in (
-        ({"hiden-size": [1]}, "write hidden-size"),
+        ({"hiden-size": [1]}, "Write hidden-size"),
         ({"seed": [1, 2]}, "options that can be searched"),
         ({"hidden_size": 8}, "a list of values, or {low, high}"),
         ({"hidden_size": []}, "a list of values"),
@@ -128,10 +128,17 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         (lost / "trials" / "0000" / "run.json").write_text("{}")
     (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
-    fails(["tune", data, "--out", str(full), *_FIXED], capsys, "--out: got", "which contains other files")
-    fails(["tune", data, "--out", str(broken), *_FIXED], capsys, "study.db: got", "a complete study that Raglane wrote")
-    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db: got", "but a folder trials")
-    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db: got", "no study in it")
+    fails(
+        ["tune", data, "--out", str(full), *_FIXED], capsys, "--out must be a new folder", "which contains other files"
+    )
+    fails(
+        ["tune", data, "--out", str(broken), *_FIXED],
+        capsys,
+        "study.db must be ",
+        "a complete study that Raglane wrote",
+    )
+    fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db must be ", "but a folder trials")
+    fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db must be ", "no study in it")
     for more, piece in (
         (["--trials", "0"], "--trials must be ... got 0"),
         (["--minutes", "-1"], "--minutes must be ... got -1"),

@@ -351,7 +351,7 @@ def test_numbers_that_a_dtype_cannot_hold() -> None:
             lambda fill: whole.shift(1, fill),
             lambda fill: whole.to_padded(True, fill),
         ):
-            with pytest.raises(ArgumentTypeError, match=r"the rule: a value of torch\.int8"):
+            with pytest.raises(ArgumentTypeError, match=r"must be a value of torch\.int8, got"):
                 function(wrong)
     with pytest.raises(ArgumentTypeError, match=r"empty must be a value of torch\.bool.*, got 2"):
         yes.last(2)
@@ -379,13 +379,11 @@ def test_an_index_chooses_among_the_sequences() -> None:
         for right in ([2, -3], np.array([2, 0]), torch.tensor([-1, 0], dtype=torch.int8), [True, False, True]):
             assert sorted(choose(right).lengths.tolist()) == [1, 2]
         for wrong in ([3], [-4], torch.tensor([9]), np.array([2**64 - 1], np.uint64), np.array([2**63], np.uint64)):
-            with pytest.raises(
-                IndexError, match=r"index must be .*from -3 to 2, since there are 3 sequences.*, got "
-            ) as caught:
+            with pytest.raises(IndexError, match="index must be from -3 to 2, for 3 sequences, got ") as caught:
                 choose(wrong)
             assert isinstance(caught.value, ShapeError)
         for kind in ([1.5], [math.nan], ["a"], [None], np.array([1.5]), torch.tensor([0.0])):
-            with pytest.raises(ArgumentTypeError, match=r"index must be .*integer or bool.*, got "):
+            with pytest.raises(ArgumentTypeError, match=r"index must be integers or bools, got "):
                 choose(kind)
         for shape in ([[0]], [True], np.array([True, False]), torch.tensor(0)):
             with pytest.raises(ShapeError, match="one dimension, and for a mask one entry for each of the 3"):
@@ -443,10 +441,12 @@ def test_a_pack_whose_order_was_changed_is_not_padded() -> None:
     for wrong in ([0, 0], [1, 2], [-1, 0]):
         packed.sorted_indices.copy_(torch.tensor(wrong))
         for function in (rl.packing.pad_packed_sequence, rl.packing.unpack_sequence, Ragged.from_packed):
-            with pytest.raises(ShapeError, match="each of 0 to 1 once"):
+            with pytest.raises(ShapeError, match="a permutation of 0 to 1"):
                 function(packed)
 
 
 def test_batches_of_another_dtype_are_not_joined() -> None:
-    with pytest.raises(ShapeError, match=r"others must be as here: torch\.float32 on cpu.*, got torch\.int64 on cpu"):
+    with pytest.raises(
+        ShapeError, match=r"others must be torch\.float32 on cpu, like this batch, got torch\.int64 on cpu"
+    ):
         batch_of().concat(Ragged.from_flat(torch.tensor([1, 2, 3]), lengths=LENGTHS))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import raglane as rl
 from cell_requests import possible
@@ -188,6 +188,31 @@ def assert_same_for_every_input(layer: Any, hx: Any = None) -> None:
     out, state = layer(equal, hx)
     dense = results_of(layer(equal.to_padded(first)[0], hx))
     assert_same(dense, [out.to_padded(first)[0], *parts(state)], what="dense")
+
+
+def assert_nan_stays_in_its_sequence(layer: Any) -> None:
+    """Assert that a sequence of NaN changes neither values nor gradients of the sequences before and after it."""
+    clean = [torch.randn(length, D, dtype=torch.float64) for length in (3, 2, 4)]
+    seen = []
+    for middle in (clean[1], torch.full_like(clean[1], torch.nan)):
+        values = torch.cat([clean[0], middle, clean[2]]).requires_grad_()
+        torch.manual_seed(1)
+        out, state = layer(rl.Ragged.from_flat(values, lengths=[3, 2, 4]))
+        kept = [out[0], out[2], *(part[:, [0, 2]] for part in parts(state))]
+        (grad,) = gradients(kept, [values])
+        seen.append([*kept, grad[:3], grad[5:]])
+    assert all(bool(part.isfinite().all()) for part in seen[1])
+    assert_same(seen[1], seen[0])
+
+
+def has_torch_lstm_under_autocast(kind: str) -> bool:
+    """Return True if torch runs a padded LSTM under autocast: oneDNN does not on every processor."""
+    try:
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            nn.LSTM(1, 1, device=kind)(torch.zeros(1, 1, 1, device=kind))
+    except RuntimeError:
+        return False
+    return True
 
 
 def truth_of(kind: Kind, layer: Any, batch: rl.Ragged, hx: Any, clip: float | None = None) -> Result:

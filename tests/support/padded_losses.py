@@ -114,6 +114,11 @@ CASES: dict[str, Case] = {
     "l1_loss": Case(losses.l1_loss, draw_numbers(3), evenly(lambda x, y: (x - y).abs())),
     "huber_loss": Case(lambda x, y, **k: losses.huber_loss(x, y, 0.7, **k), draw_numbers(3), evenly(huber)),
     "binary_cross_entropy": Case(losses.binary_cross_entropy_with_logits, draw_labels, evenly(binary)),
+    "binary_cross_entropy, one weight": Case(
+        lambda x, y, **k: losses.binary_cross_entropy_with_logits(x, y, POSITIVE[1].to(x.device), **k),
+        draw_labels,
+        evenly(lambda x, y: binary(x, y, POSITIVE[1].to(x))),
+    ),
     "binary_cross_entropy, weighted": Case(
         lambda x, y, **k: losses.binary_cross_entropy_with_logits(x, y, POSITIVE.to(x.device), **k),
         draw_labels,

@@ -175,9 +175,9 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     total = len(records.values)
     train(Settings("regress", epochs=1, hidden_size=2, threads=1), one, None, tmp_path)
     saved = load_model(tmp_path)
-    with pytest.raises(DataError, match=r"no numbers to learn.*numbers per sequence"):
+    with pytest.raises(DataError, match=r"numbers per sequence.*no numbers to learn"):
         evaluate(saved, records)
-    with pytest.raises(DataError, match=r"2 targets.*trained on 1: 'y'"):
+    with pytest.raises(DataError, match=r"the 1 of training: 'y', got 2 numbers"):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
     with pytest.raises(DataError, match=r"targets per element.*one per sequence"):
         evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))

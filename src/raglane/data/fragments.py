@@ -92,7 +92,7 @@ class Layout:
         ):
             if here != before:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
-                rule = "one schema for all files and rows"
+                rule = "data with one schema for all files and rows"
                 fix = "convert the other data separately, or change its schema"
                 raise DataError(message(f"{records.source}", got, rule, fix))
 
@@ -139,7 +139,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
     if kinds and before and not set(kinds) & set(before):
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
-        rule = "labels of one kind in all files"
+        rule = "data with labels of one kind in all files"
         raise DataError(message(source, got, rule, "write them in one way, or read the files separately"))
 
 
@@ -225,11 +225,7 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
         labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
     ids = batch.column(names["id"]) if "id" in names else None
     targets = None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
-    columns = [(batch.column(name), per_sequence, is_numbers) for name, per_sequence, is_numbers in layout.features]
-    features = tuple(
-        _feature_in(column if per_sequence else column.values, is_numbers)
-        for column, per_sequence, is_numbers in columns
-    )
+    features = tuple(_feature_in(batch.column(name), *kind) for name, *kind in layout.features)
     offsets, values = sequences.offsets.to_numpy(), values_in(sequences, layout)
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
@@ -263,7 +259,8 @@ def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[
     return found
 
 
-def _feature_in(column: Any, is_numbers: bool) -> Rows:
+def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
+    column = column if per_sequence else column.values
     if is_numbers:
         numbers: Rows = column.to_numpy(zero_copy_only=False).__getitem__
         return numbers

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_flag, check_kind
+from raglane._utils.checks import as_tensor, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.encoders import (
     END,
@@ -32,7 +32,6 @@ from raglane.data.encoders import (
     places_of,
     read_config,
 )
-from raglane.data.epochs import check_least
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent
@@ -108,7 +107,7 @@ class Preprocessor:
         for name, names in (("mean", "channels"), ("std", "channels"), *_SCALES_OF_TARGETS):
             scale, count = getattr(self, name), len(getattr(self, names))
             if scale is not None and len(scale) != count:
-                got, rule = f"{len(scale)} numbers", f"one per name in {names}, and there are {count}"
+                got, rule = f"{len(scale)} numbers", f"one number for each of the {count} names in {names}"
                 raise ArgumentError(message(name, got, rule, "pass one each"))
             check_scale(name, scale or ())
 
@@ -142,15 +141,15 @@ class Preprocessor:
         check_task(task)
         check_kind("data", data, (Sequences, Statistics), "a Dataset or Statistics", "read it with rl.data.read")
         check_flag("standardize", standardize)
-        check_least("minimum_count", minimum_count, 0)
+        minimum_count = check_whole("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
-            check_least("max_vocabulary", max_vocabulary, 2)
+            max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
         known, split, source = data, None, "data"
         if not isinstance(known, Statistics):
             split, source, known = known.columns.split, str(known.source), known.statistics_for(task)
         if known.elements == 0:
             got = f"{known.sequences} sequences without an element"
-            raise DataError(message(source, got, "at least one element to train on", "check the data"))
+            raise DataError(message(source, got, "data with at least one element to train on", "check the data"))
         learned = fit_targets(known, task, source)
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} with the tokens"
@@ -171,7 +170,7 @@ class Preprocessor:
                 data.refuse_missing()
             got = f"{known.channels[absent].missing:,} features of the channel {quote(absent)} that are NaN or infinite"
             fix = f"correct the data, or {how_to_fill()}"
-            raise DataError(message("data", got, "finite numbers", fix))
+            raise DataError(message("data", got, "data with finite numbers", fix))
         mean = tuple(channel.mean for channel in known.channels.values()) if standardize else None
         std = tuple(channel.deviation for channel in known.channels.values()) if standardize else None
         return cls(task, tuple(known.channels), mean, std, missing=missing, **learned)
@@ -306,7 +305,7 @@ class Preprocessor:
             row, step = place_of(found.offsets, row)
         source, sequence = found.where(row)
         got = f"the label {quote(word(row, step))} in {sequence}" + ("" if step is None else f", step {step}")
-        known = f"one of the labels of training, {quote_all(self.labels or ())}"
+        known = f"data with the labels of training, {quote_all(self.labels or ())}"
         raise DataError(message(source, got, known, "train on data that has this label, or correct it"))
 
     def _fitting(self, found: Gathered) -> Targets:
@@ -315,11 +314,11 @@ class Preprocessor:
         if targets is None or targets.is_numbers != (TASKS[self.task].label == "numbers"):
             raise nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
-            got, rule = "targets per element", "one target per sequence, as in training"
+            got, rule = "targets per element", "data with one target per sequence, as in training"
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if len(targets.names) != len(self.target_names):
             got = f"{len(targets.names)} numbers to learn"
-            rule = f"{len(self.target_names)} as in training: {quote_all(self.target_names)}"
+            rule = f"data with the {len(self.target_names)} of training: {quote_all(self.target_names)}"
             raise DataError(message(found.source, got, rule, "pass data of the same form"))
         if self.per_element and not targets.per_element:
             # A reader returns one target per sequence if no sequence has two different ones.

@@ -27,6 +27,7 @@ from raglane.data.formats.arrow import Reader, is_list, read_labels
 from raglane.data.formats.arrow import is_text as holds_text
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, as_float32, offsets_of
+from raglane.data.stores import arrow_errors, table_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
@@ -140,11 +141,11 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
     needs_labels = asked.need_labels or labels is not None
     records = replace(records, columns=replace(records.columns, task=asked.task, need_labels=needs_labels))
     if len(records) == 0:
-        raise DataError(message("data", "no sequences", "at least one", "pass some"))
+        raise DataError(message("data", "no sequences", "at least one sequence", "pass some"))
     if labels is not None:
         return _with_labels(records, labels, columns.task)
     if columns.wants_labels and not records.has_targets:
-        rule = f"the task {columns.task} needs them: one entry per sequence"
+        rule = f"a list with one entry per sequence, for the task {columns.task}"
         raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
     return records
 
@@ -203,7 +204,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
         got = f"an array of {numbers.dtype}"
     except (TypeError, ValueError):
         got = f"a {type(values).__name__} that is not an array of numbers"
-    rule = "a sequence is an array (L,) or (L, C) of real numbers, or a list of them"
+    rule = "an array (L,) or (L, C) of real numbers, or a list of them"
     raise ArgumentTypeError(message(name, got, rule, "convert it, or pass only texts for tokens"))
 
 
@@ -292,22 +293,12 @@ def _table(data: Any) -> Any:
             if column.dtype == object
         }
         data = data.assign(**lists) if lists else data
-        return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
-    if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
-        return _converted(lambda _: data.with_format("arrow")[:])
-    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
-        return _converted(lambda arrow: arrow.table(data))
+        with arrow_errors("data") as arrow:
+            return arrow.Table.from_pandas(data, preserve_index=False)
+    has_stream = hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names"))
+    if has_stream or (hasattr(data, "with_format") and hasattr(data, "column_names")):
+        return table_from(data, "data")
     return None
-
-
-def _converted(make: Any) -> Any:
-    arrow = require("pyarrow", "data")
-    try:
-        return make(arrow)
-    except (arrow.ArrowException, TypeError, OverflowError) as error:
-        got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
-        rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
-        raise DataError(message("data", got, rule, "convert the column, or leave it out")) from error
 
 
 def _of_table(table: Any, columns: Columns) -> Records:
@@ -367,6 +358,6 @@ def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
     """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:
-        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "one length for all channels of a sequence"
+        got, rule = f"channels of {', '.join(map(str, lengths))} steps", "a sequence whose channels have one length"
         raise ShapeError(message(f"data, row {place}", got, rule, "cut them to one length, or fill with NaN"))
     return np.stack(row, axis=1)

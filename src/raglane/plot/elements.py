@@ -166,7 +166,7 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
     norm = PowerNorm(gamma, 0, most)
     first_name, first = next(iter(parts.items()))
     for name, part in parts.items():
-        part._needs_lengths_of(name, first, f"{first_name} has")
+        part._needs_lengths_of(name, first, first_name)
     sample = Sample.read(first, labels)
     tables = {name: _table(part, sample) for name, part in parts.items()}
     texts = sample.labels

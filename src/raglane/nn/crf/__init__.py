@@ -196,7 +196,7 @@ class CRF(torch.nn.Module):
             fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
             raise ShapeError(message("tags", f"elements of shape {tuple(path.shape[1:])}", rule, fix))
         check_device("tags", path, emissions.device)
-        tags._needs_lengths_of("tags", emissions, "the emissions have")
+        tags._needs_lengths_of("tags", emissions, "the emissions")
         if not torch.compiler.is_compiling() and path.is_cpu and path.shape[0]:
             lowest, highest = map(int, path.aminmax())
             if lowest < 0 or highest >= self.num_tags:

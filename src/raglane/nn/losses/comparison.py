@@ -70,7 +70,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
     if weights is None:
         return None, None, None
     if isinstance(weights, Ragged):
-        weights._needs_lengths_of("weights", batch, "the predictions have")
+        weights._needs_lengths_of("weights", batch, "the predictions")
         values = weights.values
         if values.dim() != 1:
             rule = "a Ragged of one number per element"
@@ -127,7 +127,7 @@ def check_predictions(name: str, batch: Any) -> None:
 def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
     """Return one row per element: a Ragged's values, or a tensor's rows repeated for all elements of a sequence."""
     if isinstance(target, Ragged):
-        target._needs_lengths_of(name, batch, "the predictions have")
+        target._needs_lengths_of(name, batch, "the predictions")
         return check_tensor(name, target.values, batch, "pass real numbers")
     check_tensor(name, target, batch, "pass a Ragged with one per element, or a tensor with one per sequence")
     if target.dim() == 0 or target.shape[0] != len(batch):
