@@ -50,7 +50,7 @@ def test_costs_are_those_of_the_product_with_a_column(lengths: list[int]) -> Non
     [
         (4, 0, 2),
         np.array([4, 0, 2], dtype=np.uint8),
-        *(torch.tensor([4, 0, 2]).to(dtype) for dtype in (torch.uint8, torch.int16, torch.int64, torch.uint32)),
+        *(torch.tensor([4, 0, 2]).to(dtype) for dtype in (torch.uint8, torch.int64, torch.uint32)),
         SimpleNamespace(lengths=np.array([4, 0, 2])),
         [torch.tensor(4), torch.tensor(0), torch.tensor(2)],
         rl.Ragged.from_flat(torch.zeros(6, 3), lengths=[4, 0, 2]),
@@ -71,9 +71,7 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
     [
         ([3, -1, 2], ArgumentError, "lengths must be at least 0, got -1 at index 1"),
         ([3.0, 1.0], ArgumentTypeError, r"lengths must be integers.*, got torch\.float32"),
-        (torch.tensor([True]), ArgumentTypeError, r"lengths must be .*got torch\.bool"),
         ([[3, 1], [2, 2]], ShapeError, r"lengths must be .*got shape \(2, 2\)"),
-        (torch.tensor(3), ShapeError, r"lengths must be .*got shape \(\)"),
         (5, ShapeError, r"lengths must be .*got shape \(\)"),
         ("3, 1", ArgumentTypeError, "lengths must be .*got a str that is not an array of numbers"),
         (None, ArgumentTypeError, "lengths must be .*got a NoneType"),

@@ -34,11 +34,12 @@ def test_placed_and_taken_back(
     expected[index] = values
     assert placed.dtype is dtype
     assert torch.equal(placed, expected)
+    assert torch.equal(place_joined_rows(values.tensor_split(4), index, 2 * count + 3, fill), expected)
     assert torch.equal(take_rows(placed, index), values)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn])
-def test_numbers_of_which_torch_moves_no_rows(dtype: torch.dtype) -> None:
+def test_dtypes_whose_rows_torch_cannot_move(dtype: torch.dtype) -> None:
     values, index = torch.arange(3 * 9).view(3, 9).to(dtype), torch.tensor([4, 0, 2])
     expected = torch.full((5, 9), 2.0).index_copy(0, index, values.float())
     for placed in (place_rows(values, index, 5, 2.0), place_joined_rows((values[:1], values[1:]), index, 5, 2.0)):
@@ -60,16 +61,6 @@ def test_gradients_are_those_of_advanced_indexing(count: int, features: tuple[in
     assert placed.equal(place_rows(grad, index, 2 * count + 3, 7.0))
     (ours,) = torch.autograd.grad(placed, small, values.detach())
     assert torch.equal(ours, values.detach()[index])
-
-
-@pytest.mark.parametrize(("count", "features"), SIZES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_joined(count: int, features: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    values = numbers(count, features, dtype, device)
-    index = torch.randperm(2 * count + 3, device=device)[:count]
-    parts = values.tensor_split(4)
-    placed = place_joined_rows(parts, index, 2 * count + 3, 1.0)
-    assert torch.equal(placed, place_rows(values, index, 2 * count + 3, 1.0))
 
 
 @pytest.mark.parametrize("few", [0, 10**6])

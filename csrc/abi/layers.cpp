@@ -112,7 +112,7 @@ void check_pointers(const raglane_layer& l, bool backward) {
   if (l.elements == 0) return;
   if (!backward || skips_all(l)) present("values", l.values);
   if (!backward && cell.has_c && l.gates && !l.c_states)
-    fail("c_states: got none beside gates; the rule: backward needs both");
+    fail("c_states: got none with gates; the rule: backward needs both");
   if (!backward) return;
   if (cell.has_c) present("c_states", l.c_states);
   if (!cell.is_elementwise || !cell.has_c) present("output", l.output);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from naive_cells import naive_step
 from raglane import cells
 from raglane.cells import CELLS
 from raglane.cells.elementwise import ElementwiseWeights
-from raglane.data.missing import fill_missing
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 
 C, D, H, R, U = 2, 3, 4, 4, 5
@@ -58,19 +56,6 @@ def test_minlstm_with_extreme_gates(f: float, i: float, keep: float, dtype: torc
     assert by_gates[0, :2].tolist() == pytest.approx(wanted, abs=64 * eps)
 
 
-@pytest.mark.parametrize("level", [-18.0, -22.0, -30.0, -36.0, -80.0])
-def test_minlstm_is_exact_where_gates_are_almost_shut(level: float, device: torch.device) -> None:
-    """The formula as it stands still works in float64 here, because quotients of small numbers are exact."""
-    cell = CELLS["minlstm"]
-    prepared = torch.tensor([[level, level - 0.7, 1.3]], dtype=torch.float64, device=device)
-    before = torch.tensor([[-0.4]], dtype=torch.float64, device=device)
-    f, i = torch.exp(prepared[0, 0]), torch.exp(prepared[0, 1])
-    f, i = f / (1 + f), i / (1 + i)
-    wanted = (f * -0.4 + i * 1.3) / (f + i)
-    output, _ = cell.step(ElementwiseWeights(prepared), prepared, (before,))
-    assert output.item() == pytest.approx(wanted.item(), abs=1e-14)
-
-
 # -- sLSTM -------------------------------------------------------------------------------------------------------------
 
 
@@ -108,14 +93,6 @@ def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
     gradient = torch.autograd.grad(first.sum() + second.sum(), prepared)[0]
     assert all(bool(part.isfinite().all()) for part in (second, gradient, *state))
     assert state[2].item() >= 1
-
-
-def test_heads_divide_the_units() -> None:
-    with pytest.raises(ArgumentError, match=r"heads must be a divisor of the number of units, 6.*, got 4"):
-        rl.nn.SLSTM(3, 6, heads=4)
-    with pytest.raises(ArgumentError, match=r"heads must be .*got 0"):
-        rl.nn.SLSTM(3, 6, heads=0)
-    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"
 
 
 def test_forget_gates_begin_open_by_different_amounts() -> None:
@@ -159,13 +136,6 @@ def test_observations_are_the_papers(is_even: bool) -> None:
     assert torch.equal(made.offsets, batch.offsets)
 
 
-def test_elapsed_begins_with_the_first_sequence_too() -> None:
-    values = np.array([[1.0], [NAN], [NAN], [2.0], [NAN]], dtype=np.float32)
-    blocks = fill_missing(values, np.array([0, 0, 3, 5]), "elapsed", np.array([7.0, 1.0, 2.0, 9.0, 0.5]))
-    assert blocks.tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 3], [2, 0, 0], [2, 1, 0.5]]
-    assert fill_missing(np.zeros((0, 2), np.float32), np.array([0]), "elapsed").shape == (0, 6)
-
-
 def test_a_state_and_a_value_are_trusted_less_with_time() -> None:
     """The decays alone: weights that let the value and the state through as they are."""
     layer: Any = rl.nn.GRUD(3, 1, bias=False, dtype=torch.float64)
@@ -206,22 +176,6 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
     out.values.square().sum().backward()
     assert bool(layer.weight_dx_l0.grad.ne(0).all())
     assert bool(layer.weight_dh_l0.grad.ne(0).all())
-
-
-def test_grud_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match=r"input_size must be a multiple of 3.*, got 4"):
-        rl.nn.GRUD(4, H)
-    batch = rl.Ragged([torch.zeros(3, C)])
-    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.float32 values of shape"):
-        rl.data.observations(rl.Ragged([torch.zeros(3)]))
-    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.int64 values"):
-        rl.data.observations(rl.Ragged([torch.zeros(3, C, dtype=torch.int64)]))
-    with pytest.raises(ShapeError, match="gaps"):
-        rl.data.observations(batch, rl.Ragged([torch.zeros(2)]))
-    with pytest.raises(ShapeError, match="gaps"):
-        rl.data.observations(batch, rl.Ragged([torch.zeros(3, 1)]))
-    with pytest.raises(ArgumentTypeError, match="batch must be a Ragged, got"):
-        rl.data.observations(torch.zeros(3, C))  # type: ignore[arg-type]
 
 
 # -- CfC ---------------------------------------------------------------------------------------------------------------
@@ -268,14 +222,32 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
     torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-13, atol=1e-13)
 
 
-def test_cfc_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match=r"gap_column must be one of the input's 3 columns.*, got 3"):
-        rl.nn.CfC(D, H, gap_column=3)
-    with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
-        rl.nn.CfC(1, H, gap_column=0)
-    with pytest.raises(ArgumentError, match="gap_column"):
-        rl.nn.CfC(D, H, gap_column=-1)
-    with pytest.raises(ArgumentError, match=r"backbone_units must be .*got 0"):
-        rl.nn.CfC(D, H, backbone_units=0)
-    assert CELLS["cfc"].above() is CELLS["cfc"]
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+BATCH = rl.Ragged([torch.zeros(3, C)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rl.nn.SLSTM(3, 6, heads=4), "heads must be a divisor of the number of units, 6.*, got 4"),
+        (lambda: rl.nn.SLSTM(3, 6, heads=0), "heads must be .*got 0"),
+        (lambda: rl.nn.GRUD(4, H), "input_size must be a multiple of 3.*, got 4"),
+        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])), r"batch must be .*torch\.float32 values of shape"),
+        (lambda: rl.data.observations(rl.Ragged([torch.zeros(3, C).long()])), r"batch must be .*torch\.int64 values"),
+        (lambda: rl.data.observations(BATCH, rl.Ragged([torch.zeros(2)])), "gaps"),
+        (lambda: rl.data.observations(torch.zeros(3, C)), "batch must be "),  # type: ignore[arg-type]
+        (lambda: rl.nn.CfC(D, H, gap_column=3), "gap_column must be one of the input's 3 columns.*, got 3"),
+        (lambda: rl.nn.CfC(1, H, gap_column=0), "gap_column must be .*got 0"),
+        (lambda: rl.nn.CfC(D, H, gap_column=-1), "gap_column"),
+        (lambda: rl.nn.CfC(D, H, backbone_units=0), "backbone_units must be .*got 0"),
+    ],
+)
+def test_wrong_sizes(make: Any, words: str) -> None:
+    with pytest.raises((ArgumentError, ShapeError, ArgumentTypeError), match=words):
+        make()
+
+
+def test_options_are_in_the_repr() -> None:
     assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"
+    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"

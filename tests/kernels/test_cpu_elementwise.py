@@ -25,7 +25,6 @@ from cpu_networks import (
     truth,
     with_gradients,
 )
-from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
 
@@ -34,9 +33,6 @@ SIZES = [(3, 1, 0), (5, 5, 0), (5, 17, 0), (17, 17, 0), (4, 33, 0), (7, 100, 0),
 
 every_cell = pytest.mark.parametrize("cell", ELEMENTWISE_CELLS)
 every_isa = pytest.mark.parametrize("isa", LIBRARY.isas)
-
-
-# ---- values and gradients ---------------------------------------------------------------------------------------
 
 
 @every_cell
@@ -77,17 +73,6 @@ def test_tensors_with_gaps() -> None:
     apart = network.map(lambda t: torch.stack([t, t], -1)[..., 0])
     assert not apart.values.is_contiguous()
     assert_same_bits(with_gradients(apart, BACKEND), with_gradients(network, BACKEND))
-
-
-def test_bad_arguments_are_exceptions() -> None:
-    network = make("mingru", [3, 2])
-    request = replace(network.request(), offsets=torch.tensor([0, 4, 3]))
-    with pytest.raises(ArgumentError, match=r"offsets\[2\] must be .*got 3 after 4"):
-        BACKEND.run(request, "lanes")
-    weights = make("sru", [3, 2]).weights[0]._replace(skip=None)
-    request = replace(make("sru", [3, 2]).request(), weights=(weights,))
-    with pytest.raises(ArgumentTypeError, match=r"weight_skip_l0 must be .*got a NoneType"):
-        BACKEND.run(request, "lanes")
 
 
 @pytest.mark.parametrize("isa", LIBRARY.isas)

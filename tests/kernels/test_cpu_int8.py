@@ -57,8 +57,7 @@ def multiplied(rows: np.ndarray, weights: Tensor) -> np.ndarray:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    y: np.ndarray = 1 / (1 + np.exp(-x))
-    return y
+    return np.asarray(1 / (1 + np.exp(-x)))
 
 
 def step(cell: str, weights: Any, x: np.ndarray, state: list[np.ndarray]) -> list[np.ndarray]:
@@ -128,8 +127,7 @@ def test_the_largest_products(isa: str, use: Use) -> None:
     """Sums of two bytes times bytes here are more than 16 bits hold, of either sign."""
     use(isa)
     network = make("rnn_relu", [2, 1], (300, 40, 0)).map(torch.ones_like)
-    for own in network.weights:
-        own[0][:, :100] = -1
+    network.weights[0].input[:, :100] = -1
     (found, wanted), *_ = each_step(network, states(network))
     assert found.min() > 100
     assert np.array_equal(found, wanted)
@@ -161,6 +159,15 @@ def test_non_finite_numbers_stay_in_their_sequence(cell: str) -> None:
         found = states(replace(network, values=values))
         assert np.isnan(found[0][3:5]).all()
         assert np.array_equal(np.delete(found[0], [3, 4], 0), np.delete(wanted[0], [3, 4], 0))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40])
+def test_rows_of_zeros_have_no_scale(value: float) -> None:
+    """A row of zeros, or of numbers whose inverse overflows, has zeros as its products."""
+    network = make("rnn_relu", [2, 1], (6, 9, 0), bias=False)
+    zeros = network.map(lambda part: torch.full_like(part, value) if part is network.values else torch.zeros_like(part))
+    assert not states(replace(zeros, weights=network.weights))[0].any()
+    assert not states(replace(zeros, values=network.values))[0].any()
 
 
 def test_what_is_refused() -> None:

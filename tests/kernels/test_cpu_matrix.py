@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from operator import methodcaller
 
@@ -18,6 +18,7 @@ from cpu_networks import (
     KERNEL_CELLS,
     LENGTHS,
     LIBRARY,
+    MANY,
     MATRIX_CELLS,
     NO_TEAM,
     POISON,
@@ -36,7 +37,6 @@ from cpu_networks import (
 from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import Layer
-from raglane.native.library import Library
 from raglane.segments import offsets_from_lengths
 
 # ---- values and gradients ---------------------------------------------------------------------------------------
@@ -79,16 +79,6 @@ def test_gradients_by_torchs_products(cell: str, lengths: str, monkeypatch: pyte
                 assert_close(with_gradients(network.map(partial(Tensor.to, dtype=dtype)), BACKEND), wanted, tolerance)
 
 
-# More elements than the kernels pack at a time: 512.
-MANY = [300, 0, 1, 411, 150, *[7] * 25]
-
-
-@cache
-def _of_many(cell: str, sizes: tuple[int, int, int]) -> tuple[Network, list[Tensor]]:
-    network = make(cell, MANY, sizes, directions=2)
-    return network, with_gradients(network, reference.BACKEND)
-
-
 # Not bfloat16: a thousand steps of its rounding say little about the products.
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("isa", LIBRARY.isas)
@@ -99,7 +89,7 @@ def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use
     for sizes in ((5, 7, 0), (6, 6, 0), (3, 9, 4)):
         if sizes[2] and cell != "lstm":
             continue
-        network, wanted = _of_many(cell, sizes)
+        network, wanted = truth(cell, "many", sizes, 2, False)
         assert_close(with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype])
 
 
@@ -138,15 +128,6 @@ def test_layers(cell: str, directions: int, lengths: str, use: Use) -> None:
         assert_close(with_gradients(network.map(methodcaller("to", dtype)), BACKEND), wanted, tolerance)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_without_output_or_gradients(cell: str) -> None:
-    network = make(cell, LENGTHS["mixed"], layers=2, directions=2)
-    with torch.no_grad():
-        for states in (False, True):
-            got, wanted = [network.run(b, need_output=False, need_states=states) for b in (BACKEND, reference.BACKEND)]
-            assert_close(got, wanted, 1e-11)
-
-
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_ten_thousand_steps(cell: str, use: Use) -> None:
     network = make(cell, [10_000, 3], (2, 5, 0))
@@ -157,14 +138,16 @@ def test_ten_thousand_steps(cell: str, use: Use) -> None:
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("cell", MATRIX_CELLS)
+@pytest.mark.parametrize("cell", KERNEL_CELLS)
 def test_states_of_every_step(cell: str, directions: int) -> None:
+    """With gradients, and without; also without output."""
     for projection in (0, 6) if cell == "lstm" else (0,):
         network = make(cell, LENGTHS["mixed"], (5, 17, projection), layers=2, directions=directions)
         got, wanted = [with_gradients(network, backend, need_states=True) for backend in (BACKEND, reference.BACKEND)]
         assert_close(got, wanted, 1e-11)
         with torch.no_grad():
             assert_same_bits(network.run(BACKEND, need_states=True), got[: 1 + len(network.state) * 3])
+            assert_same_bits(network.run(BACKEND, need_output=False), got[1 : 1 + len(network.state)])
 
 
 # ---- isolation --------------------------------------------------------------------------------------------------
@@ -173,7 +156,7 @@ def test_states_of_every_step(cell: str, directions: int) -> None:
 @pytest.mark.parametrize("cell", KERNEL_CELLS)
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_nan_stays_in_its_sequence(cell: str, isa: str, use: Use) -> None:
-    """In values, outputs and states, and in the gradients of all that belongs to one sequence."""
+    """In values, outputs and states, and in all gradients of one sequence."""
     use(isa, POISON)
     clean = make(cell, [4, 3, 5, 1, 6], (19, 19, 0), directions=2)
     bounds = offsets_from_lengths(clean.lengths).tolist()
@@ -283,34 +266,22 @@ TRUTH = {
 }
 
 
-def ulps(function: str, x: Tensor, kernels: Library) -> float:
-    """The largest error of a function in units in the last place of the true value."""
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("function", TRUTH)
+def test_within_four_ulp(function: str, isa: str) -> None:
+    """Of some floats; ``make ulps`` tests all of them."""
+    kernels = LIBRARY.with_isa(isa)
+    all_bits = torch.from_numpy(np.arange(0, 1 << 32, 9973, dtype=np.int64).astype(np.uint32).view(np.float32))
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9])
+    x = torch.cat([all_bits, special, torch.linspace(-110, 110, 500_001)])
     got, truth = kernels.apply(function, x), TRUTH[function](x.double())
     rounded = truth.float()
     assert torch.equal(got.isnan(), truth.isnan())
     finite = rounded.isfinite() & got.isfinite()
-    # Where one of the two overflows the other must be within a few ulp of it.
-    edge = ~finite & ~truth.isnan() & (got != rounded)
-    assert bool((truth[edge] > 3.4028e38).all())
+    # Where one of the two overflows, the other must be within a few ulp of it.
+    assert bool((truth[~finite & ~truth.isnan() & (got != rounded)] > 3.4028e38).all())
     spacing = np.abs(np.spacing(rounded[finite].numpy())).astype(np.float64)
-    error = (got[finite].double() - truth[finite]).abs().numpy() / spacing
-    return float(error.max()) if error.size else 0.0
-
-
-def floats(first: int, last: int, step: int) -> Tensor:
-    """Floats by the integers that their bits are."""
-    return torch.from_numpy(np.arange(first, last, step, dtype=np.int64).astype(np.uint32).view(np.float32))
-
-
-@pytest.mark.parametrize("isa", LIBRARY.isas)
-@pytest.mark.parametrize("function", TRUTH)
-def test_within_four_ulp(function: str, isa: str) -> None:
-    """Of some floats; ``make ulps`` takes all of them."""
-    kernels = LIBRARY.with_isa(isa)
-    assert ulps(function, floats(0, 1 << 32, 9973), kernels) <= 4
-    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3e38, -3e38, 88.72, -103.9])
-    assert ulps(function, special, kernels) <= 4
-    assert ulps(function, torch.linspace(-110, 110, 500_001), kernels) <= 4
+    assert ((got[finite].double() - truth[finite]).abs().numpy() / spacing).max() <= 4
     wide = torch.linspace(-800, 800, 100_001, dtype=torch.float64)
     for numbers in (wide, wide / 400):
         truth = TRUTH[function](numbers)

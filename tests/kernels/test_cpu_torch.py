@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -135,10 +136,6 @@ def test_operators_are_what_torch_expects() -> None:
     )
 
 
-def _moved_if(wanted: Tensor, step: Tensor, tensor: Tensor) -> Tensor:
-    return tensor.detach() + step if tensor is wanted else tensor
-
-
 def test_dead_wrappers_of_torch_func() -> None:
     """A tensor that a transformation wrapped is one like any other when the transformation is over."""
     layer, values = rl.nn.LSTM(5, 7, backend="cpu"), torch.randn(4, 5)
@@ -155,57 +152,50 @@ def test_dead_wrappers_of_torch_func() -> None:
         assert torch.equal(found, layer(rl.Ragged.from_flat(values, lengths=[3, 1]))[0].values)
 
 
-# ---- what people do with layers -----------------------------------------------------------------------------------
+# ---- uses of layers -----------------------------------------------------------------------------------------------
 
 
-def pair() -> tuple[rl.nn.LSTM, rl.nn.LSTM, rl.Ragged]:
-    """The same layer on the cpu kernels and on the reference, in float64, and a batch that wants gradients."""
-    ours = rl.nn.LSTM(5, 7, 2, bidirectional=True, backend="cpu", dtype=torch.float64)
-    truth = rl.nn.LSTM(5, 7, 2, bidirectional=True, backend="reference", dtype=torch.float64)
-    truth.load_state_dict(ours.state_dict())
-    values = torch.randn(9, 5, dtype=torch.float64, requires_grad=True)
-    return ours, truth, rl.Ragged.from_flat(values, lengths=[4, 0, 5])
-
-
-def gradients(layer: torch.nn.Module, batch: rl.Ragged, run: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Outputs, and the gradients of the values and of every parameter."""
-    out = run(batch.values)
-    return [out, *torch.autograd.grad(out.square().sum(), [batch.values, *layer.parameters()])]
-
-
-def plain(layer: torch.nn.Module, batch: rl.Ragged) -> Callable[[Tensor], Tensor]:
+def _checkpointed(layer: Any, batch: rl.Ragged) -> Tensor:
     def run(values: Tensor) -> Tensor:
-        out: Tensor = layer(batch._like(values))[0].values
+        out: Tensor = layer(batch.with_values(values))[0].values
         return out
 
-    return run
+    found: Any = checkpoint(run, batch.values, use_reentrant=False)
+    return found  # type: ignore[no-any-return]
 
 
-def test_activation_checkpoints() -> None:
-    ours, truth, batch = pair()
-    run = plain(ours, batch)
-    again = gradients(ours, batch, lambda values: checkpoint(run, values, use_reentrant=False))
-    assert_close(again, gradients(truth, batch, plain(truth, batch)), 1e-11)
+def _called_with_other_weights(layer: Any, batch: rl.Ragged) -> Tensor:
+    doubled = {name: 2 * value for name, value in layer.named_parameters()}
+    found: Any = torch.func.functional_call(layer, doubled, (batch,))
+    return found[0].values  # type: ignore[no-any-return]
 
 
-def test_weights_of_another_for_a_call() -> None:
-    ours, truth, batch = pair()
-    doubled = {name: (2 * value).detach().requires_grad_() for name, value in ours.named_parameters()}
-    found = []
-    for layer in (ours, truth):
-        out, _ = torch.func.functional_call(layer, doubled, (batch,))
-        found.append([out.values, *torch.autograd.grad(out.values.square().sum(), list(doubled.values()))])
-    assert_close(found[0], found[1], 1e-11)
-
-
-@pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_parametrized_weights(parametrize: Callable[..., torch.nn.Module]) -> None:
-    ours, truth, batch = pair()
+def _parametrized(parametrize: Callable[..., Any], layer: Any, batch: rl.Ragged) -> Tensor:
+    torch.manual_seed(1)
     for name in ("weight_hh_l0", "weight_ih_l1_reverse"):
-        parametrize(ours, name)
-        parametrize(truth, name)
-    truth.load_state_dict(ours.state_dict())
-    assert_close(gradients(ours, batch, plain(ours, batch)), gradients(truth, batch, plain(truth, batch)), 1e-10)
+        parametrize(layer, name)
+    out: Tensor = layer(batch)[0].values
+    return out
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _checkpointed,
+        _called_with_other_weights,
+        partial(_parametrized, parametrizations.weight_norm),
+        partial(_parametrized, parametrizations.orthogonal),
+    ],
+)
+def test_weights_that_are_computed_and_activations_computed_again(run: Callable[[Any, rl.Ragged], Tensor]) -> None:
+    values, found = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), []
+    layer = rl.nn.LSTM(5, 7, 2, bidirectional=True, dtype=torch.float64)
+    for backend in ("cpu", "reference"):
+        own = copy.deepcopy(layer)
+        with rl.use_backend(backend=backend):
+            out = run(own, rl.Ragged.from_flat(values, lengths=[4, 0, 5]))
+            found.append([out, *torch.autograd.grad(out.square().sum(), [values, *own.parameters()])])
+    assert_close(found[0], found[1], 1e-10)
 
 
 # ---- processes, threads, errors ---------------------------------------------------------------------------------
@@ -275,6 +265,21 @@ def test_too_little_memory_is_an_exception() -> None:
         call("raglane_forward", struct.pack("=" + "".join(whole.values()), *fields.values()))
 
 
+Change = Callable[[Tensor], Tensor]
+
+
+def moved_if(chosen: Tensor, step: Tensor, tensor: Tensor) -> Tensor:
+    return tensor.detach() + step if tensor is chosen else tensor
+
+
+def tangents_of(run: Callable[[Change], list[Tensor]], tensor: Tensor, direction: Tensor) -> list[Tensor | None]:
+    """Return the tangents of results if only ``tensor`` has one."""
+    with forward_ad.dual_level():
+        duals = run(lambda part: forward_ad.make_dual(part, direction) if part is tensor else part)
+        found = [forward_ad.unpack_dual(part).tangent for part in duals]
+        return [None if part is None else part.clone() for part in found]
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
 @pytest.mark.parametrize("backend", [BACKEND, torch_kernels.BACKEND])
 @pytest.mark.parametrize("trained", [False, True])
@@ -283,17 +288,15 @@ def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> N
     network = make("lstm", [3, 0, 2], (3, 4, 0), layers=2).map(lambda t: t.clone().requires_grad_(trained))
     schedule = backend.schedules[0]
 
-    def run(change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def run(change: Change) -> list[Tensor]:
         result = backend.run(network.map(change).request(), schedule)
         return [part for part in (result.output, *result.state) if part is not None]
 
     for place, tensor in enumerate(network.tensors()):
         direction, epsilon = torch.randn_like(tensor), 1e-6
-        ends = [run(partial(_moved_if, tensor, sign * epsilon * direction)) for sign in (1, -1)]
+        ends = [run(partial(moved_if, tensor, sign * epsilon * direction)) for sign in (1, -1)]
         slope = [(a - b).detach() / (2 * epsilon) for a, b in zip(*ends, strict=True)]
-        with forward_ad.dual_level():
-            duals = run(lambda t, x=tensor, d=direction: forward_ad.make_dual(t, d) if t is x else t)  # type: ignore[misc]
-            tangents = [forward_ad.unpack_dual(part).tangent for part in duals]
+        tangents = tangents_of(run, tensor, direction)
         found = [torch.zeros_like(s) if t is None else t for t, s in zip(tangents, slope, strict=True)]
         assert any(bool(part.any()) for part in found), place
         assert_close(found, slope, 1e-7)
@@ -319,18 +322,19 @@ def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) ->
     assert_same_bits(list(found[3]), list(found[5]))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, when the first dual tensor is made
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_derivatives_forward_where_torch_has_no_rule() -> None:
-    """In float32 its kernel for padded tensors is oneDNN's, which knows none."""
+    """In float32, torch's kernel for padded tensors is oneDNN's, which has none."""
     network = make("lstm", [3, 3], (3, 4, 0)).map(Tensor.float)
+
+    def run(backend: Backend, change: Change) -> list[Tensor]:
+        output = backend.run(network.map(change).request(), "padded").output
+        assert output is not None
+        return [output]
+
     for tensor in network.tensors():
-        direction, found = torch.randn_like(tensor), []
-        for backend in (torch_kernels.BACKEND, reference.BACKEND):
-            with forward_ad.dual_level():
-                dual = network.map(lambda t, x=tensor, d=direction: forward_ad.make_dual(t, d) if t is x else t)  # type: ignore[misc]
-                result = backend.run(dual.request(), "padded")
-                assert result.output is not None
-                tangent = forward_ad.unpack_dual(result.output).tangent
-                assert tangent is not None
-                found.append(tangent.clone())
+        direction = torch.randn_like(tensor)
+        found = [
+            tangents_of(partial(run, by), tensor, direction)[0] for by in (torch_kernels.BACKEND, reference.BACKEND)
+        ]
         torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,6 @@ import raglane as rl
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.dispatch import BACKENDS
 from raglane.native import missing_kernels
-from raglane.schedules import SCHEDULES
 
 # What auto takes here: the cpu kernels, or where they are missing torch's.
 FASTEST = ("torch", "packed") if missing_kernels() else ("cpu", "lanes")
@@ -24,13 +25,6 @@ def a_batch() -> rl.Ragged:
     return rl.Ragged([torch.randn(3, 5), torch.randn(2, 5)])
 
 
-def test_every_pair_is_of_known_schedules() -> None:
-    assert set(BACKENDS) == {"torch", "reference", "cpu", "program"}
-    assert tuple(BACKENDS["reference"].schedules) == tuple(SCHEDULES)
-    for backend in BACKENDS.values():
-        assert set(backend.schedules) <= set(SCHEDULES)
-
-
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
@@ -38,13 +32,10 @@ def test_every_pair_is_of_known_schedules() -> None:
         ({"backend": "torch"}, ("torch", "packed")),
         ({"schedule": "padded"}, ("torch", "padded")),
         ({"schedule": "masked"}, ("reference", "masked")),
-        ({"schedule": "packed"}, ("torch", "packed")),
         ({"schedule": "lanes"}, ("reference" if missing_kernels() else "cpu", "lanes")),
-        ({"backend": "reference", "schedule": "lanes"}, ("reference", "lanes")),
         ({"schedule": "each"}, ("reference", "each")),
         ({"backend": "reference"}, ("reference", "packed")),
         ({"backend": "reference", "schedule": "padded"}, ("reference", "padded")),
-        ({"backend": "torch", "schedule": "padded"}, ("torch", "padded")),
     ],
 )
 def test_naming_one_resolves_the_other(chosen: dict[str, Any], expected: tuple[str, str]) -> None:
@@ -131,6 +122,10 @@ def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
         assert rl.explain(layer, batch).backend == "reference"
     assert seen == [FASTEST[0]]
     assert rl.explain(layer, batch).backend == FASTEST[0]
+    with rl.use_backend(schedule="lanes"):
+        with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
+            raise ZeroDivisionError
+        assert rl.explain(layer, batch).schedule == "lanes"
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM(5, 4), nn.Linear(5, 4)])
@@ -172,12 +167,10 @@ def test_accelerate_keeps_the_model() -> None:
     assert rl.accelerate(model) is model
     report = rl.explain(model)
     assert report.replaced == ["encoder", "decoder"]
-    assert list(report.left) == ["cell"]
     assert "2 layers replaced: encoder, decoder" in str(report)
     assert "cell (GRUCell is a cell" in str(report)
     assert model.encoder is encoder
     assert isinstance(model.encoder, rl.nn.LSTM)
-    assert isinstance(model.encoder, nn.LSTM)
     assert model.encoder.weight_ih_l0 is weight
     torch.testing.assert_close(model(inputs, lengths), expected)
     assert len(calls) == 2
@@ -191,6 +184,19 @@ def test_accelerate_keeps_the_model() -> None:
     assert set(vars(model.encoder)) == set(vars(nn.LSTM(5, 4)))
     torch.testing.assert_close(model(inputs, lengths), expected)
     assert len(calls) == 4
+
+
+def test_an_accelerated_model_learns_the_same() -> None:
+    plain = Tagger().double()
+    ours = rl.accelerate(copy.deepcopy(plain))
+    inputs, lengths = torch.randn(6, 3, 5, dtype=torch.float64), torch.tensor([4, 6, 1])
+    for model in (plain, ours):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model(inputs, lengths) - 0.3).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-10, atol=1e-12)
 
 
 def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
@@ -221,37 +227,17 @@ def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
     assert type(rl.unaccelerate(layer)) is nn.LSTM
 
 
-def test_the_override_ends_with_its_block_where_that_fails() -> None:
-    layer, batch = rl.nn.RNN(5, 4), a_batch()
-    with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
-        raise ZeroDivisionError
-    assert rl.explain(layer, batch).backend == FASTEST[0]
-    with rl.use_backend(schedule="lanes"):
-        with pytest.raises(ZeroDivisionError), rl.use_backend(backend="reference", schedule="each"):
-            raise ZeroDivisionError
-        assert rl.explain(layer, batch).schedule == "lanes"
-
-
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
 def test_auto_chooses_alike_for_every_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """rl.explain reports what runs, which depends on neither the number of sequences nor their lengths."""
     ran: list[tuple[str, str]] = []
 
-    class Watched:
-        def __init__(self, name: str, backend: Any) -> None:
-            self.name, self.backend = name, backend
-            self.schedules, self.layouts = backend.schedules, backend.layouts
+    def watched(name: str, run: Any, request: Any, schedule: str) -> Any:
+        ran.append((name, schedule))
+        return run(request, schedule)
 
-        def refuses(self, traits: Any, schedule: str) -> str | None:
-            return self.backend.refuses(traits, schedule)  # type: ignore[no-any-return]
-
-        def run(self, request: Any, schedule: str) -> Any:
-            ran.append((self.name, schedule))
-            return self.backend.run(request, schedule)
-
-    for name, backend in list(BACKENDS.items()):
-        monkeypatch.setitem(BACKENDS, name, Watched(name, backend))
-
+    for name, backend in BACKENDS.items():
+        monkeypatch.setattr(backend, "run", partial(watched, name, backend.run))
     layer = getattr(rl.nn, kind)(5, 4)
     explained = set()
     for lengths in ([1], [3], [200], [4, 4], [1] * 70, [0], [0, 0], [300, 1, 0]):

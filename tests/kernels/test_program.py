@@ -15,6 +15,7 @@ import raglane as rl
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.program import backend, operators
 from raglane.programs import gradients
+from raglane.programs.rules import trace
 
 pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="programs run on the cpu kernels")
 
@@ -226,6 +227,34 @@ def test_what_a_step_reads_of_its_class_and_of_memory() -> None:
     agrees(Own(weight))
     Own.gate = lambda _, state: 2 * state  # type: ignore[assignment, method-assign]
     agrees(Own(weight))
+
+
+def test_one_trace_for_all_layers_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    backend._steps.clear()
+    traces: list[Any] = []
+
+    def counted(step: Any) -> Any:
+        traces.append(step)
+        return trace(step)
+
+    monkeypatch.setattr(backend, "trace", counted)
+    cases: list[tuple[dict[str, Any], int]] = [({"num_layers": 4}, 1), ({"bidirectional": True}, 1)]
+    for options, count in (*cases, ({"dtype": torch.float64}, 2)):
+        layer = rl.nn.LayerNormLSTM(5, 5, **options)
+        for lengths in ((3, 0, 1, 7), (2,)):
+            layer(a_batch(options.get("dtype", torch.float32), lengths))
+        assert len(traces) == count
+
+
+def test_rounding_is_no_reason_to_refuse() -> None:
+    """An sLSTM divides by a state that is nearly 0 for some random numbers."""
+    for _ in range(60):
+        layer = rl.nn.SLSTM(3, 13)
+        for weight in layer.parameters():
+            nn.init.normal_(weight, std=0.5)
+        backend._steps.clear()
+        assert rl.explain(layer, rl.Ragged([torch.randn(2, 3)])).backend == "program"
 
 
 class Padded(nn.Module):

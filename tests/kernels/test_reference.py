@@ -1,18 +1,18 @@
-"""The reference kernel: every cell on every schedule against one sequence at a time, in float64.
-
-Where PyTorch has the cell, its module runs the sequences; else the formulas of :mod:`naive_cells` do.
-"""
+"""The reference kernel: every cell on every schedule against the formulas of :mod:`naive_cells`, in float64."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from cell_requests import LENGTHS, few_lanes, gradients, largest_error, leaves_of, random_request  # noqa: F401
 from naive_cells import naive_network
@@ -20,114 +20,62 @@ from raglane.cells import CELLS, Weights
 from raglane.kernels.contract import Request, Result, Traits
 from raglane.kernels.reference import BACKEND
 from raglane.schedules import SCHEDULES
-
-D, H = 3, 4
-
-TORCH_MODULES: dict[str, Any] = {
-    "rnn_tanh": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="tanh", **options),
-    "rnn_relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-}
-# The naive formulas are slow: fewer combinations of layers and directions for the cells that need them.
-NETWORKS = [
-    (name, layers, directions)
-    for name in CELLS
-    for layers, directions in ([(1, 1), (1, 2), (2, 1), (2, 2)] if name in TORCH_MODULES else [(1, 1), (2, 2)])
-]
+from strategies import lengths as any_lengths
 
 
 class Truth(NamedTuple):
-    """A request, its correct result, and the gradients of a weighted sum."""
+    """A request, all its correct results, and the gradients of a weighted sum of them."""
 
     request: Request
-    result: Result
+    results: list[Tensor]
     weighting: list[Tensor]
     gradients: list[Tensor]
 
 
+def results_of(result: Result) -> list[Tensor]:
+    """Return the output, the final states, and the states of every step."""
+    return [part for part in (result.output, *result.state, *chain(*(result.states or ()))) if part is not None]
+
+
+def truth_of(request: Request) -> Truth:
+    results = results_of(naive_network(request))
+    weighting = [torch.randn_like(part) for part in results]
+    return Truth(request, results, weighting, summed_gradients(results, request, weighting))
+
+
+def summed_gradients(results: list[Tensor], request: Request, weighting: list[Tensor]) -> list[Tensor]:
+    return gradients(Result(None, tuple(results)), leaves_of(request), weighting)
+
+
 @cache
-def truth(
-    name: str,
-    lengths: tuple[int, ...],
-    layers: int,
-    directions: int,
-    device: torch.device,
-    bias: bool = True,
-    proj_size: int = 0,
-) -> Truth:
-    """Compute a case once for all schedules, from its own seed."""
-    torch.manual_seed(zlib.crc32(repr((name, lengths, layers, directions, bias, proj_size)).encode()))
-    shape: dict[str, Any] = {"layers": layers, "directions": directions, "sizes": (D, H, proj_size)}
-    if name in TORCH_MODULES:
-        module = TORCH_MODULES[name](
-            D,
-            H,
-            layers,
-            bias=bias,
-            bidirectional=directions == 2,
-            device=device,
-            dtype=torch.float64,
-            **({"proj_size": proj_size} if proj_size else {}),
-        )
-        request = random_request(name, list(lengths), **shape, weights=_weights(module))
-        result = _one_at_a_time(module, request)
-    else:
-        request = random_request(name, list(lengths), **shape, bias=bias, device=device)
-        result = naive_network(request)
-    assert result.output is not None
-    weighting = [torch.randn_like(part) for part in (result.output, *result.state)]
-    return Truth(request, result, weighting, gradients(result, leaves_of(request), weighting))
+def truth(name: str, lengths: tuple[int, ...], device: torch.device, size: int = 1, **options: Any) -> Truth:
+    """Compute a case once for all schedules, from its own seed; ``size`` is the number of layers and directions."""
+    torch.manual_seed(zlib.crc32(repr((name, lengths, size, options)).encode()))
+    projection = options.get("sizes", (0, 0, 0))[2]
+    if projection:
+        options["weights"] = tuple(projected(width, device) for width in (3, 3, 4, 4))
+    return truth_of(random_request(name, list(lengths), size, size, device=device, **options))
 
 
-def _weights(module: Any) -> tuple[Weights, ...]:
-    suffixes = [
-        f"_l{layer}{direction}"
-        for layer in range(module.num_layers)
-        for direction in ("", "_reverse")[: 1 + module.bidirectional]
-    ]
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    given = dict(module.named_parameters())
-    return tuple(Weights(*(given.get(name + suffix) for name in names)) for suffix in suffixes)  # type: ignore[arg-type]
+def projected(width: int, device: torch.device) -> Weights:
+    """Return weights of an LSTM with 4 units, projected to 2, and without biases."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, device=device).requires_grad_()
+
+    return Weights(drawn(16, width), drawn(16, 2), None, None, drawn(2, 4))
 
 
-def _one_at_a_time(module: Any, request: Request) -> Result:
-    """Run each sequence by PyTorch, except empty ones, for which it raises."""
-    outputs: list[Tensor] = []
-    finals: list[list[Tensor]] = [[] for _ in request.state]
-    bounds = request.offsets.tolist()
-    for sequence in range(len(bounds) - 1):
-        values = request.values[bounds[sequence] : bounds[sequence + 1]]
-        state = tuple(part[:, sequence] for part in request.state)
-        if values.shape[0]:
-            output, final = module(values, state if len(state) > 1 else state[0])
-            outputs.append(output)
-            state = final if isinstance(final, tuple) else (final,)
-        for collected, part in zip(finals, state, strict=True):
-            collected.append(part)
-    size = request.directions * request.state[0].shape[2]
-    return Result(
-        torch.cat([request.values.new_zeros(0, size), *outputs]),
-        tuple(
-            torch.stack(parts, 1) if parts else initial for parts, initial in zip(finals, request.state, strict=True)
-        ),
-    )
-
-
-def _assert_true(wanted: Truth, schedule: str) -> None:
-    ours = BACKEND.run(wanted.request, schedule)
-    for mine, theirs in zip((ours.output, *ours.state), (wanted.result.output, *wanted.result.state), strict=True):
-        assert mine is not None
-        assert theirs is not None
+def assert_true(wanted: Truth, schedule: str) -> None:
+    request = replace(wanted.request, need_states=True)
+    results = results_of(BACKEND.run(request, schedule))
+    for mine, theirs in zip(results, wanted.results, strict=True):
         assert largest_error(mine, theirs) < 1e-12
-    leaves = leaves_of(wanted.request)
-    for mine, theirs in zip(gradients(ours, leaves, wanted.weighting), wanted.gradients, strict=True):
+    for mine, theirs in zip(summed_gradients(results, request, wanted.weighting), wanted.gradients, strict=True):
         assert largest_error(mine, theirs) < 1e-12
 
 
-def test_it_has_every_schedule_and_every_cell_is_compared() -> None:
-    assert BACKEND.schedules == tuple(SCHEDULES)
-    assert {name for name, _, _ in NETWORKS} == set(CELLS)
+def test_it_runs_every_cell_on_every_schedule() -> None:
     for cell in CELLS.values():
         traits = Traits(cell, 3, 4, torch.float64, torch.device("cpu"), need_states=True)
         assert all(BACKEND.refuses(traits, schedule) is None for schedule in SCHEDULES)
@@ -135,71 +83,51 @@ def test_it_has_every_schedule_and_every_cell_is_compared() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS.values())
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("name", "layers", "directions"), NETWORKS)
-def test_one_sequence_at_a_time(
-    name: str, schedule: str, layers: int, directions: int, lengths: list[int], device: torch.device
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", CELLS)
+def test_agrees_with_the_formulas(
+    name: str, size: int, schedule: str, lengths: list[int], device: torch.device
 ) -> None:
-    _assert_true(truth(name, tuple(lengths), layers, directions, device), schedule)
+    assert_true(truth(name, tuple(lengths), device, size), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    ("name", "bias", "proj_size"), [*((name, False, 0) for name in CELLS), ("lstm", True, 2), ("lstm", False, 3)]
+    ("name", "options"), [*((name, {"bias": False}) for name in CELLS), ("lstm", {"sizes": (3, 4, 2)})]
 )
-def test_projection_and_no_bias(name: str, schedule: str, bias: bool, proj_size: int, device: torch.device) -> None:
-    _assert_true(truth(name, (2, 0, 3, 1), 2, 2, device, bias, proj_size), schedule)
+def test_projection_and_no_bias(name: str, schedule: str, options: dict[str, Any], device: torch.device) -> None:
+    assert_true(truth(name, (2, 0, 3, 1), device, 2, **options), schedule)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@settings(max_examples=3)
+@given(lengths=any_lengths(4, 5), schedule=st.sampled_from(list(SCHEDULES)), seed=st.integers(0, 2**31))
+def test_random_lengths(name: str, lengths: list[int], schedule: str, seed: int, device: torch.device) -> None:
+    torch.manual_seed(seed)
+    assert_true(truth_of(random_request(name, lengths, directions=2, device=device)), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_padding_cannot_overflow(schedule: str, device: torch.device) -> None:
     # This state grows tenfold per step: one sequence of 400 steps of zeros makes 400 steps of padding for the other,
     # whose state would pass float64's largest number there, and its zero gradient would become NaN.
-    module: Any = nn.RNN(D, H, nonlinearity="relu", bias=False, device=device, dtype=torch.float64)
+    request = random_request("rnn_relu", [2, 400], bias=False, device=device)
     with torch.no_grad():
-        module.weight_hh_l0.copy_(10 * torch.eye(H))
-        module.weight_ih_l0.fill_(1.0)
-    request = random_request("rnn_relu", [2, 400], weights=_weights(module))
-    with torch.no_grad():
+        request.weights[0].hidden.copy_(10 * torch.eye(4))
+        request.weights[0].input.fill_(1.0)
         request.values[:2] = 1.0
         request.values[2:] = 0.0
         request.state[0].zero_()
-    result = _one_at_a_time(module, request)
-    assert result.output is not None
-    weighting = [torch.randn_like(part) for part in (result.output, *result.state)]
-    _assert_true(Truth(request, result, weighting, gradients(result, leaves_of(request), weighting)), schedule)
+    assert_true(truth_of(request), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", CELLS)
-def test_every_state(name: str, schedule: str, device: torch.device) -> None:
-    """All states of all steps and layers with their gradients, with and without output."""
-    wanted = _histories(name, device)
-    for need_output in (True, False):
-        request = replace(wanted.request, need_states=True, need_output=need_output)
-        result = BACKEND.run(request, schedule)
-        assert (result.output is not None) == need_output
-        assert BACKEND.run(replace(request, need_states=False), schedule).states is None
-        assert result.states is not None
-        assert wanted.result.states is not None
-        for mine, theirs in zip(_flat(result), _flat(wanted.result), strict=True):
-            assert largest_error(mine, theirs) < 1e-12
-        again = Result(None, tuple(_flat(result)))
-        for mine, theirs in zip(gradients(again, leaves_of(request), wanted.weighting), wanted.gradients, strict=True):
-            assert largest_error(mine, theirs) < 1e-12
-
-
-def _flat(result: Result) -> list[Tensor]:
-    return [part for layer in result.states or () for part in layer]
-
-
-@cache
-def _histories(name: str, device: torch.device) -> Truth:
-    torch.manual_seed(zlib.crc32(name.encode()))
-    request = random_request(name, [2, 0, 4, 1], 2, 2, device=device)
-    result = naive_network(request)
-    weighting = [torch.randn_like(part) for part in _flat(result)]
-    again = Result(None, tuple(_flat(result)))
-    return Truth(request, result, weighting, gradients(again, leaves_of(request), weighting))
+def test_only_what_is_needed(schedule: str, device: torch.device) -> None:
+    request = random_request("lstm", [2, 0, 4, 1], 2, 2, device=device)
+    without = BACKEND.run(replace(request, need_states=True, need_output=False), schedule)
+    assert (without.output, BACKEND.run(request, schedule).states) == (None, None)
+    for mine, theirs in zip(results_of(without), truth_of(request).results[1:], strict=True):
+        assert largest_error(mine, theirs) < 1e-12
 
 
 def test_dropout_acts_between_layers_in_training_only(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Whatever changes between two calls changes the key of a step in a process, or the step is no program."""
+"""A change between two calls changes the key of a step within a process, or the step is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Kind(enum.Enum):
 @dataclasses.dataclass
 class Options:
     slope: float = 0.5
-    inner: Any = None
 
     def applied(self, a: Any) -> Any:
         return self.slope * a
@@ -36,9 +35,6 @@ class Options:
 
 class Mixin:
     slope = 0.5
-
-    def scaled(self, a: Any) -> Any:
-        return self.slope * a
 
 
 def scale(a: Any, by: float = 0.5, *, more: float = 0.0) -> Any:
@@ -60,7 +56,7 @@ def closed(slope: float) -> Callable[[Any], Any]:
 
 
 def a_cell() -> Any:
-    """A cell with everything that a step may read, of classes and functions of its own."""
+    """Return a cell with its own class, functions and attributes of all kinds that a step may read."""
     mixin = type("Mixin", (Mixin,), {"slope": 0.5})
 
     def step(module: Any, x_t: Tensor, state: Tensor, factor: float = 0.5, *, more: float = 0.0) -> Any:
@@ -70,56 +66,38 @@ def a_cell() -> Any:
     body: dict[str, Any] = {
         "step": step,
         "none": None,
-        "complex": 1j,
         "members": {1, 2},
-        "number": np.float64(0.5),
         "options": Options(),
         "static": staticmethod(types.FunctionType(scale.__code__, globals(), "scale", (0.5,))),
-        "turned": property(types.FunctionType(scale.__code__, globals(), "scale", (0.5,))),
-        "inner": type("Inner", (), {"slope": 0.5}),
     }
     cell: Any = type("Own", (nn.Module, mixin), body)()
     cell.linear = nn.Linear(3, 4)
     cell.held = {"a": [1, (2.0, None)]}
-    cell.space = types.SimpleNamespace(slope=0.5)
-    cell.config = Options(inner={"slope": 0.5})
+    cell.config = Options()
     cell.kind, cell.pair, cell.size = Kind.ONE, Pair(1, [2]), torch.Size([2])
-    cell.array, cell.scalar, cell.whole = np.ones(2), np.float32(0.5), np.int64(3)
+    cell.array, cell.whole = np.ones(2), np.int64(3)
     cell.call = types.FunctionType(scale.__code__, globals(), "scale", (0.5,))
-    cell.call.slope = 0.5
     cell.closed = closed(0.5)
     cell.partial = functools.partial(scale, by=0.5)
     cell.bound = Options().applied
     cell.ordered = collections.OrderedDict(a=1, b=2)
-    cell.item = [0.5, 0.25].__getitem__
     cell.zero, cell.true = 0.0, True
     return cell
 
 
-def _base(cell: Any) -> Any:
-    return type(cell).__bases__[1]
-
-
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "a class behind nn.Module": lambda c: setattr(_base(c), "slope", 0.25),
-    "a method behind nn.Module": lambda c: setattr(_base(c), "scaled", scale),
+    "a class behind nn.Module": lambda c: setattr(type(c).__bases__[1], "slope", 0.25),
     "a class that is new among the bases": lambda c: setattr(
-        type(c), "__bases__", (nn.Module, type("New", (), {"slope": 2.0}), _base(c))
+        type(c), "__bases__", (nn.Module, type("New", (), {"slope": 2.0}), Mixin)
     ),
     "None in the class": lambda c: setattr(type(c), "none", 0.5),
-    "a complex number in the class": lambda c: setattr(type(c), "complex", 2j),
     "a set in the class": lambda c: type(c).members.add(3),
-    "a NumPy scalar in the class": lambda c: setattr(type(c), "number", np.float64(0.25)),
     "within an object in the class": lambda c: setattr(type(c).options, "slope", 0.25),
-    "a class in the class": lambda c: setattr(type(c).inner, "slope", 0.25),
     "a static method's defaults": lambda c: setattr(c.static, "__defaults__", (0.25,)),
-    "a property's code": lambda c: setattr(type(c).turned.fget, "__code__", other.__code__),
     "another class": lambda c: setattr(c, "__class__", type("New", (type(c),), {})),
-    "the step": lambda c: setattr(type(c), "step", lambda *_: None),
     "the step's code": lambda c: setattr(type(c).step, "__code__", (lambda *_: None).__code__),
     "the step's defaults": lambda c: setattr(type(c).step, "__defaults__", (0.25,)),
     "the step's defaults by name": lambda c: setattr(type(c).step, "__kwdefaults__", {"more": 1.0}),
-    "an attribute of the step": lambda c: setattr(type(c).step, "slope", 1.0),
     "a step of its own": lambda c: setattr(c, "step", scale),
     "training": lambda c: c.eval(),
     "within a dictionary": lambda c: c.held["a"].append(3),
@@ -127,51 +105,37 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a truth's kind": lambda c: setattr(c, "true", 1),
     "a sign of zero": lambda c: setattr(c, "zero", -0.0),
     "the order of a dictionary": lambda c: c.ordered.move_to_end("a"),
-    "a namespace": lambda c: setattr(c.space, "slope", 0.25),
     "within an object": lambda c: setattr(c.config, "slope", 0.25),
-    "deep within an object": lambda c: c.config.inner.update(slope=0.25),
-    "an attribute of an object": lambda c: setattr(c.config, "new", 0.25),
     "another member": lambda c: setattr(c, "kind", Kind.TWO),
     "within a named tuple": lambda c: c.pair.second.append(3),
     "an array": lambda c: c.array.__setitem__(0, 2.0),
-    "the strides of an array": lambda c: setattr(c, "array", np.ones(4)[::2]),
-    "a scalar": lambda c: setattr(c, "scalar", np.float32(0.25)),
     "a scalar's kind": lambda c: setattr(c, "whole", np.int32(3)),
     "a function's code": lambda c: setattr(c.call, "__code__", other.__code__),
-    "a function's defaults": lambda c: setattr(c.call, "__defaults__", (0.25,)),
-    "a function's attribute": lambda c: setattr(c.call, "slope", 0.25),
     "a closure": lambda c: setattr(c.closed.__closure__[0], "cell_contents", 0.25),
     "within a partial": lambda c: c.partial.keywords.update(by=0.25),
-    "an attribute of a partial": lambda c: setattr(c.partial, "slope", 0.25),
     "what a method is bound to": lambda c: setattr(c.bound.__self__, "slope", 0.25),
-    "what a method in C is bound to": lambda c: c.item.__self__.append(1.0),
     "a weight's kind": lambda c: c.linear.register_parameter("weight", None),
     "an inner module's number": lambda c: setattr(c.linear, "in_features", 4),
 }
 
 
-def test_whatever_changes_is_seen() -> None:
-    for name, change in CHANGES.items():
-        cell = a_cell()
-        before, again = Survey.of(cell), Survey.of(cell)
-        assert (before.key, *before.classes) == (again.key, *again.classes), name
-        hash((before.key, *before.classes))
-        change(cell)
-        after = Survey.of(cell)
-        assert (before.key, *before.classes) != (after.key, *after.classes), name
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_changes_is_seen(name: str) -> None:
+    cell = a_cell()
+    before, again = Survey.of(cell), Survey.of(cell)
+    assert (before.key, *before.classes) == (again.key, *again.classes)
+    hash((before.key, *before.classes))
+    CHANGES[name](cell)
+    after = Survey.of(cell)
+    assert (before.key, *before.classes) != (after.key, *after.classes)
 
 
 WATCHED: dict[str, Callable[[], Any]] = {
     "Named": lambda: type("Named", (dict,), {})(a=1),
-    "Listed": lambda: type("Listed", (list,), {})([1]),
-    "Real": lambda: type("Real", (float,), {})(0.5),
     "member_descriptor": lambda: type("Slotted", (), {"__slots__": ("__dict__", "slope")})(),
     "Bare": lambda: type("Bare", (), {"__slots__": ("slope",)})(),
     "ndarray": lambda: np.array([Options()], dtype=object),
-    "Random": lambda: __import__("random").Random(0),
-    "deque": collections.deque,
     "defaultdict": lambda: collections.defaultdict(int),
-    "generator": lambda: (part for part in (1, 2)),
 }
 
 

@@ -1,10 +1,11 @@
-"""Programs on the cpu kernels against NumPy's interpreter, on every instruction set here, and their bits."""
+"""Programs on the cpu kernels against an interpreter in NumPy, on every supported instruction set, and their bits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -203,29 +204,14 @@ def test_tensors_that_do_not_fit() -> None:
     shrunk.untyped_storage().resize_(8)
     wrong: list[tuple[str, Any, type[RaglaneError], str]] = [
         ("elements", [], ShapeError, "elements must be the 1 tensors of the program.*, got 0 tensors"),
-        (
-            "elements",
-            [torch.zeros(count, 7).double()],
-            ShapeError,
-            rf"elements\[0\] must be .*got shape \({count}, 7\)",
-        ),
-        ("elements", [torch.zeros(count).double()], ShapeError, rf"elements\[0\] must be .*got shape \({count},\)"),
+        ("elements", [torch.zeros(count, 7).double()], ShapeError, rf"elements\[0\] must be .* \({count}, 7\)"),
         ("elements", [torch.zeros(count, 8).half()], ShapeError, "the cpu kernels compute in"),
-        ("elements", [torch.zeros(count, 8).bfloat16()], ShapeError, r"states\[0\] must be .*got .* torch.float64"),
         ("elements", [torch.zeros(count, 8, device="meta").double()], ShapeError, "on meta"),
         ("elements", [shrunk], ShapeError, r"elements\[0\] must be .*got a storage of 8 bytes"),
         ("states", [torch.zeros(batch + 1, 8).double()], ShapeError, r"states\[0\] must be .*got shape"),
         ("vectors", [None], ArgumentTypeError, r"vectors\[0\] must be .*got a NoneType"),
-        ("vectors", [torch.zeros(8)], ShapeError, r"vectors\[0\] must be .*got .*torch.float32"),
-        (
-            "weights",
-            [torch.zeros(1, 1, 1).double()],
-            ShapeError,
-            "weights must be the 0 tensors of the program, got 1 tensors",
-        ),
         ("offsets", case.offsets + 1, ArgumentError, r"offsets\[0\] must be .*got 1"),
         ("offsets", case.offsets.flip(0), ArgumentError, "offsets"),
-        ("offsets", torch.tensor([0.0, count]), ShapeError, "offsets"),
         ("output_dtypes", [torch.bfloat16], ArgumentError, "output_dtypes must be "),
     ]
     for name, value, error, words in wrong:
@@ -235,29 +221,22 @@ def test_tensors_that_do_not_fit() -> None:
 
 def test_programs_that_are_wrong() -> None:
     good = of_operation("add", 5)
-    (add,), output = good.instructions, good.outputs[0]
+    (add,) = good.instructions
     product = replace(add, operation="product", weight=0)
     wrong: list[tuple[dict[str, object], str]] = [
         ({"instructions": (replace(add, operation="conv"),)}, "program must be "),
         ({"instructions": (replace(add, operands=add.operands[:1]),)}, "1 results and 1 operands of add"),
         ({"instructions": (replace(add, operands=(Operand(9), Operand(1))),)}, "block of a place: got 9"),
-        ({"instructions": (replace(add, operands=(Operand(-2), Operand(1))),)}, "block of a place: got -2"),
         ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place: got 4"),
-        ({"instructions": (replace(add, operands=(Operand(0, -1), Operand(1))),)}, "start of a place: got -1"),
         ({"instructions": (replace(add, operands=(Operand(3), Operand(1))),)}, "written before it is read"),
         ({"instructions": (replace(add, results=(Operand(0),)),)}, "result: got block 0"),
-        ({"instructions": (replace(add, results=(Operand(-1),)),)}, "result: got a number"),
-        ({"instructions": (replace(add, width=6),)}, "start of a place"),
         ({"instructions": (replace(add, width=0),)}, "width of an instruction: got 0"),
-        ({"instructions": (replace(add, width=2**62),)}, "width of an instruction"),
         ({"instructions": (replace(add, segments=2),)}, "segments: got 2"),
         ({"instructions": (replace(add, columns=(1,)),)}, "columns of an instruction"),
         ({"instructions": (product,)}, "weight of an instruction: got 0"),
         ({"instructions": (product,), "weights": (Weight(1, 4, 2),)}, "groups . rows of its weight, 4"),
         ({"outputs": ((Operand(3, 1), 5),)}, "start of a place"),
-        ({"outputs": ((output[0], 0),)}, "width of an output: got 0"),
         ({"next_states": ()}, "states: got 0 next ones"),
-        ({"next_states": (Operand(3),)}, "start of a place"),
         ({"blocks": (*good.blocks[:3], Block("local", 2**40))}, "width of a block"),
         ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block: got 1"),
     ]
@@ -294,48 +273,39 @@ def test_outer_products_and_sums(isa: str, use: Use) -> None:
         for groups, columns, wide in ((1, 1, 1), (1, 33, 5), (3, 16, 64), (2, 70, 17)):
             left, right = torch.randn(count, groups * columns + 3), torch.randn(count, groups * wide + 1)
             for dtype, tolerance in SUM_TOLERANCE.items():
-                # Columns of wider tensors; beside them there are no numbers.
+                # Columns of wider tensors, whose other columns are NaN.
                 parts = [torch.full_like(part, torch.nan).to(dtype) for part in (left, right)]
                 inner = parts[0][:, 2:-1], parts[1][:, 1:]
                 inner[0].copy_(left[:, 2:-1]), inner[1].copy_(right[:, 1:])
-                got, total = outer_products(*inner, groups=groups, sums=True)
-                assert got is not None
-                assert total is not None
+                got, total = cast("tuple[Tensor, Tensor]", outer_products(*inner, groups=groups, sums=True))
                 wanted, scale = outer(*inner, groups), max(1, count) ** 0.5
                 torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance * scale)
                 torch.testing.assert_close(
                     total.double(), inner[0].double().sum(0), rtol=tolerance, atol=tolerance * scale
                 )
-                alone, same = outer_products(inner[0], None, sums=True)
-                assert alone is None
-                assert same is not None
-                assert torch.equal(same, total)
+                products, sums = outer_products(inner[0], None, sums=True)
+                assert products is None
+                assert sums is not None
+                assert torch.equal(sums, total)
 
 
-def test_threads_change_no_bit() -> None:
+def test_threads_change_no_bit(any_threads: Callable[[int], None]) -> None:
     left, right = torch.randn(2000, 130), torch.randn(2000, 70)
-    found = []
+    found: list[Any] = []
     for threads in (1, 2):
-        torch.set_num_threads(threads)
+        any_threads(threads)
         found.append(outer_products(left, right, sums=True))
-    torch.set_num_threads(1)
-    for one, two in zip(*found, strict=True):
-        assert one is not None
-        assert two is not None
-        assert torch.equal(one, two)
+    assert all(map(torch.equal, *found))
 
 
 def test_sums_that_do_not_fit() -> None:
     good = torch.zeros(4, 6)
     wrong: list[tuple[Any, Any, int, str]] = [
-        (good[0], good, 1, "left must be .*got shape"),
         ([1.0], good, 1, "left must be .*got a list"),
         (good, torch.zeros(5, 6), 1, r"right must be .*got shape \(5, 6\)"),
-        (good, good.double(), 1, r"right must be.*got.*float64"),
-        (good.half(), good, 1, "left must be .*float16.*, got "),
-        (good.to("meta"), good, 1, r"left must be.*got.*on meta"),
+        (good, good.double(), 1, "right must be .*float32.*, got .*float64"),
+        (good.to("meta"), good, 1, "left must be .*got .* on meta"),
         (good, good, 4, "groups must be .*got 4 for 6 and 6 columns"),
-        (good, good, 0, "groups must be .*got 0"),
         (good[:, :0], good[:, :0], 1, "groups must be .*got 1 for 0"),
     ]
     for left, right, groups, words in wrong:

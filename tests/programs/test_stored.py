@@ -1,4 +1,4 @@
-"""Programs on the disk: found by a fresh process, and never believed."""
+"""Programs on the disk: found by a new process, and verified before use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(bool(rl.native.missing_kernels()), reason="progr
 
 
 class Leaky(nn.Module):
-    """What is read besides parameters: a sigmoid of one, a constant, a number."""
+    """A cell that reads a sigmoid of a parameter, a buffer, a constant and a number."""
 
     def __init__(self, input_size: int = 3, hidden_size: int = H) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answers(layer: Any, batch: rl.Ragged) -> list[Tensor]:
-    """What a layer gives, and all gradients."""
+    """Return the outputs of a layer and all gradients."""
     torch.manual_seed(1)
     layer.zero_grad()
     out = layer(batch)[0].values
@@ -71,7 +71,7 @@ def compiled() -> list[CompiledStep]:
 
 
 def leaky() -> tuple[Any, rl.Ragged, list[Tensor]]:
-    """A layer whose program is on the disk, a batch, and what it gives."""
+    """Return a layer whose program is on the disk, a batch, and the layer's answers."""
     torch.manual_seed(0)
     layer, batch = rl.nn.Recurrent(Leaky, 3, H), rl.Ragged([torch.randn(length, 3) for length in (3, 0, 5)])
     expected = answers(layer, batch)
@@ -150,7 +150,7 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
 
 
 def test_another_step_under_the_same_key_is_not_believed(folder: Path) -> None:
-    """Whoever knows the digest can write what looks whole: it is compared with torch, and traced anew."""
+    """A changed file with a right digest differs from torch, so the step is traced again."""
     layer, batch, expected = leaky()
     (file,) = folder.iterdir()
     whole = file.read_text()
@@ -187,16 +187,13 @@ ODD = [0, 1, -1, 2, 5, 1 << 40, 1 << 70, -(1 << 63), 0.5, -0.0, float("nan"), fl
 ODD += [None, True, [], {}, [0, 1, 4], {"$known": 0}, {"$known": 99}, {"$named": "x"}, {"$named": "cpu"}, "element"]
 
 
-def _spoil(content: Any, drawn: random.Random) -> None:
+def _spoil(place: Any, drawn: random.Random) -> None:
     """Change something at some depth."""
-    place = content
-    while True:
-        keys = list(place) if isinstance(place, dict) else range(len(place))
-        key = drawn.choice(keys)
-        inner = place[key]
-        if not isinstance(inner, list | dict) or not inner or drawn.random() < 0.1:
-            break
-        place = inner
+    key = drawn.choice(list(place) if isinstance(place, dict) else range(len(place)))
+    inner = place[key]
+    if isinstance(inner, list | dict) and inner and drawn.random() >= 0.1:
+        _spoil(inner, drawn)
+        return
     how = drawn.random()
     if how < 0.15 and isinstance(place, list):
         del place[key]

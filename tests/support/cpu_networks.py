@@ -29,6 +29,8 @@ KERNEL_CELLS = (*MATRIX_CELLS, *ELEMENTWISE_CELLS)
 
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
+# More elements than the kernels pack at a time: 512.
+MANY = [300, 0, 1, 411, 150, *[7] * 25]
 LENGTHS = {
     "mixed": [3, 0, 1, 7, 2],
     "equal": [5] * 4,
@@ -147,7 +149,7 @@ def truth(
     cell: str, lengths: str, sizes: tuple[int, int, int], directions: int, rounded: bool, need_states: bool = False
 ) -> tuple[Network, list[Tensor]]:
     """Return a network and its results on the reference backend; computed once for all instruction sets."""
-    network = make(cell, LENGTHS[lengths], sizes, directions=directions)
+    network = make(cell, MANY if lengths == "many" else LENGTHS[lengths], sizes, directions=directions)
     if rounded:
         network = network.map(lambda t: t.bfloat16().double())
     return network, with_gradients(network, reference.BACKEND, need_states)

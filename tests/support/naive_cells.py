@@ -318,7 +318,7 @@ def naive_network(request: Request, name: str | None = None, clip: float | None 
     bounds = request.offsets.tolist()
     values, finals, histories = request.values, [], []
     for layer in range(request.layers):
-        beside: list[list[Tensor]] = [[] for _ in request.state]
+        directions: list[list[Tensor]] = [[] for _ in request.state]
         for direction in range(request.directions):
             index = layer * request.directions + direction
             runs = [
@@ -334,9 +334,9 @@ def naive_network(request: Request, name: str | None = None, clip: float | None 
             ]
             for which, part in enumerate(request.state):
                 nothing = part.new_zeros(0, part.shape[2])
-                beside[which].append(torch.cat([nothing, *(run.states[which] for run in runs)]))
+                directions[which].append(torch.cat([nothing, *(run.states[which] for run in runs)]))
             finals.append([torch.stack(parts) for parts in zip(*(run.final for run in runs), strict=True)])
-        histories.append(tuple(torch.cat(parts, 1) for parts in beside))
+        histories.append(tuple(torch.cat(parts, 1) for parts in directions))
         values = histories[-1][0]
     final = tuple(torch.stack(parts) for parts in zip(*finals, strict=True)) if len(bounds) > 1 else request.state
     return Result(values, final, tuple(histories))

@@ -16,23 +16,7 @@ from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Opera
 
 _WIDTHS = (1, 2, 5, 8, 16, 17, 33, 64, 70, 128)
 # Operations that keep numbers small, so that rounding stays small; and all operations.
-_TAME = (
-    "add",
-    "sub",
-    "mul",
-    "tanh",
-    "sigmoid",
-    "fma",
-    "neg",
-    "copy",
-    "relu",
-    "max",
-    "min",
-    "abs",
-    "where",
-    "lt",
-    "norm",
-)
+_TAME = tuple("add sub mul tanh sigmoid fma neg copy relu max min abs where lt norm".split())
 _ALL = tuple(name for name in OPERATIONS if name != "product")
 
 
@@ -155,18 +139,15 @@ class _Drawing:
             columns = tuple(chance.randrange(rest) for _ in range(width))
             made = Instruction(name, (self.result(width),), (from_,), width, columns=columns)
         elif name == "product":
-            groups, rows, depth = (
-                chance.choice([1, 1, 2, 3]),
-                chance.choice([1, 5, 16, 33, 70]),
-                chance.choice([1, 4, 17]),
-            )
+            sizes = [1, 1, 2, 3], [1, 5, 16, 33, 70], [1, 4, 17]
+            groups, rows, depth = map(chance.choice, sizes)
             self.weights.append(Weight(groups, rows, depth))
             operands = self.operand(groups * rows), self.operand(groups * depth)
             to = (self.result(groups * rows),)
             made = Instruction(name, to, operands, groups * rows, weight=len(self.weights) - 1)
         elif name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward"):
-            sizes = (width, width, segments) if name == "norm_backward" else (width,)
-            operands_ = tuple(self.operand(size) for size in sizes)
+            widths = (width, width, segments) if name == "norm_backward" else (width,)
+            operands_ = tuple(self.operand(size) for size in widths)
             results = (self.result(segments if name in ("row_sum", "row_max") else width),)
             if name == "norm":
                 results = (*results, self.result(segments))

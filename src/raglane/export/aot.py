@@ -27,7 +27,7 @@ from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import Place, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees
 from raglane.kernels.contract import Request, Result
-from raglane.kernels.graph import Scans, Table
+from raglane.kernels.graph import Loops, Table
 from raglane.native import missing_kernels
 from raglane.native.library import has_cell, location
 
@@ -127,7 +127,7 @@ def _compile(program: Any, made: Path) -> None:
         raise ExportError(message("model", said, rule, fix)) from error
 
 
-class _Loops(Scans):
+class _Loops(Loops):
     """Runs layers with the kernels' operator if it is loaded and has the cell, and others with ``scan``."""
 
     def __init__(self, has_kernels: bool) -> None:
@@ -148,7 +148,7 @@ class _Loops(Scans):
     def scan(
         self, step: nn.Module, state: list[Tensor], read: list[Tensor], weights: tuple[Tensor, ...]
     ) -> list[Tensor]:
-        """See :class:`raglane.kernels.graph.Scans`."""
+        """See :class:`raglane.kernels.graph.Loops`."""
         self.loops += 1
         # Inductor requires the number of rows, which is in the shapes of results, among the arguments.
         rows: Any = read[0].shape[1]

@@ -21,6 +21,7 @@ from torch import Tensor
 from raglane._utils.messages import require
 from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
 from raglane.export.signature import elements_of_padded, padded_of_elements
+from raglane.kernels import graph
 from raglane.kernels.contract import Request, Result
 from raglane.kernels.graph import Step, Table
 from raglane.segments import owners
@@ -34,7 +35,7 @@ _MOST = 2**31 - 1
 
 
 @dataclass
-class Loops:
+class Loops(graph.Loops):
     """Runs the layers of a model while it is traced, and keeps the steps of its Scans."""
 
     steps: list[Step] = field(default_factory=list)

@@ -256,10 +256,8 @@ class Gate:
         begin = len(tensors) - len(self._weights)
         check_layer(self.cell, offsets, tensors, len(self._weights), self.sizes, self.directions, depth)
         if tensors[0].shape[1] != self.input_size:
-            got, rule = (
-                f"{tensors[0].shape[1]} features",
-                f"a tensor of {self.input_size} features, as in the forward pass",
-            )
+            got = f"{tensors[0].shape[1]} features"
+            rule = f"a tensor of {self.input_size} features, as in the forward pass"
             raise ShapeError(message("input", got, rule, "do not replace its data before the backward pass"))
         spec = CELLS[self.cell]
         names = ["input", *(f"hx ({name})" for name in spec.states[: begin - 1])]

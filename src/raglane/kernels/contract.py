@@ -213,7 +213,9 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
         if index and request.dropout > 0:
             values = F.dropout(values, request.dropout, request.training)
         if drops_inputs:
-            values = values * _kept_features(request, values)
+            # The same mask for all elements of a sequence.
+            kept = F.dropout(values.new_ones(request.count, values.shape[1]), request.input_dropout)
+            values = values * segments.spread(kept, request.offsets, values.shape[0])
         result = run_layer(request.layer(index, values))
         results.append(result)
         if result.output is not None:
@@ -223,12 +225,6 @@ def run_layers(request: Request, run_layer: Callable[[Request], Result]) -> Resu
         tuple(torch.cat(parts) for parts in zip(*[result.state for result in results], strict=True)),
         tuple(states for result in results for states in result.states or ()) if request.need_states else None,
     )
-
-
-def _kept_features(request: Request, values: Tensor) -> Tensor:
-    """Return a dropout mask ``(N, D)`` that is the same for all elements of a sequence."""
-    kept = F.dropout(values.new_ones(request.count, values.shape[1]), request.input_dropout)
-    return segments.spread(kept, request.offsets, values.shape[0])
 
 
 RunDirection = Callable[[Request, Any, tuple[Tensor, ...], bool], DirectionResult]

@@ -147,10 +147,7 @@ def _schedule_for(candidate: Backend, schedule: str, dense: bool) -> str | None:
         return schedule if schedule in candidate.schedules else None
     if dense and "padded" in candidate.schedules:
         return "padded"
-    for name in _PREFERRED_SCHEDULES:
-        if name in candidate.schedules:
-            return name
-    return None
+    return next((name for name in _PREFERRED_SCHEDULES if name in candidate.schedules), None)
 
 
 def check_names(schedule: str, backend: str) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,18 +58,6 @@ def table_of(offsets: Tensor, total: int) -> Table:
     return Table(element, is_real, position * lengths.shape[0] + owner, lengths)
 
 
-class Loops(Protocol):
-    """Runs the loops of a graph: torch's ``scan``, or its replacement for another runtime."""
-
-    def run_layer(self, layer: Request, table: Table) -> Result | None:
-        """Run a whole layer by one operator; return None if the runtime has none for it."""
-
-    def run_loop(
-        self, step: Step, table: Table, prepared: Tensor, state: tuple[Tensor, ...], sizes: list[int], reverse: bool
-    ) -> list[Tensor]:
-        """Return the final states and the collected tensors ``(T, B, size)``; see :func:`run_steps`."""
-
-
 _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
 
 
@@ -91,8 +79,7 @@ def has_loops() -> bool:
 
 def run_layer(table: Table, layer: Request) -> Result:
     """Run one layer."""
-    loops = _loops.get()
-    whole = None if loops is None else loops.run_layer(layer, table)
+    whole = (_loops.get() or Loops()).run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table)) if whole is None else whole
 
 
@@ -104,16 +91,15 @@ def run_steps(
     ``prepared`` is the input ``(N, G)`` of the step, ``state`` ``(B, size)`` each. ``sizes`` are the columns of the
     collected tensors: of the output, and of the states if the step returns them twice.
     """
-    loops = _loops.get() or Scans()
-    results = loops.run_loop(step, table, prepared, state, sizes, reverse)
+    results = (_loops.get() or Loops()).run_loop(step, table, prepared, state, sizes, reverse)
     return tuple(results[: step.states]), [table.flat(part) for part in results[step.states :]]
 
 
-class Scans:
-    """The :class:`Loops` of torch: ``scan``."""
+class Loops:
+    """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
     def run_layer(self, layer: Request, table: Table) -> Result | None:  # noqa: ARG002
-        """Return None: torch has no operator of a layer on ragged batches."""
+        """Run a whole layer by one operator; return None without one, as torch for ragged batches."""
         return None
 
     def run_loop(
@@ -125,7 +111,7 @@ class Scans:
         sizes: list[int],  # noqa: ARG002
         reverse: bool,
     ) -> list[Tensor]:
-        """See :class:`Loops`."""
+        """Return the final states and the collected tensors ``(T, B, size)``; see :func:`run_steps`."""
         rows, is_real = table.padded(prepared), table.is_real
         if reverse:
             rows, is_real = rows.flip(0), is_real.flip(0)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,11 +120,9 @@ class Library:
         if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or not values.is_cpu:
             got = f"{values.dtype} on {values.device}, strides {values.stride()}"
             raise ArgumentError(message("values", got, "contiguous float32 or float64 on the CPU", "convert them"))
-        result, text = torch.empty_like(values), _messages.buffer
+        result = torch.empty_like(values)
         head = self.numbers[self.isa], DTYPES[values.dtype], _FUNCTIONS[function]
-        status = self.handle.raglane_apply(*head, values.data_ptr(), result.data_ptr(), values.numel(), text, _MESSAGE)
-        if status != 0:
-            _raise(status, text)
+        call("raglane_apply", *head, values.data_ptr(), result.data_ptr(), values.numel())
         return result
 
     def block(self, size_needed: int) -> ctypes.Array[ctypes.c_char] | None:
@@ -139,12 +137,9 @@ class Library:
 
     def multiply_registers(self, dtype: torch.dtype, rounds: int) -> int:
         """Run multiply-adds in registers, the peak for products, on all threads of a call; return their number."""
-        operations, text = ctypes.c_int64(), _messages.buffer
-        status = self.handle.raglane_multiply_registers(
-            self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds, ctypes.byref(operations), text, _MESSAGE
-        )
-        if status != 0:
-            _raise(status, text)
+        operations = ctypes.c_int64()
+        head = self.numbers[self.isa], DTYPES[dtype], self.threads(), rounds
+        call("raglane_multiply_registers", *head, ctypes.byref(operations))
         return operations.value
 
 
@@ -248,33 +243,25 @@ class _Messages(threading.local):
 _messages = _Messages()
 
 
-def call(name: str, fields: bytes) -> None:
-    """Call a function of the library with the fields of its struct; raise if it fails."""
-    text = _messages.buffer
-    status = getattr(library().handle, name)(fields, text, _MESSAGE)
+def call(name: str, *args: Any) -> None:
+    """Call a function of the library, e.g. with the fields of its struct; raise if it fails."""
+    buffer = _messages.buffer
+    status = getattr(library().handle, name)(*args, buffer, _MESSAGE)
     if status != 0:
-        _raise(status, text)
+        text = buffer.value.decode(errors="replace")
+        if status == _OUT_OF_MEMORY:
+            raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
+        raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 
 def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Call a function that packs weights, and return them."""
-    function, text, count = getattr(library().handle, name), _messages.buffer, ctypes.c_int64()
-    status = function(fields, None, ctypes.byref(count), text, _MESSAGE)
+    count = ctypes.c_int64()
+    call(name, fields, None, ctypes.byref(count))
     # torch's allocator aligns memory for vectors.
     memory = torch.empty(count.value, dtype=dtype, device="cpu")
-    if status == 0:
-        status = function(fields, memory.data_ptr(), ctypes.byref(count), text, _MESSAGE)
-    if status != 0:
-        _raise(status, text)
+    call(name, fields, memory.data_ptr(), ctypes.byref(count))
     return memory
-
-
-def _raise(status: int, buffer: ctypes.Array[ctypes.c_char]) -> NoReturn:
-    """Raise the error of a failed call."""
-    text = buffer.value.decode(errors="replace")
-    if status == _OUT_OF_MEMORY:
-        raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
-    raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 
 def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:

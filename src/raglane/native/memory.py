@@ -52,10 +52,7 @@ def contiguous(name: str, part: Tensor) -> Tensor:
             return copy
     except NO_MEMORY:
         pass  # the error is raised below
-    rule, fix = (
-        "a tensor with storage, which the cpu kernels read",
-        "pass a plain tensor, or choose backend='reference'",
-    )
+    rule, fix = "a tensor with storage, which C can read", "pass a plain tensor, or choose backend='reference'"
     raise ShapeError(message(name, f"a {type(part).__name__} without storage", rule, fix))
 
 

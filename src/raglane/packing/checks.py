@@ -228,7 +228,7 @@ def raise_unfit(sequences: tuple[Any, ...]) -> None:
                 fix = f"convert it with .to({expected})"
                 if fact == "trailing shape":
                     fix = "pass sequences of shape (L, *features) that differ only in L"
-                raise ShapeError(message(argument, f"{fact} {own}", f"{expected}, as in sequences[0]", fix))
+                raise ShapeError(message(argument, f"{fact} {own}", f"of {fact} {expected}, as in sequences[0]", fix))
 
 
 # -- flags and numbers ------------------------------------------------------------------------------------------------

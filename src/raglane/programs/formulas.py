@@ -17,16 +17,16 @@ def _plain(name: str) -> Callable[..., Columns]:
     return lambda g, *operands: g.each(name, *operands)
 
 
-def _add(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
-    return g.each("add", a, b if alpha == 1 else _scaled(g, b, alpha))
+def _linear(name: str, *, swaps: bool = False) -> Callable[..., Columns]:
+    """Return the formula of ``a + alpha * b``, ``a - alpha * b`` or, if it swaps them, ``b - alpha * a``."""
 
+    def formula(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
+        a, b = (b, a) if swaps else (a, b)
+        if alpha != 1:
+            b = float(b) * alpha if isinstance(b, float | int) else g.each("mul", b, float(alpha))
+        return g.each(name, a, b)
 
-def _sub(g: Graph, a: Number, b: Number, alpha: float = 1) -> Columns:
-    return g.each("sub", a, b if alpha == 1 else _scaled(g, b, alpha))
-
-
-def _scaled(g: Graph, a: Number, factor: float) -> Number:
-    return float(a) * factor if isinstance(a, float | int) else g.each("mul", a, float(factor))
+    return formula
 
 
 def _div(g: Graph, a: Number, b: Number, rounding_mode: str | None = None) -> Columns:
@@ -180,9 +180,9 @@ FORMULAS: dict[str, Callable[..., Columns]] = {
     "frac": lambda g, a: g.each("sub", a, _trunc(g, a)),
     "softshrink": _shrunk,
     "hardshrink": lambda g, a, bound=0.5: g.each("where", g.each("le", g.each("abs", a), float(bound)), 0.0, a),
-    "add": _add,
-    "sub": _sub,
-    "rsub": lambda g, a, b, alpha=1: _sub(g, b, a, alpha),
+    "add": _linear("add"),
+    "sub": _linear("sub"),
+    "rsub": _linear("sub", swaps=True),
     "div": _div,
     "maximum": _plain("max"),
     "minimum": _plain("min"),

@@ -194,20 +194,12 @@ def _larger(wins: str) -> _Rule:
 
 
 def _held(wins: str) -> _Rule:
-    def rule(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
-        return [(0, g.each("where", g.each(wins, *operands), d, 0.0))]
-
-    return rule
+    return lambda g, d, y, operands, wanted: [(0, g.each("where", g.each(wins, *operands), d, 0.0))]
 
 
 def _where(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:
-    truth = operands[0]
-    pairs = []
-    if wanted[1]:
-        pairs.append((1, g.each("where", truth, d, 0.0)))
-    if wanted[2]:
-        pairs.append((2, g.each("where", truth, 0.0, d)))
-    return pairs
+    branches: tuple[tuple[Columns | float, Columns | float], ...] = (d, 0.0), (0.0, d)
+    return [(i, g.each("where", operands[0], *branches[i - 1])) for i in (1, 2) if wanted[i]]
 
 
 def _pow(g: Graph, d: Columns, y: Columns, operands: list[Columns], wanted: list[bool]) -> _Pairs:

@@ -36,6 +36,7 @@ _BUILTINS = frozenset(
     "abs all any bool bytes complex dict divmod enumerate filter float int isinstance issubclass iter len list map max"
     " min next pow range reversed round slice sorted str sum super tuple zip Ellipsis NotImplemented __debug__".split()
 )
+_BUILTINS |= {name for name, part in vars(builtins).items() if hasattr(part, "with_traceback")}  # exceptions
 # Classes that a function may use: their instances are constants, or are visible to a trace.
 _MAKEABLE: tuple[type, ...] = (int, float, str, tuple, list, dict, BaseException)
 _MAKEABLE += (nn.Module, Tensor, torch.Size, torch.dtype, torch.device)
@@ -186,7 +187,7 @@ class _Walk:
         for name in sorted(_names_around(code)):
             if name in space:
                 read.append((name, self._around(space[name])))
-            elif hasattr(builtins, name) and name not in _BUILTINS and not _is_exception(name):
+            elif hasattr(builtins, name) and name not in _BUILTINS:
                 raise Unkept(f"it calls {name}, which may read what no key knows")
         consts = [
             self._code(part, space) if isinstance(part, types.CodeType) else self.value(part) for part in code.co_consts
@@ -233,11 +234,6 @@ def _computes(part: Any) -> bool:
     # Torch's functions of tensors have no module.
     is_of_torch = home is None and part.__qualname__ == f"_VariableFunctionsClass.{part.__name__}"
     return is_of_torch or (type(home) is str and home in _COMPUTING)
-
-
-def _is_exception(name: str) -> bool:
-    part = getattr(builtins, name)
-    return isinstance(part, type) and issubclass(part, BaseException)
 
 
 def _is_called(name: str, part: Any, bases: tuple[type, ...]) -> bool:

@@ -277,10 +277,8 @@ class Lowering:
             operands = tuple(self._piece(columns, runs, low, high) for columns, runs in parts)
             # A piece that continues the previous one is merged with it.
             begin = pieces[-1][0] if pieces else 0
-            if pieces and all(map(partial(_continues, width=low - begin), pieces[-1][1], operands)):
-                low = high
-                continue
-            pieces.append((low, operands))
+            if not pieces or not all(map(partial(_continues, width=low - begin), pieces[-1][1], operands)):
+                pieces.append((low, operands))
             low = high
         ends = [begin for begin, _ in pieces[1:]] + [node.width]
         for (begin, operands), end in zip(pieces, ends, strict=True):
@@ -365,9 +363,7 @@ def allocate(program: Program) -> Program:
         replace(instruction, results=moved(instruction.results), operands=moved(instruction.operands))
         for instruction in program.instructions
     ]
-    outputs = moved(place for place, _ in program.outputs)
-    widths = [width for _, width in program.outputs]
-    written = tuple(zip(outputs, widths, strict=True))
+    written = tuple([(moved([place])[0], width) for place, width in program.outputs])
     return Program(tuple(blocks), program.weights, tuple(instructions), written, moved(program.next_states))
 
 

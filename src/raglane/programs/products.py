@@ -25,8 +25,7 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     """Trace ``start + a @ b`` for ``(g, m, k)`` and ``(g, k, n)``; ``start`` are marks ``(g, m, n)``."""
     if tracer.is_known(a) and not tracer.is_known(b):
         turned = None if start is None else start.transpose(1, 2)
-        flipped = _batched(tracer, turned, _turn(tracer, b), _turn(tracer, a))
-        return _turn(tracer, flipped)
+        return _turn(tracer, _batched(tracer, turned, _turn(tracer, b), _turn(tracer, a)))
     marks = tracer.marks(a)
     groups, m, k = marks.shape
     n = b.shape[2]
@@ -39,8 +38,7 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     held = None if tracer.is_known(b) else tracer.marks(b)
     if held is not None and not bool((held >> SHIFT == FREE).all()):
         return _rows_with_rows(tracer, start, marks, held)
-    both = [marks.reshape(-1, k), start.reshape(-1, n)]
-    aligned = align(both, tracer.rows)
+    aligned = align([marks.reshape(-1, k), start.reshape(-1, n)], tracer.rows)
     columns, begin = aligned.columns
     chosen = which[torch.from_numpy(aligned.chosen)]
     weight = _copied_weight(tracer, held[chosen]) if held is not None else _known_weight(tracer, b, chosen)
@@ -48,10 +46,15 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     return tracer.wrap(aligned.marks(found.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
 
 
-def _turn(tracer: Tracer, part: Any) -> Tensor:
+def _viewed(tracer: Tracer, part: Any, function: Any, *args: int) -> Tensor:
+    """Return a view of a tensor by an operation of torch."""
     if tracer.is_known(part):
-        return tracer.note(torch.ops.aten.transpose.int, part, 1, 2)
-    return tracer.wrap(tracer.marks(part).transpose(1, 2), part.dtype)
+        return tracer.note(function, part, *args)
+    return tracer.wrap(function(tracer.marks(part), *args), part.dtype)
+
+
+def _turn(tracer: Tracer, part: Any) -> Tensor:
+    return _viewed(tracer, part, torch.ops.aten.transpose.int, 1, 2)
 
 
 def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
@@ -131,9 +134,7 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
 
 def _one(part: Any, tracer: Tracer) -> Any:
     """Return ``(m, k)`` as ``(1, m, k)``."""
-    if tracer.is_known(part):
-        return tracer.note(torch.ops.aten.unsqueeze.default, part, 0)
-    return tracer.wrap(tracer.marks(part).unsqueeze(0), part.dtype)
+    return _viewed(tracer, part, torch.ops.aten.unsqueeze.default, 0)
 
 
 def _matrices(is_batched: bool) -> Callable[..., Tensor]:
@@ -153,11 +154,7 @@ def _matrices(is_batched: bool) -> Callable[..., Tensor]:
 
 
 def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
-    column = (
-        tracer.note(torch.ops.aten.unsqueeze.default, b, 1)
-        if tracer.is_known(b)
-        else tracer.wrap(tracer.marks(b).unsqueeze(1), b.dtype)
-    )
+    column = _viewed(tracer, b, torch.ops.aten.unsqueeze.default, 1)
     found = _batched(tracer, None, _one(a, tracer), _one(column, tracer))
     return tracer.wrap(tracer.marks(found)[0, :, 0], tracer.dtype)
 

@@ -26,6 +26,7 @@ treat all but 0 as true. NaN propagates through every operation, including ``max
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -160,14 +161,10 @@ def printed(program: Program) -> str:
 
 
 def _names(program: Program) -> list[str]:
-    names, locals_ = [], 0
-    for block in program.blocks:
-        if block.kind == "local":
-            names.append(_letter(locals_))
-            locals_ += 1
-        else:
-            names.append(f"{_GIVEN[block.kind]}{block.index}")
-    return names
+    letters = map(_letter, itertools.count())
+    return [
+        next(letters) if block.kind == "local" else f"{_GIVEN[block.kind]}{block.index}" for block in program.blocks
+    ]
 
 
 def _letter(number: int) -> str:

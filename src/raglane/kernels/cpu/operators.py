@@ -23,12 +23,6 @@ _PADDED = 2 + _WEIGHTS
 _TENSORS = "Tensor h, Tensor? c, " + ", ".join(f"Tensor? w{index}" for index in range(_WEIGHTS))
 
 
-def _padded(request: Request, weights: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """Return states and weights, padded with None."""
-    states = (*request.initial(), None)[:2]
-    return (*states, *weights, *([None] * (_WEIGHTS - len(weights))))
-
-
 def _layer_of(
     cell: str, values: Tensor, offsets: Tensor, padded: tuple[Tensor | None, ...], checkpoint_every: int
 ) -> tuple[Layer, tuple[Tensor | None, ...]]:
@@ -142,7 +136,9 @@ def run(
         request.cell.name,
         request.values,
         request.offsets,
-        *_padded(request, weights),
+        *(*request.initial(), None)[:2],
+        *weights,
+        *[None] * (_WEIGHTS - len(weights)),
         need_output,
         save,
         need_c,

@@ -96,18 +96,11 @@ def run_lowered(
     over: Mapping[int, Tensor] = {},
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
-    nodes = lowered.given.get
-    return run(
-        lowered.program,
-        offsets=offsets,
-        ascending=ascending,
-        elements=[given[node] for node in nodes("element", ())],
-        sequences=[given[node] for node in nodes("sequence", ())],
-        states=[given[node] for node in nodes("state", ())],
-        vectors=[given[node] for node in nodes("vector", ())],
-        weights=[weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights],
-        over=over,
-    )
+    inputs: Any = {
+        name: [given[node] for node in lowered.given.get(kind, ())] for name, kind in zip(_INPUTS, KINDS, strict=False)
+    }
+    turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
+    return run(lowered.program, offsets=offsets, ascending=ascending, **inputs | {"weights": turned}, over=over)
 
 
 # ---- the program as integers --------------------------------------------------------------------------------------
