@@ -1,4 +1,4 @@
-"""The helpers see what they are there to see: a page with one fault of each kind."""
+"""The checks find each kind of fault in a page."""
 
 from __future__ import annotations
 

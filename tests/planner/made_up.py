@@ -14,9 +14,11 @@ from raglane.kernels.dispatch import override
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration, probe
 from raglane.planner.model import Floats, Profile, Way, features
+from raglane.planner.rows import Row
 from raglane.ragged import Ragged
 
 Costs = Callable[[Way, str], Floats]
+ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
 
 
 class Measured(NamedTuple):

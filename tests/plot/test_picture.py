@@ -1,12 +1,16 @@
-"""A picture shows and saves itself, in a theme, and does not change the state of matplotlib."""
+"""Files, themes and errors of pictures, and the global state of matplotlib."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from matplotlib import image, rcParams
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
@@ -15,7 +19,7 @@ import raglane as rl
 from drawings import SIX
 from raglane import plot
 from raglane._utils.drawing import DARK, LIGHT
-from raglane.errors import ArgumentError
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 
 
 def test_saved_as_svg_and_png_the_same_each_time(tmp_path: Path) -> None:
@@ -30,9 +34,7 @@ def test_saved_as_svg_and_png_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_a_picture_but_not_one_in_the_callers_axes() -> None:
-    shown = plot.packed(SIX)._repr_svg_()
-    assert shown is not None
-    assert "<svg" in shown
+    assert "<svg" in str(plot.packed(SIX)._repr_svg_())
     assert plot.packed(SIX, axes=Figure().add_subplot())._repr_svg_() is None
 
 
@@ -68,7 +70,7 @@ def test_drawn_into_axes_of_the_caller() -> None:
 
 def test_no_global_state_of_matplotlib() -> None:
     sys.modules.pop("matplotlib.pyplot", None)
-    # To ask for the backend is to choose one.
+    # Reading the backend would choose one.
     before = {name: rcParams[name] for name in rcParams if name != "backend"}
     plot.schedules(SIX)._repr_svg_()
     plot.histogram(SIX)._repr_svg_()
@@ -78,11 +80,12 @@ def test_no_global_state_of_matplotlib() -> None:
 
 
 def test_without_matplotlib_every_error_says_what_to_install() -> None:
-    """In a process of its own, which has loaded none of its modules before."""
     code = """
 import sys
 sys.modules["matplotlib"] = None
 import raglane as rl
+rl.plot.padded
+assert "raglane.nn" not in sys.modules
 half = rl.Ragged([[0.5]])
 rows, kernels = [{"method": "a", "fill": 1, "seconds": 1}], [{"name": "a", "intensity": 1, "rate": 1}]
 calls = [lambda draw=draw: draw([3, 2]) for draw in (rl.plot.padded, rl.plot.packed, rl.plot.lanes, rl.plot.schedules)]
@@ -99,13 +102,6 @@ for call in calls:
     assert done.stdout.splitlines() == ["matplotlib is not installed. Fix: pip install 'raglane[plot]'."] * 11
 
 
-def test_the_package_loads_without_matplotlib() -> None:
-    unwanted = "[name for name in ('matplotlib', 'raglane.nn') if name in sys.modules]"
-    code = f"import sys, raglane as rl; rl.plot.padded; print({unwanted})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"name: got 'blue'; the rule: one of light, dark"), plot.theme("blue"):
         pass
@@ -113,3 +109,61 @@ def test_wrong_names(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"path: got .*; the rule: a name that ends in \.svg or \.png"):
             plot.packed(SIX).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+_HALVES = rl.Ragged.from_flat(torch.full((3,), 0.5), lengths=[2, 1])
+_TIME = {"method": "a", "fill": 0.5, "seconds": 1e-6}
+_KERNEL = {"name": "a", "intensity": 1.0, "rate": 1e9}
+
+
+def _roofline(**given: Any) -> Any:
+    return plot.roofline(**{"kernels": [_KERNEL], "peak": 1e11, "bandwidth": 1e10, **given})
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: plot.padded([3, 2], labels=["abc"]), ShapeError, "labels: got 1 lists; the rule: one label for each"),
+        (lambda: plot.packed([3, 2], labels=["abc", "d"]), ShapeError, "labels: got 1 for sequence 1; .* it has 2"),
+        (lambda: plot.padded([1], labels=[5]), ArgumentTypeError, "labels: got 5 for sequence 0"),
+        (lambda: plot.padded([2**20] * 9), ArgumentError, "lengths: got 9,437,184; .* at most 8,388,608 elements"),
+        (lambda: plot.schedules([1], axes=Figure().add_subplot()), ShapeError, "axes: got 1 axes; the rule: 5"),
+        (lambda: plot.lanes([1], threads=0), ArgumentError, "threads: got 0; the rule: at least 1"),
+        (lambda: plot.histogram([1], 0), ArgumentError, "batch_size: got 0; the rule: at least 1"),
+        (lambda: plot.waste([1], []), ArgumentError, "batch_sizes: got none"),
+        (lambda: plot.times([]), ArgumentError, "rows: got none; the rule: a list of mappings with method, fill, sec"),
+        (lambda: plot.times(_TIME), ArgumentTypeError, "rows: got"),  # type: ignore[arg-type]
+        (lambda: plot.times([_TIME, 3]), ArgumentTypeError, r"rows\[1\]: got 3"),  # type: ignore[list-item]
+        (lambda: plot.times([{"method": "a"}]), ArgumentError, r"rows\[0\]: got the keys 'method'; .* Fix: add fill"),
+        (lambda: plot.times([{**_TIME, "fill": 40}]), ArgumentError, r"rows\[0\]\['fill'\]: got 40; the rule: above 0"),
+        (
+            lambda: plot.times([_TIME | {"method": str(n)} for n in range(41)]),
+            ArgumentError,
+            "rows: got 41 names",
+        ),
+        (lambda: _roofline(peak=0), ArgumentError, "peak: got 0; the rule: a number above 0"),
+        (lambda: _roofline(kernels=[_KERNEL | {"rate": math.inf}]), ArgumentError, r"kernels.0.\['rate'\]: got inf"),
+        (lambda: plot.attention(torch.ones(3)), ArgumentTypeError, "weights: got"),  # type: ignore[arg-type]
+        (lambda: plot.attention(_HALVES * 3), ArgumentError, "weights: got 1.5; the rule: numbers from 0 to 1"),
+        (lambda: plot.attention(_HALVES.long()), ArgumentTypeError, "weights: got torch.int64; the rule: floats"),
+        (lambda: plot.norms(rl.Ragged([torch.ones(3, 2, 2)])), ShapeError, r"states: got elements of shape \(2, 2\)"),
+        (lambda: plot.gates({}), ArgumentError, "activity: got none; the rule: at least one Ragged"),
+        (lambda: plot.gates({"f": 3}), ArgumentTypeError, r"activity\['f'\]: got 3"),  # type: ignore[dict-item]
+        (lambda: plot.gates({"i": _HALVES, "f": _HALVES[:1]}), ShapeError, "gate f: got 1 sequences; .* gate i has, 2"),
+        (lambda: plot.norms({"h": _HALVES}, axes=Figure().subplots(2)), ShapeError, "axes: got 2 axes; the rule: 1"),
+    ],
+)
+def test_errors_teach(call: Callable[[], Any], kind: type[RaglaneError], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert " Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize("draw", [plot.padded, plot.packed, plot.lanes, plot.schedules, plot.histogram, plot.waste])
+def test_lengths_are_read_as_cost_reads_them(draw: Callable[[Any], Any]) -> None:
+    for wrong in ([3, -1], [3.0], [[1, 2]], 5, "3", None, [torch.zeros(3)]):
+        with pytest.raises(RaglaneError) as expected:
+            rl.cost(wrong)
+        with pytest.raises(type(expected.value)) as caught:
+            draw(wrong)
+        assert str(caught.value) == str(expected.value)

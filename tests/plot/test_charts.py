@@ -1,4 +1,4 @@
-"""The histogram counts lengths, and waste is that of rl.cost for the batches of the sampler."""
+"""Charts of lengths, of the waste of batches, and of measurements."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ def _bars(axes: Any) -> dict[float, float]:
     return {bar.get_x(): bar.get_height() for bar in axes.patches if bar.get_height()}
 
 
-def _lines(picture: plot.Picture) -> dict[str, Any]:
-    return {str(line.get_label()): line for line in picture.axes[0].lines}
-
-
 def test_bars_count_sequences_and_the_line_adds_them_up() -> None:
     counts, shares = plot.histogram(EIGHT).axes
     line: Any
@@ -34,20 +30,15 @@ def test_bars_count_sequences_and_the_line_adds_them_up() -> None:
     assert list(zip(*quantiles.get_data(), strict=True)) == [(5, 50), (8, 90), (8, 99)]
 
 
-def test_quantiles_are_those_of_numpy() -> None:
-    lengths = np.random.default_rng(0).integers(0, 5_000, 999)
-    _, shares = plot.histogram(lengths).axes
-    quantiles: Any = shares.lines[1]
-    known = [np.quantile(lengths, share, method="inverted_cdf") for share in (0.5, 0.9, 0.99)]
-    assert list(quantiles.get_xdata()) == known
-
-
 def test_few_wide_bars_still_count_everything() -> None:
     lengths = np.random.default_rng(0).integers(0, 100_000, 500)
-    counts, _ = plot.histogram(lengths).axes
+    counts, shares = plot.histogram(lengths).axes
     assert len(counts.patches) <= 51
     assert sum(_bars(counts).values()) == 500
     assert "2,000 to a bar" in counts.get_xlabel()
+    quantiles: Any = shares.lines[1]
+    expected = [np.quantile(lengths, share, method="inverted_cdf") for share in (0.5, 0.9, 0.99)]
+    assert list(quantiles.get_xdata()) == expected
 
 
 def test_borders_are_those_of_the_batches() -> None:
@@ -58,6 +49,10 @@ def test_borders_are_those_of_the_batches() -> None:
     drawn: list[Any] = list(counts.lines)
     assert [line.get_xdata()[0] for line in drawn] == borders == [1.5, 5, 6.5]
     assert len(plot.histogram(lengths, 8).axes[0].lines) == 0
+
+
+def _lines(picture: plot.Picture) -> dict[str, Any]:
+    return {str(line.get_label()): line for line in picture.axes[0].lines}
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [7], [0, 0, 0]])
@@ -90,3 +85,37 @@ def test_sizes_of_batches() -> None:
     for count, sizes in ((0, [1]), (1, [1]), (9, [1, 2, 4, 8]), (5_000, [2**power for power in range(10)])):
         assert list(_lines(plot.waste([1] * count))["random"].get_xdata()) == sizes
     assert list(_lines(plot.waste(EIGHT, np.array([8, 2])))["random"].get_xdata()) == [2, 8]
+
+
+def test_times_are_lines_over_fill() -> None:
+    rows = [
+        {"method": "lanes", "fill": 1.0, "seconds": 2e-6},
+        {"method": "padded", "fill": 0.5, "seconds": 8e-6, "cell": "lstm"},
+        {"method": "lanes", "fill": 0.25, "seconds": 1e-6},
+    ]
+    axes = plot.times(rows).axes[0]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines == {
+        "lanes": [[25, pytest.approx(1)], [100, pytest.approx(2)]],
+        "padded": [[50, pytest.approx(8)]],
+    }
+    assert axes.get_ylabel() == "time per element (µs)"
+    looks = plot.times([{"method": f"m{place}", "fill": 1.0, "seconds": 1e-6} for place in range(40)]).axes[0].lines
+    assert len({(line.get_color(), line.get_marker()) for line in looks}) == 40
+    for seconds, unit in ((3.0, "s"), (3e-3, "ms"), (3e-9, "ns"), (3e-13, "ns")):
+        label = plot.times([{"method": "a", "fill": 1, "seconds": seconds}]).axes[0].get_ylabel()
+        assert label == f"time per element ({unit})"
+
+
+def test_the_roof_has_its_corner_where_memory_and_peak_meet() -> None:
+    kernels = [{"name": "a", "intensity": 1, "rate": 10e9}, {"name": "$b", "intensity": 50.0, "rate": 25e9}]
+    axes = plot.roofline(kernels, peak=100e9, bandwidth=20e9).axes[0]
+    roof, *points = axes.lines
+    left, corner, right = roof.get_xydata().tolist()
+    assert corner == [5, 100e9]
+    assert left[1] == left[0] * 20e9
+    assert right[1] == 100e9
+    assert [point.get_xydata().tolist() for point in points] == [[[1, 10e9]], [[50, 25e9]]]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["a: 50 %", "$b: 25 %"]

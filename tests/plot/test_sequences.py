@@ -1,4 +1,4 @@
-"""The pictures of layouts show the elements of the schedules, and the counts of rl.cost."""
+"""Pictures of layouts show the elements of the schedules; pictures of activity show numbers and colours."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.patches import Rectangle
 from torch.nn.utils.rnn import pack_sequence
 
 import raglane as rl
-from drawings import EIGHT, SIX
+from drawings import EIGHT, texts_at
 from raglane import plot
+from raglane._utils.drawing import VERMILION
 from raglane.plot.cells import color_of
 from raglane.schedules import SCHEDULES, Table
 from strategies import lengths as some_lengths
@@ -25,19 +27,15 @@ _Place = tuple[float, float]
 
 
 def _bars(axes: Axes, kind: str) -> dict[tuple[int, ...], Rectangle]:
-    """The rectangles of a kind by the numbers in their labels, which no legend shows."""
+    """The rectangles of a kind by the numbers in their labels."""
     named = [
         (str(bar.get_label()).removeprefix("_").split(), bar) for bar in axes.patches if isinstance(bar, Rectangle)
     ]
     return {tuple(map(int, name[1:])): bar for name, bar in named if name[0] == kind}
 
 
-def _texts(axes: Axes) -> dict[_Place, str]:
-    return {text.get_position(): text.get_text() for text in axes.texts}
-
-
 def _cells(table: Table, lengths: list[int], real: bool) -> dict[tuple[int, int], _Place]:
-    """Where each element belongs that a schedule computes: its time, and its row."""
+    """Return the time and row of each real element, or each padded one, of a schedule."""
     time = torch.repeat_interleave(torch.arange(table.steps), table.rows_per_step)
     rows = zip(*(part.tolist() for part in (table.sequence, table.step, time, table.row)), strict=True)
     return {(s, step): (t, row) for s, step, t, row in rows if (step < lengths[s]) == real}
@@ -60,6 +58,8 @@ def _check(axes: Axes, name: str, lengths: list[int], lanes: int | None = None) 
 
 @settings(max_examples=10)
 @given(lengths=some_lengths(5, 6))
+@example(lengths=[])
+@example(lengths=[0, 0])
 def test_every_element_stands_where_the_schedule_computes_it(lengths: list[int]) -> None:
     _check(plot.padded(lengths).axes[0], "padded", lengths)
     _check(plot.packed(lengths).axes[0], "packed", lengths)
@@ -68,18 +68,10 @@ def test_every_element_stands_where_the_schedule_computes_it(lengths: list[int])
         _check(axes, name, lengths, 3)
 
 
-def test_the_numbers_at_the_side_of_padding() -> None:
-    axes = plot.padded(SIX).axes[0]
-    side = axes.texts[-1].get_text()
-    for words in ("padded: 54 multiplications, 48 additions", "packed: 32 multiplications, 26 additions", "22 and 22"):
-        assert words in side
-    assert axes.get_title(loc="left") == "6 sequences, padded: 54 elements, 22 of them padding"
-
-
 def test_an_element_has_its_number_or_its_label() -> None:
     lengths = [3, 0, 2]
     numbers = {(0.5, 0.5): "0", (1.5, 0.5): "1", (2.5, 0.5): "2", (0.5, 2.5): "3", (1.5, 2.5): "4"}
-    assert {place: text for place, text in _texts(plot.padded(lengths).axes[0]).items() if place in numbers} == numbers
+    assert numbers.items() <= texts_at(plot.padded(lengths).axes[0]).items()
     words = plot.padded(lengths, labels=["abc", [], ["d", 1.5]]).axes[0]
     assert [text.get_text() for text in words.texts[:-1]] == ["a", "b", "c", "d", "1.5"]
     values = rl.Ragged.from_flat(torch.tensor([7, 8, 9, 10, 11]), lengths=lengths)
@@ -95,7 +87,7 @@ def test_data_and_batch_sizes_are_those_of_torch() -> None:
     ticks = [tick.get_text().split() for tick in axes.get_xticklabels()]
     assert [int(size) for size, _ in ticks] == packed.batch_sizes.tolist()
     assert [int(step) for _, step in ticks] == list(range(9))
-    strip = sorted((place[0], text) for place, text in _texts(axes).items() if place[1] == -1)
+    strip = sorted((place[0], text) for place, text in texts_at(axes).items() if place[1] == -1)
     assert [int(text) for _, text in strip] == packed.data.tolist()
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["data", "1", "3", "0", "2"]
 
@@ -111,17 +103,6 @@ def test_lanes_stand_by_thread_and_end_idle() -> None:
     assert Counter(text.get_text() for text in axes.texts) == {str(s): n for s, n in enumerate(EIGHT)}
     crowded = plot.lanes([3, 2], 2, threads=9).axes[0]
     assert [tick.get_text() for tick in crowded.get_yticklabels()] == ["thread 0, 0", "thread 1, 1"]
-
-
-def test_titles_of_schedules_are_what_cost_counts() -> None:
-    picture = plot.schedules(EIGHT, 4)
-    for axes, count in zip(picture.axes, rl.cost(EIGHT, lanes=4).values(), strict=True):
-        waste = f" {count.waste} of them waste," if count.waste else ""
-        title = f"{count.schedule}: {count.elements} elements,{waste} {count.steps} steps"
-        assert axes.get_title(loc="left") == title
-    scales = {(round(axes.bbox.width / axes.get_xlim()[1], 6)) for axes in picture.axes[1:]}
-    heights = {round(axes.bbox.height / axes.get_ylim()[0], 6) for axes in picture.axes[1:]}
-    assert len(scales) == len(heights) == 1
 
 
 @pytest.mark.parametrize("longest", [60, 10_000])
@@ -149,29 +130,8 @@ def test_of_more_than_200_a_sample_is_drawn_and_the_picture_says_so() -> None:
     assert "drawn" not in plot.padded(lengths[:200]).axes[0].get_xlabel()
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-def test_nothing_is_drawn_of_nothing(lengths: list[int]) -> None:
-    for picture in (plot.padded(lengths), plot.packed(lengths), plot.lanes(lengths), plot.schedules(lengths)):
-        for axes in picture.axes:
-            assert all(bar.get_width() == 0 for bar in axes.patches if isinstance(bar, Rectangle))
-        picture.figure.canvas.draw()
-
-
-def test_lengths_of_every_kind_give_the_same_picture() -> None:
-    titles = [
-        plot.packed(lengths).axes[0].get_title(loc="left")
-        for lengths in (
-            [4, 0, 2],
-            np.array([4, 0, 2], dtype=np.uint8),
-            torch.tensor([4, 0, 2]),
-            rl.Ragged.from_flat(torch.zeros(6, 3), lengths=[4, 0, 2]),
-        )
-    ]
-    assert titles == ["3 sequences, packed: 6 elements, 4 steps, no padding"] * 4
-
-
 def _luminance(color: Any) -> float:
-    """As WCAG 2 defines it."""
+    """The relative luminance of WCAG 2."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
     return float(np.dot((0.2126, 0.7152, 0.0722), linear))
 
@@ -182,5 +142,69 @@ def test_every_sequence_of_21_has_a_colour_on_which_its_text_can_be_read() -> No
     colors = {bar.get_xy(): bar.get_facecolor() for bar in _bars(axes, "element").values()}
     inks = {text.get_position(): text.get_color() for text in axes.texts}
     for (x, y), color in colors.items():
-        light, dark = sorted((_luminance(color), _luminance(inks[x + 0.5, y + 0.5])), reverse=True)
+        dark, light = sorted((_luminance(color), _luminance(inks[x + 0.5, y + 0.5])))
         assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+_FOUR = [3, 0, 1, 2]
+
+
+def _colors(axes: Any) -> Any:
+    """``(rows, columns, 4)``, from shapes or from an image."""
+    return np.asarray(axes.collections[0].get_array() if axes.collections else axes.images[0].get_array())
+
+
+def _batch(features: int | None = None, lengths: list[int] = _FOUR) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.rand(sum(lengths), *([features] if features else [])), lengths=lengths)
+
+
+def test_weights_of_each_head_stand_at_their_elements() -> None:
+    pooling = rl.nn.AttentionPooling(6, heads=3)
+    weights = pooling.weights(_batch(6))
+    picture = plot.attention(weights)
+    assert [axes.get_title(loc="left").split(":")[0] for axes in picture.axes] == [
+        f"attention, head {head}" for head in range(3)
+    ]
+    for head, axes in enumerate(picture.axes):
+        expected = {
+            (step + 0.5, row + 0.5): f"{weight:.2g}"
+            for row, sequence in enumerate(weights.to_list())
+            for step, weight in enumerate(sequence[:, head].tolist())
+        }
+        assert texts_at(axes) == expected
+
+
+@pytest.mark.parametrize("lengths", [_FOUR, [7 * place for place in range(90)]], ids=["shapes", "an image"])
+def test_colours_follow_the_numbers_and_end_with_their_sequence(lengths: list[int]) -> None:
+    gate = _batch(1, lengths)
+    colors = _colors(plot.gates({"forget": gate}).axes[0])
+    expected = colormaps["viridis"](gate.to_padded()[0][:, :, 0].double().numpy())
+    expected[~gate.mask().numpy()] = 0
+    assert np.allclose(colors, expected)
+
+
+def test_gates_are_means_and_norms_are_norms() -> None:
+    batch = _batch(5)
+    values = batch.values.double()
+    norms = values.square().sum(1).sqrt()
+    pictures = plot.gates({"i": batch}), plot.norms({"h": batch, "c": batch})
+    assert [axes.get_title(loc="left") for axes in pictures[1].axes] == [f"norm of {s}: 4 sequences" for s in "hc"]
+    for picture, numbers in zip(pictures, (values.mean(1), norms), strict=True):
+        shown = [text.get_text() for text in picture.axes[0].texts]
+        assert shown == [f"{number:.3g}" if number >= 1 else f"{number:.2g}" for number in numbers.tolist()]
+
+
+def test_labels_stand_in_the_elements() -> None:
+    axes = plot.attention(_batch(), labels=["abc", "", ["$d"], ["e", "long" * 20]]).axes[0]
+    texts = texts_at(axes)
+    assert [texts[0.5, 0.5], texts[2.5, 0.5], texts[0.5, 2.5], texts[0.5, 3.5]] == ["a", "c", "$d", "e"]
+    assert texts[1.5, 3.5].endswith("…")
+
+
+def test_what_is_not_finite_is_red_and_counted() -> None:
+    states = rl.Ragged([torch.tensor([[1.0], [float("nan")]]), torch.tensor([[float("-inf")]])])
+    axes = plot.norms({"h": states}).axes[0]
+    colors = _colors(axes)
+    assert [tuple(colors[place]) for place in ((0, 1), (1, 0))] == [to_rgba(VERMILION)] * 2
+    assert tuple(colors[0, 0]) == colormaps["viridis"](1.0)
+    assert axes.get_title(loc="left") == "norm of h: 2 sequences, not finite at 2 elements (red)"
