@@ -71,7 +71,6 @@ def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--out"),
         (["--out", "{}/new", "--parts", "speed,nothing"], "got 'nothing'"),
         (["--out", "{}/new", "--minutes", "nan"], "--minutes: got nan"),
         (["--out", "{}/file"], "--out: "),
@@ -147,11 +146,8 @@ def test_a_device_that_is_unusable_ends_the_process(tmp_path: Path) -> None:
 
 def test_a_wrong_answer_of_ours_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong answer of torch is not a fault, but it is not timed."""
-    case = speed.cases(True)[0]
-    row = speed._run(_context(), case)
-    assert "fault" not in row
-    assert set(row["milliseconds"]) == {"ours", "ours padded", "torch packed", "torch padded", "torch masked"}
-    steps = speed._steps
+    case, steps = speed.cases(True)[0], speed._steps
+    assert "fault" not in speed._run(_context(), case)
 
     def wrong(*given: Any) -> dict[str, speed.Step]:
         found = steps(*given)

@@ -135,7 +135,7 @@ def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp
         if task == "forecast":
             answers = answers.last(empty=float("nan"))
         expected = answers if isinstance(answers, Tensor) else answers.values
-        commands = [[program, folder]]
+        commands: list[list[Any]] = [[program, folder]]
         if (task, number) == ("forecast", 0):
             commands.append([sys.executable, PYTHON, folder])
         for command in commands:

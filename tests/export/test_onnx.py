@@ -276,8 +276,6 @@ def test_float64_is_float64_throughout(tmp_path: Path) -> None:
     assert exported.verified.largest_difference < 1e-13
 
 
-# ---- every cell ------------------------------------------------------------------------------------------------------
-
 VARIANTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "deep": [(kind, {"num_layers": 2, "bidirectional": True}) for kind in KINDS],
     "clipped": [(kind, {"bidirectional": True, "clip": 0.5}) for kind in GATED],

@@ -102,10 +102,8 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
             fitted = Preprocessor.fit(changed(read, labels=("p", "q")), task="classify", missing=missing)
             built = ModelConfig.of(Settings(missing=missing), fitted).encoder().recurrent
             assert layer_of(Settings(missing=missing), contents, Settings().embedding).input_size == built.input_size
-        told = dict(data_facts(contents))
-        assert (
-            told["besides"] == "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
-        )
+        told = "'age' (numbers per sequence), 'colour' (categories per element, 2 different, 1 missing)"
+        assert dict(data_facts(contents))["besides"] == told
     found = json.loads(as_json(_inspect(contents)))["data"]["beside"]
     assert found == [
         {"name": "age", "per": "sequence", "categories": None, "missing": 0},
@@ -129,23 +127,19 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     assert words_of(settings) == words
     names = ColumnNames(label="my label", features=["a", "b"])
     line = train_line(Path("-odd name.csv"), "features", "csv", names, Settings())
-    assert line == (
-        "raglane train './-odd name.csv' --batch-size 32 --label-column 'my label' --feature-column a "
-        "--feature-column b --format csv"
-    )
+    columns = "--label-column 'my label' --feature-column a --feature-column b"
+    assert line == f"raglane train './-odd name.csv' --batch-size 32 {columns} --format csv"
     default = train_line(None, "features", None, ColumnNames(), Settings(batch_size=8))
-    assert default == "raglane train --batch-size 8"
     lengths = train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings())
-    assert lengths == "raglane train DATA --batch-size 32"
+    assert (default, lengths) == ("raglane train --batch-size 8", "raglane train DATA --batch-size 32")
 
 
 def test_the_command_follows_the_recommendation() -> None:
     found = _inspect(_contents(), hidden_size=32)
     best = found.plan.best
     assert (found.settings.batch_size, found.settings.bucket) == (best.batch_size, best.grouped) == (256, True)
-    assert found.command == (
-        "raglane train 'my data.csv' --hidden-size 32 --batch-size 256 --bucket --missing zero --threads 2"
-    )
+    options = "--hidden-size 32 --batch-size 256 --bucket --missing zero --threads 2"
+    assert found.command == f"raglane train 'my data.csv' {options}"
     plain = recommended(Settings(bucket=True), replace(best, grouped=False), replace(_contents(), features=()))
     assert (plain.bucket, plain.missing) == (False, "error")
 

@@ -89,8 +89,7 @@ def test_a_folder_of_texts_is_no_file_of_lengths(tmp_path: Path) -> None:
     (folder / "dog.txt").write_text("rex\n")
     found = _read(folder)
     assert (found.kind, found.lengths.tolist()) == ("tokens", [3, 5, 3])
-    assert found.labels is not None
-    assert found.labels.counts == {"cat": 2, "dog": 1}
+    assert found.labels == reading.labels_of("sequence", {"cat": 2, "dog": 1})
 
 
 def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
@@ -103,16 +102,12 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
     if kind == "channels":
         steps = [[[1.0, float("nan")] if random.random() < 0.2 else [0.5, 2.0] for _ in range(n)] for n in lengths]
         return pa.array(steps, pa.list_(pa.list_(pa.float32())))
-    values: list[list[float]] = [random.normal(size=n).tolist() for n in lengths]
-    values[0][0] = float("inf")
-    values[1:2] = [[1e39]]
-    numbers = {"float32": pa.float32(), "float64": pa.float64(), "int16": pa.int16()}
     if kind == "int16":
-        return pa.array([[int(one) for one in random.integers(0, 9, n)] for n in lengths], pa.list_(pa.int16()))
-    name = kind.removeprefix("large-")
-    if name == "float32":
-        values = [[min(one, 3e38) if one != float("inf") else one for one in entry] for entry in values]
-    return pa.array(values, (pa.large_list if kind.startswith("large-") else pa.list_)(numbers[name]))
+        return pa.array([random.integers(0, 9, n).tolist() for n in lengths], pa.list_(pa.int16()))
+    values = [random.normal(size=n).tolist() for n in lengths]
+    values[0][0], values[1] = float("inf"), [3e38 if kind == "float32" else 1e39]
+    make = pa.large_list if kind == "large-float64" else pa.list_
+    return pa.array(values, make(pa.float32() if kind == "float32" else pa.float64()))
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
@@ -183,10 +178,8 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     assert any("no labels are read" in note for note in found.notes)
     with pytest.raises(DataError, match="no column 'kind'"):
         _read(path, label="kind")
-    csv = write_steps(tmp_path / "ok.csv")
-    labels = _read(csv).labels
-    assert labels is not None
-    assert labels.counts == {"x": 6, "y": 6}
+    labels = _read(write_steps(tmp_path / "ok.csv")).labels
+    assert labels == reading.labels_of("sequence", {"x": 6, "y": 6})
 
 
 def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
@@ -247,5 +240,4 @@ def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: 
         assert found.lengths.tolist() == wanted.lengths.tolist()
         assert (found.kind, found.vocabulary, found.features) == (wanted.kind, wanted.vocabulary, wanted.features)
         assert found.labels == wanted.labels
-    assert found.labels is not None
-    assert (found.labels.of, found.labels.counts) == ("sequence", {"u": 2, "v": 1})
+    assert found.labels == reading.labels_of("sequence", {"u": 2, "v": 1})

@@ -27,7 +27,7 @@ WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE,
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SERIOUS = ("serious", "critical")
-_HERE = ("", "localhost", "127.0.0.1")
+_HERE = (None, "", "localhost", "127.0.0.1")
 
 
 @contextmanager
@@ -96,13 +96,10 @@ def visit(browser: Browser, address: str, width: int = WIDE, scheme: Scheme = "l
     """Open a page in a window of this width in pixels, and wait until it is loaded."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     here = Visit(page)
+    outside = here.outside.append
     page.on("console", lambda entry: here.errors.append(entry.text) if entry.type == "error" else None)
     page.on("pageerror", lambda error: here.errors.append(str(error)))
-    page.on("request", lambda request: here.outside.append(request.url) if _is_outside(request.url) else None)
+    page.on("request", lambda request: None if urlsplit(request.url).hostname in _HERE else outside(request.url))
     page.goto(address, wait_until="networkidle")
     yield here
     page.close()
-
-
-def _is_outside(address: str) -> bool:
-    return (urlsplit(address).hostname or "") not in _HERE

@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     lengths: torch.Tensor
 
     def __call__(self) -> None:
-        """Do nothing."""
+        pass
 
 
 def costs(way: Way, mode: str) -> Floats:
@@ -44,18 +44,16 @@ def costs(way: Way, mode: str) -> Floats:
 
 
 def held(profile: Profile) -> int:
-    """Bytes of a training step."""
     return 1000 + 2000 * profile.computed + 8 * profile.count
 
 
 def seen(way: Way, lengths: torch.Tensor) -> Floats:
-    """The features of a call."""
     profile = Profile.of(way, lengths)
     return features(way, profile, held(profile))
 
 
 def say_nothing(share: float) -> None:
-    """Ignore progress."""
+    pass
 
 
 def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:

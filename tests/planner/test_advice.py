@@ -116,11 +116,8 @@ def test_a_limit_by_elements_is_of_sequences_of_mean_length(measured: list[Measu
 
 
 def test_ranks_wait_for_the_slowest(measured: list[Measured]) -> None:
-    lengths = [2] * 500 + [100] * 12
-    rows = {(row.way, row.limit, row.grouped): row for row in _plan(lengths, ranks=8, batch_sizes=[8]).rows}
-    spread = {grouped: row.rank_spread for (way, limit, grouped), row in rows.items() if limit.sequences == 8}
-    assert all(row.rank_spread > 1 for row in rows.values() if row.limit.sequences == 8)
-    assert max(spread.values()) <= 8
+    uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
+    assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
     even = _plan([5] * 512, ranks=8, batch_sizes=[8])
     assert all(row.rank_spread == pytest.approx(1) for row in even.rows)
 
@@ -216,7 +213,6 @@ def test_a_tail_is_that_of_the_whole_list(measured: list[Measured]) -> None:
         ({"memory": 0}, "memory: got 0"),
         ({"fresh": "yes"}, "fresh: got"),
         ({"dtypes": torch.bfloat16}, "dtypes: got torch.bfloat16"),
-        ({"backends": 5}, "backends: got 5"),
     ],
 )
 def test_bad_arguments(measured: list[Measured], options: dict[str, object], words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from typing import Any
 
 import pytest
 from matplotlib import image
@@ -14,9 +15,8 @@ from raglane.report.figures import class_rows, confusion_png, confusion_table, c
 from raglane.report.page import Block, Command, Heading, Matrix, Page, Part, Picture, Text, inline
 
 
-def _size(png: bytes) -> tuple[int, int]:
-    height, width, _ = image.imread(io.BytesIO(png)).shape
-    return width, height
+def _size(png: bytes) -> Any:
+    return image.imread(io.BytesIO(png)).shape[1::-1]
 
 
 def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The pages of ``raglane inspect --html`` and of a run in a browser: charts, keyboard, colours, paper."""
+"""The pages of ``raglane inspect --html`` and of a run in a browser, and the checks on a page with faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 
 import raglane as rl
 from made_plans import make_plan
-from pages.browser import WAYS, WIDE, start_browser, visit
+from pages.browser import PHONE, WAYS, WIDE, start_browser, visit
 from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
@@ -174,3 +174,26 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
         here.page.set_viewport_size({"width": 690, "height": 1000})
         assert here.too_wide() <= 0
         assert len(here.page.pdf(format="A4")) > 20_000
+
+
+_GOOD = """<!doctype html>
+<html lang="en"><head><title>A page</title>{}</head><body><main><h1>A page</h1>{}</main></body></html>"""
+_FAULTS = {
+    "error in the console: undefined_function": ("<script>undefined_function()</script>", ""),
+    "error in the console: told": ("<script>console.error('told')</script>", ""),
+    "asks another host: http://nowhere.invalid/": ('<link rel="stylesheet" href="http://nowhere.invalid/">', ""),
+    "image-alt": ("", '<img src="data:,">'),
+    "color-contrast": ("", '<p style="color: #ccc; background: #fff">Pale words</p>'),
+    " pixels too wide": ("", '<div style="width: 992px">wide</div>'),
+}
+
+
+def test_each_kind_of_fault_is_seen(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(_GOOD.format("", "<p>Nothing is wrong.</p>"))
+    with visit(browser, path.as_uri(), PHONE) as good:
+        assert good.problems() == []
+    for fault, parts in _FAULTS.items():
+        path.write_text(_GOOD.format(*parts))
+        with visit(browser, path.as_uri(), PHONE) as bad:
+            assert any(fault in problem for problem in bad.problems()), (fault, bad.problems())
