@@ -225,7 +225,7 @@ def test_sru_by_hand() -> None:
     # W_n = 2, W_f = W_r = 0, v_f = log 3, v_r = -log 3, no bias. sigmoid(log 3) = 3 / 4.
     # x = 1: n = 2, f = r = 1/2. c = 0 + 1/2 * 2 = 1,           h = 1/2 * 1 + 1/2 * 1 = 1.
     # x = 3: n = 6, f = 3/4, r = 1/4. c = 3/4 * 1 + 1/4 * 6 = 2.25, h = 1/4 * 2.25 + 3/4 * 3 = 2.8125.
-    layer: Any = rl.nn.SRU(1, 1, dtype=torch.float64)
+    layer: Any = rl.nn.SRU(1, 1, dtype=torch.float64, backend="reference")
     with torch.no_grad():
         layer.weight_ih_l0.copy_(torch.tensor([[2.0], [0.0], [0.0]]))
         layer.weight_hh_l0.copy_(torch.tensor([log(3), -log(3)], dtype=torch.float64))

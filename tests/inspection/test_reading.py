@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -78,18 +79,8 @@ def test_lines_are_counted_over_pieces(
     monkeypatch.setattr(reading, "_CHUNK", chunk)
     with pytest.raises(DataError) as caught:
         reading.lengths_of_text(path, Progress())
-    assert f"lengths.txt, line {line}: got {quoted}" in str(caught.value)
+    assert re.search(rf"lengths.txt, line {line} must be .*, got {re.escape(quoted)}", str(caught.value))
     assert len(str(caught.value)) < 500
-
-
-def test_a_folder_of_texts_is_no_file_of_lengths(tmp_path: Path) -> None:
-    folder = tmp_path / "names.txt"
-    folder.mkdir()
-    (folder / "cat.txt").write_text("tom\ntiger\n")
-    (folder / "dog.txt").write_text("rex\n")
-    found = _read(folder)
-    assert (found.kind, found.lengths.tolist()) == ("tokens", [3, 5, 3])
-    assert found.labels == reading.labels_of("sequence", {"cat": 2, "dog": 1})
 
 
 def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
@@ -203,24 +194,6 @@ def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_fo
     assert found.lengths.tolist() == [2, 1]
     with pytest.raises(DataError, match="a null in row 1"):
         reading.read(path, Columns(sequence="seq", label="label"), None, Progress(), "fail")
-
-
-def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:
-    for name, content, got in (
-        ("zeros.txt", "0\n0\n", "2 sequences, none of which has an element"),
-        ("empty.txt", "", "an empty file"),
-        ("blank.txt", "\n\n", "no length"),
-        ("zeros.jsonl", '{"s":[],"l":"x"}\n', "1 sequence, none of which has an element"),
-    ):
-        path = tmp_path / name
-        path.write_text(content)
-        with pytest.raises(DataError, match=got):
-            _read(path)
-
-
-def test_the_embedded_default_is_its_training_part() -> None:
-    found = reading.read(None, Columns(), None, Progress())
-    assert (found.name, len(found.lengths), len(found.features)) == ("Japanese vowels", 270, 12)
 
 
 def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,6 @@ import raglane as rl
 from raglane import plot
 from raglane.plot import Picture
 
-__all__ = ["EIGHT", "IMAGES", "PICTURES", "SIX", "difference", "faults_of_texts", "texts_at"]
-
 _DPI = 50
 IMAGES = Path(__file__).parents[1] / "plot" / "images"
 

@@ -11,8 +11,6 @@ from raglane.data import Dataset
 from raglane.data.records import offsets_of
 from raglane.training.settings import Settings
 
-__all__ = ["QUICK", "small_records"]
-
 QUICK = Settings(epochs=4, hidden_size=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
 

@@ -11,8 +11,6 @@ from harness import timing
 from harness.cases import Case, Size
 from harness.lengths import Lengths
 
-__all__ = ["a_case", "short_samples", "shorten"]
-
 _MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
 
 

@@ -130,12 +130,12 @@ def test_a_file_that_is_not_what_it_was(work: Path, capsys: pytest.CaptureFixtur
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Fix: restore the file, or train again")
+        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Restore the file, or train again")
     with pytest.raises(CheckpointError, match=r"cell TwoSpeeds: .*in training it had"):
         rl.load("run", cell="cells/mine.py:TwoSpeeds")
     cell.unlink()
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py': No such file", "Fix: pass the path of a readable file.")
+        fails([*command, *CELL], capsys, "mine.py': No such file", "Pass the path of a readable file.")
     assert not spy.exists()  # no line of the changed file was run
     assert not (work / "p.csv").exists()
 
@@ -216,13 +216,13 @@ def test_two_ranks_and_a_table_in_another_process_are_handed_the_code(
 @pytest.mark.parametrize(
     ("code", "name", "says"),
     [
-        (None, "A", "No such file or directory; the rule: a readable file"),
-        ("def (", "A", "line 1: SyntaxError: invalid syntax; the rule: a file that Python can run"),
+        (None, "A", "a readable file ... No such file or directory"),
+        ("def (", "A", "a file that Python can run ... line 1: SyntaxError: invalid syntax"),
         ("x = 1\nimport nothing_there", "A", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "A", "line 1: SystemExit: 0"),
         ("\0", "A", "SyntaxError"),
         ("class B:\n    def step(self): ...", "A", "a class with step(x_t, state), and '"),
-        ("A = 3", "A", "has none. Fix: name one of the classes"),
+        ("A = 3", "A", "has none. Name one of the classes"),
         ("class A: ...", "A", "cell"),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
     command = ["train", "ok.csv", "--cell", "cells/broken.py:TwoSpeeds", *FAST, "--quiet", "--out", "other"]
-    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Fix: correct it; --debug shows the traceback.")
+    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; --debug shows the traceback.")
     assert not (work / "other").exists()
 
 

@@ -159,10 +159,10 @@ def test_a_scaling_that_no_data_has(work: Path, name: str, capsys: pytest.Captur
 
 def test_a_preprocessor_is_never_scaled_by_what_is_not_finite() -> None:
     for std in (0.0, -1.0, math.nan, math.inf, 1e39):
-        with pytest.raises(ArgumentError, match=r"^std: got .*the rule: finite float32 numbers above 0"):
+        with pytest.raises(ArgumentError, match=r"^std must be finite float32 numbers above 0.*, got "):
             Preprocessor("classify", ("a",), (0.0,), (std,), labels=("x", "y"))
     for mean in (math.nan, math.inf, -1e39):
-        with pytest.raises(ArgumentError, match=r"^mean: got .*the rule: finite float32 numbers"):
+        with pytest.raises(ArgumentError, match=r"^mean must be finite float32 numbers.*, got "):
             Preprocessor("classify", ("a",), (mean,), (1.0,), labels=("x", "y"))
 
 

@@ -177,7 +177,7 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     saved = load_model(tmp_path)
     with pytest.raises(DataError, match=r"no numbers to learn.*numbers per sequence"):
         evaluate(saved, records)
-    with pytest.raises(DataError, match=r"2 numbers to learn.*trained on 1: 'y'"):
+    with pytest.raises(DataError, match=r"2 targets.*trained on 1: 'y'"):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
     with pytest.raises(DataError, match=r"targets per element.*one per sequence"):
         evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
@@ -185,9 +185,9 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         _with(records, Targets(np.ones((19, 1)), names=("y",)))
     with pytest.raises(DataError, match="finite"):
         Targets(np.array([[np.nan]]), names=("y",))
-    with pytest.raises(ArgumentError, match=r"loss: got 'mae'.*cross_entropy"):
+    with pytest.raises(ArgumentError, match=r"loss must be .*cross_entropy.*, got 'mae'"):
         Settings("classify", loss="mae")
-    with pytest.raises(ArgumentError, match=r"quantile: got 0.9.*except quantile"):
+    with pytest.raises(ArgumentError, match=r"quantile must be .*except quantile.*, got 0.9"):
         Settings("regress", quantile=0.9)
     assert total > 0
 
@@ -252,7 +252,7 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
         assert row["step"] == step + 1
         for name, answer in (("MAE", told), ("persistence_MAE", last), ("mean_MAE", np.full((1, 3), mean))):
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
-    with pytest.raises(DataError, match="horizon: got 9"):
+    with pytest.raises(DataError, match=r"horizon must be .*got 9"):
         evaluate(saved, records, horizon=9)
 
 
@@ -301,7 +301,7 @@ def test_the_likeliest_classes(tmp_path: Path) -> None:
     hits = np.mean([label in row for label, row in zip(labels, columns["top"], strict=True)])
     assert evaluate(saved, data, top=2).numbers["top2_accuracy"] == pytest.approx(hits)
     assert evaluate(saved, data, top=9).numbers["top4_accuracy"] == 1
-    with pytest.raises(ArgumentError, match="top: got 0"):
+    with pytest.raises(ArgumentError, match=r"top must be .*got 0"):
         predict(saved, data, top=0)
 
 
