@@ -19,6 +19,7 @@ from harness.competitors.base import Runner
 
 import programs
 from raglane._utils import files
+from yardsticks import short_samples  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("short_samples")
 

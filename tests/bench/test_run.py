@@ -35,7 +35,7 @@ from harness.results import CaseResult, Row, rows_of, summarize
 from harness.timing import interleave
 
 from raglane.errors import ArgumentError, RaglaneError
-from yardsticks import a_case
+from yardsticks import a_case, short_samples  # noqa: F401
 
 _SHORT = pytest.mark.usefixtures("short_samples")
 

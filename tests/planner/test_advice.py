@@ -95,7 +95,7 @@ def test_memory_limits_the_batch(measured: list[Measured]) -> None:
     free = _plan().best
     limited = _plan(memory=free.peak_bytes - 1).best
     assert limited.peak_bytes < free.peak_bytes
-    with pytest.raises(rl.errors.ArgumentError, match=r"memory must be the smallest batch .* takes.*, got 1 bytes"):
+    with pytest.raises(rl.errors.ArgumentError, match=r"memory must be at least .* bytes.*, got 1 bytes"):
         _plan(memory=1)
 
 
@@ -238,9 +238,7 @@ def test_options_are_lists_that_may_be_read_once(measured: list[Measured]) -> No
     assert {(row.backend, row.threads) for row in found.rows} == {("torch", 1)}
     assert all(call.way.backend == "torch" for call in measured)
     assert found.best.dtype == "float32"
-    with pytest.raises(
-        rl.errors.DispatchError, match=r"backends must be .*can be run by program, reference.*, got .*torch"
-    ):
+    with pytest.raises(rl.errors.DispatchError, match=r"backends must be .*program, reference, got .*torch"):
         _plan(layer=rl.nn.PeepholeLSTM(3, 4), backends=["torch"])
     with pytest.raises(rl.errors.DispatchError, match=r"backend must be .*got 'cuda'"):
         _plan(backends=["cuda"])
