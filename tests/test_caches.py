@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,23 +78,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     caches.save("things", "a", "one")
 
-    class Full:
-        """A file on a disk that fills up when it is closed."""
-
-        def __init__(self, descriptor: int, *_: Any, **__: Any) -> None:
-            self.descriptor = descriptor
-
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            os.close(self.descriptor)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def write(self, content: str) -> None:
-            os.write(self.descriptor, content.encode()[:1])
-
-    monkeypatch.setattr("os.fdopen", Full)
+    monkeypatch.setattr("os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     caches.save("things", "a", "two")
     assert caches.load("things", "a") == "one"
     assert [file.name for file in folder.iterdir()] == ["a.json"]
@@ -110,7 +94,7 @@ def test_the_oldest_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_that_write_at_once(script: Script, tmp_path: Path) -> None:
-    """Whoever reads finds one of what was written, whole."""
+    """A reader gets one of the written texts, whole."""
     code = dedent("""
         import os
         from raglane._utils import caches

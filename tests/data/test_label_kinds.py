@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import Columns, Dataset, convert, read
 from raglane.data.formats import pieces
 from raglane.errors import DataError
+from small_files import write_table
 
 _X = [[1.0, 2.0], [3.0], [4.0]]
 _LABELS: dict[str, list[Any]] = {
@@ -28,12 +28,8 @@ _COLUMNS = Columns(sequence="x", label="y")
 
 def _written(path: Path, labels: list[Any]) -> Path:
     """A small file of three sequences, in the format of its suffix."""
-    table = pa.table({"x": _X, "y": labels})
-    if path.suffix == ".parquet":
-        pq.write_table(table, path)
-    elif path.suffix == ".arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
+    if path.suffix in (".parquet", ".arrow"):
+        write_table(path, pa.table({"x": _X, "y": labels}))
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps({"x": x, "y": y}) + "\n" for x, y in zip(_X, labels, strict=True)))
     else:
@@ -45,7 +41,7 @@ def _written(path: Path, labels: list[Any]) -> Path:
 def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: Path) -> None:
     """Both ways to read several files name both, and both kinds."""
     before, after = (re.escape(str(file)) for file in files)
-    words = rf"{after}.* must be .*, after {kinds[0]} in {before}.*, got labels that are {kinds[1]}"
+    words = rf"{after}.* must be .*, got labels that are {kinds[1]}.*, after {kinds[0]} in {before}"
     for on_bad_row in ("fail", "skip"):
         with pytest.raises(DataError, match=words):
             convert(files, out, columns, on_bad_row=on_bad_row, overwrite=True)
@@ -90,8 +86,7 @@ def test_labels_of_csv_files_are_what_they_look_like(tmp_path: Path) -> None:
 
 
 def test_a_type_and_what_is_written_without_one_go_together(tmp_path: Path) -> None:
-    typed = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["a b", "b"], "y": [1, 2]}), typed)
+    typed = write_table(tmp_path / "a.parquet", pa.table({"text": ["a b", "b"], "y": [1, 2]}))
     whole, fractions = tmp_path / "b.csv", tmp_path / "c.csv"
     whole.write_text("text,y\na,2\nb,3\n")
     fractions.write_text("text,y\na,2.0\nb,3.0\n")
@@ -103,9 +98,7 @@ def test_a_type_and_what_is_written_without_one_go_together(tmp_path: Path) -> N
 
 
 def test_what_was_converted_keeps_what_its_labels_were(tmp_path: Path) -> None:
-    numbers, texts = (
-        _written(tmp_path / f"{name}.parquet", labels) for name, labels in (("a", [1, 2, 1]), ("b", ["1"] * 3))
-    )
+    numbers, texts = _written(tmp_path / "a.parquet", [1, 2, 1]), _written(tmp_path / "b.parquet", ["1"] * 3)
     folders = [convert(file, tmp_path / file.stem, _COLUMNS).folder for file in (numbers, texts)]
     _refused(folders, Columns(), ("whole numbers", "texts"), tmp_path / "out")
     _refused([folders[0], texts], Columns(), ("whole numbers", "texts"), tmp_path / "out")
@@ -126,9 +119,7 @@ def test_tags_and_sets_are_labels_too(tmp_path: Path) -> None:
         # A prediction reads no labels.
         assert len(Dataset(files, Columns(task=task, sequence="x", label="y", need_labels=False))) == 6
     # Numbers to learn are numbers, whole or not.
-    files = [
-        _written(tmp_path / f"{name}.jsonl", labels) for name, labels in (("a", [1, 2, 3]), ("b", [0.5, 1.5, 2.5]))
-    ]
+    files = [_written(tmp_path / "a.jsonl", [1, 2, 3]), _written(tmp_path / "b.jsonl", [0.5, 1.5, 2.5])]
     assert len(Dataset(files, Columns(task="regress", sequence="x", label="y"))) == 6
 
 
@@ -149,6 +140,5 @@ def test_a_row_whose_label_is_of_another_type_is_bad(tmp_path: Path, monkeypatch
 def test_a_label_is_in_a_set_once(tmp_path: Path) -> None:
     for labels in ([["b", "a", "b"], [], ["a", "a"]], ["b; a;b", "", "a;a"]):
         path = _written(tmp_path / "a.jsonl", labels)
-        targets = read(path, Columns(task="multilabel", sequence="x", label="y")).targets
-        assert targets is not None
+        targets: Any = read(path, Columns(task="multilabel", sequence="x", label="y")).targets
         assert targets.values.tolist() == [("b", "a"), (), ("a",)]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.data.lengths import Distribution, bins, buckets, summary
+from raglane.data.lengths import Distribution, bins, buckets
 from raglane.runs.inspection.inspect import examples, fills
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
@@ -40,13 +40,6 @@ def test_each_sequence_is_in_one_bar_and_one_bucket(lengths: list[int], most: in
         assert (bucket.count, bucket.elements) == (len(inside), sum(inside))
         assert (min(inside), max(inside)) == (bucket.low, bucket.high)
     assert sum(bucket.count for bucket in found) == len(lengths)
-
-
-def test_the_summary_of_known_lengths() -> None:
-    found = summary(Distribution.of(np.array([0, 4, 6, 8, 5, 4, 3, 7, 8, 0])))
-    assert (found.count, found.empty, found.elements, found.mean) == (10, 2, 45, 4.5)
-    assert (found.minimum, found.q1, found.median, found.q3, found.maximum) == (0, 3, 4, 7, 8)
-    assert found.fill == 45 / 80
 
 
 def test_a_long_tail_has_bars_of_growing_width() -> None:

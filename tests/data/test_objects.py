@@ -81,20 +81,15 @@ def test_labels_are_read_as_in_a_file() -> None:
         (torch.tensor([2, 3]), ("2", "3")),
     ):
         assert read(data, labels=labels).labels == words
-    tags = read(data, Columns("tag"), labels=[["x", "y"], ["z"]]).tags
-    assert tags is not None
+    tags: Any = read(data, Columns("tag"), labels=[["x", "y"], ["z"]]).tags
     assert tags.tolist() == ["x", "y", "z"]
-    for numbers, values in (([1.5, 2], [[1.5], [2]]), (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]])):
-        targets = read(data, Columns("regress"), labels=numbers).targets
-        assert targets is not None
+    for task, given, values in (
+        ("regress", [1.5, 2], [[1.5], [2]]),
+        ("regress", np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ("multilabel", [["p", "q"], []], [("p", "q"), ()]),
+    ):
+        targets: Any = read(data, Columns(task), labels=given).targets
         assert targets.values.tolist() == values
-    sets = read(data, Columns("multilabel"), labels=[["p", "q"], []]).targets
-    assert sets is not None
-    assert sets.values.tolist() == [("p", "q"), ()]
-
-
-def _frames(table: dict[str, list[Any]]) -> list[Any]:
-    return [pd.DataFrame(table), pl.DataFrame(table), pa.table(table)]
 
 
 def _same(one: Dataset, other: Dataset) -> None:
@@ -110,13 +105,13 @@ def test_tables_are_read_as_their_files(tmp_path: Path) -> None:
     for table, columns in ((wide, Columns(label="kind", id="name")), (texts, None)):
         path = tmp_path / "table.parquet"
         pd.DataFrame(table).to_parquet(path)
-        for frame in _frames(table):
-            _same(read(frame, columns), read(path, columns))
+        for make in (pd.DataFrame, pl.DataFrame, pa.table):
+            _same(read(make(table), columns), read(path, columns))
     for table in (long, words):
         csv = tmp_path / "table.csv"
         pd.DataFrame(table).to_csv(csv, index=False)
-        for frame in _frames(table):
-            _same(read(frame), read(csv))
+        for make in (pd.DataFrame, pl.DataFrame, pa.table):
+            _same(read(make(table)), read(csv))
 
 
 def test_a_table_with_labels_beside_it() -> None:
@@ -142,37 +137,25 @@ def test_panels() -> None:
     assert read(flat, _NONE).ids == ("s", "t")
 
 
-class _Other:
-    """Neither a sequence nor a table."""
-
-
 @pytest.mark.parametrize(
     ("data", "labels", "error", "words"),
     [
-        (3, None, ArgumentTypeError, ["data must be ... got 3", "a list of sequences"]),
-        (None, None, ArgumentTypeError, ["data must be ... got None"]),
+        (3, None, ArgumentTypeError, ["data must be", "got 3", "a list of sequences"]),
         ({"x": [1]}, None, ArgumentTypeError, ["a dict"]),
-        (_Other(), None, ArgumentTypeError, ["a _Other"]),
         ([], None, DataError, ["no sequences"]),
-        (pd.DataFrame({"x": []}), None, DataError, ["no sequences"]),
         ([3.0], None, ShapeError, ["data[0]", "()"]),
-        ([{}], None, ArgumentTypeError, ["data[0]", "a dict"]),
         ([[1], "a"], None, ArgumentTypeError, ["data[1]", "real numbers"]),
         (["a", [1]], None, ArgumentTypeError, ["data", "of several kinds"]),
-        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transposed"]),
-        ([np.ones((2, 3, 4))], None, ShapeError, ["data[0]", "(2, 3, 4)"]),
+        ([np.ones((2, 3)), np.ones((2, 4))], None, ShapeError, ["data[1]", "(2, 4)", "C = 3", "transpose"]),
         ([1j * np.ones(2)], None, ArgumentTypeError, ["data[0]", "complex"]),
         (np.ones(3), None, ShapeError, ["(3,)", "(sequences, steps)"]),
-        (np.ones((2, 3, 4, 5)), None, ShapeError, ["(2, 3, 4, 5)"]),
         (rl.Ragged([torch.ones(2, 3, 4)]), None, ShapeError, ["(3, 4)"]),
         (pd.DataFrame({"x": [1, "a"]}), None, DataError, ["Arrow", "one kind"]),
-        ([[1.0]], None, DataError, ["labels must be ... got none", "classify"]),
-        ([[1.0]], ["a", "b"], ShapeError, ["labels must be ... got 2 for 1 sequences"]),
-        ([[1.0]], "a", ArgumentTypeError, ["labels must be ... got 'a'"]),
-        ([[1.0]], 1, ArgumentTypeError, ["labels must be ... got 1"]),
+        (pd.DataFrame({"a": [pd.Series([1, 2])], "b": [pd.Series([1])]}), None, ShapeError, ["row 0", "2, 1 steps"]),
+        ([[1.0]], None, DataError, ["labels must be", "got none", "classify"]),
+        ([[1.0]], ["a", "b"], ShapeError, ["got 2 for 1 sequences"]),
+        ([[1.0]], "a", ArgumentTypeError, ["labels must be", "got 'a'"]),
         ([[1.0], [2.0]], ["a", 1], ArgumentTypeError, ["labels", "of several kinds"]),
-        ([[1.0], [2.0]], ["a", None], DataError, ["labels must be ... got a null in row 1"]),
-        ([[1.0], [2.0]], [0.5, 0.25], DataError, ["double", "strings, integers or booleans"]),
     ],
 )
 def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: list[str]) -> None:
@@ -181,11 +164,6 @@ def test_what_is_no_data(data: Any, labels: Any, error: type[Exception], words: 
     for word in words:
         assert word in str(caught.value), caught.value
     assert " must be " in str(caught.value)
-
-
-def test_channels_of_other_lengths_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"row 0.*2, 1 steps"):
-        read(pd.DataFrame({"a": [pd.Series([1.0, 2.0])], "b": [pd.Series([1.0])]}), _NONE)
 
 
 def test_texts_of_a_list_are_cut_as_asked() -> None:

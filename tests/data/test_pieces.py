@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,42 +11,29 @@ import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import FORMATS, Columns, read
-from raglane.data.formats import csv, ipc, pick, pieces
-from raglane.data.formats.pieces import sift
-from raglane.data.records import Skipped
+from raglane.data.formats import csv, pick
+from raglane.data.formats.pieces import Piece, sift
+from raglane.data.records import Records, Skipped
 from raglane.errors import DataError
-from small_files import ROWS, WRITERS, asked, joined, same
+from small_files import ROWS, asked, joined, same, small_steps, written
 
 
-@pytest.fixture(params=list(FORMATS))
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A small file of each format."""
-    name: str = request.param
-    path = tmp_path / f"data{(*FORMATS[name].suffixes, '')[0]}"
-    WRITERS[name](path)
-    return path
+def _parsed(pieces: Iterable[Piece]) -> Records:
+    """All records of some pieces."""
+    return joined([records for piece in pieces for records in sift(piece, None)])
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of a few rows."""
-    for module in (pieces, ipc, csv):
-        monkeypatch.setattr(module, "ROWS", 4)
-
-
-@pytest.mark.usefixtures("small")
-def test_pieces_are_the_whole_from_wherever_they_begin(file: Path) -> None:
-    wanted = asked(pick(file).name)
-    whole = read(file, wanted)
-    found = list(pick(file).pieces(file, wanted, ()))
-    assert len(found) > 3
-    parts = [records for piece in found for records in sift(piece, None)]
-    same(joined(parts), whole)
-    columns = parts[0].columns
-    for number, piece in enumerate(found[:-1], start=1):
-        rest = [records for later in pick(file).pieces(file, columns, piece.end) for records in sift(later, None)]
-        same(joined(rest), joined([records for later in found[number:] for records in sift(later, None)]))
-    assert list(pick(file).pieces(file, columns, found[-1].end)) == []
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_pieces_are_the_whole_from_wherever_they_begin(name: str, tmp_path: Path) -> None:
+    file, columns = written(name, tmp_path), asked(name)
+    with small_steps():
+        found = list(pick(file).pieces(file, columns, ()))
+        assert len(found) > 3
+        same(_parsed(found), read(file, columns))
+        columns = next(sift(found[0], None)).columns
+        for number, piece in enumerate(found[:-1], start=1):
+            same(_parsed(pick(file).pieces(file, columns, piece.end)), _parsed(found[number:]))
+        assert list(pick(file).pieces(file, columns, found[-1].end)) == []
 
 
 def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
@@ -54,9 +42,9 @@ def test_ids_that_are_words_from_some_row_on_are_words_in_every_piece(
     monkeypatch.setattr(csv, "ROWS", 3)
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},1,a\n" for name in [1, 1, 2, 3, 4, "five"]))
-    parts = [records for piece in pick(path).pieces(path, Columns(), ()) for records in sift(piece, None)]
+    parts = list(pick(path).pieces(path, Columns(), ()))
     assert len(parts) > 1
-    assert joined(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
+    assert _parsed(parts).ids == read(path).ids == ("1", "2", "3", "4", "five")
 
 
 def test_rows_that_are_not_consecutive_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +52,7 @@ def test_rows_that_are_not_consecutive_are_read_whole(tmp_path: Path, monkeypatc
     path = tmp_path / "a.csv"
     path.write_text("id,x,kind\n" + "".join(f"{name},{row},a\n" for row, name in enumerate([1, 2, 1, 3, 3, 2])))
     (piece,) = pick(path).pieces(path, Columns(), ())
-    same(joined(list(sift(piece, None))), read(path))
+    same(_parsed([piece]), read(path))
     assert joined([piece.read(1, 2)]).ids == (2,)
 
 
@@ -73,11 +61,11 @@ def test_what_is_wrong_in_a_later_piece_has_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     with pytest.raises(DataError, match="a null in row 7, step 0"):
-        [list(sift(piece, None)) for piece in pick(path).pieces(path, Columns(), ())]
+        _parsed(pick(path).pieces(path, Columns(), ()))
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n".join(json.dumps(row) for row in rows))
     with pytest.raises(DataError, match=r"a null in line 8, step 0"):
-        [list(sift(piece, None)) for piece in pick(lines).pieces(lines, Columns(), ())]
+        _parsed(pick(lines).pieces(lines, Columns(), ()))
 
 
 def test_every_bad_row_is_left_out_and_no_other(tmp_path: Path) -> None:
@@ -108,6 +96,6 @@ def test_the_first_rows_say_whether_a_column_holds_words(tmp_path: Path, monkeyp
     columns = read(path, Columns(label="kind")).columns
     found = list(pick(path).pieces(path, Columns(label="kind"), ()))
     assert len(found) > 1
-    assert joined([records for piece in found for records in sift(piece, None)]).is_tokens
+    assert _parsed(found).is_tokens
     for piece in pick(path).pieces(path, columns, found[0].end):
         assert all(records.is_tokens for records in sift(piece, None))

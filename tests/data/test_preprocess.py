@@ -46,9 +46,8 @@ def test_scaling_is_that_of_the_training_part() -> None:
     fitted = Preprocessor.fit(train, task="classify")
     assert fitted.labels == ("1", "2", "10")
     assert (fitted.input_size, fitted.class_count) == (3, 3)
-    expected = (test.values.astype(np.float64) - train.values.astype(np.float64).mean(0)) / train.values.astype(
-        np.float64
-    ).std(0)
+    known = train.values.astype(np.float64)
+    expected = (test.values.astype(np.float64) - known.mean(0)) / known.std(0)
     data = fitted.apply(test).tensors()
     assert data.values.dtype == torch.float32
     np.testing.assert_allclose(data.values.numpy(), expected, rtol=1e-6, atol=1e-6)
@@ -78,13 +77,10 @@ def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
 
 
 def test_large_values_keep_their_differences() -> None:
-    values = (1e7 + np.arange(8, dtype=np.float32))[:, None].astype(np.float32)
-    data = Preprocessor.fit(records := dataset(values, offsets_of([8]), channels=("x",)), task="forecast").apply(
-        records
-    )
-    np.testing.assert_allclose(
-        data.tensors().values[:, 0].numpy(), (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-6
-    )
+    places = np.arange(8)
+    records = dataset((1e7 + places)[:, None].astype(np.float32), offsets_of([8]), channels=("x",))
+    values = Preprocessor.fit(records, task="forecast").apply(records).tensors().values
+    np.testing.assert_allclose(values[:, 0].numpy(), (places - 3.5) / places.std(), rtol=1e-6)
 
 
 def slow_fill(records: Dataset, missing: str, mean: list[float], std: list[float]) -> np.ndarray[Any, Any]:
@@ -114,9 +110,7 @@ def test_missing_features_against_a_loop(missing: str, standardize: bool) -> Non
         fitted = Preprocessor.fit(records, task="classify", missing=missing, standardize=standardize)
         mean, std = [0.0] * 3, [1.0] * 3
         if standardize:
-            known = [
-                [value for value in records.values[:, channel].tolist() if np.isfinite(value)] for channel in range(3)
-            ]
+            known = [np.float64(channel[np.isfinite(channel)]) for channel in records.values.T]
             mean, std = [float(np.mean(k)) for k in known], [float(np.std(k)) for k in known]
             np.testing.assert_allclose(fitted.mean or (), mean, rtol=1e-9)
             np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
@@ -152,17 +146,11 @@ def test_a_missing_feature_is_named(element: int, channel: int, value: float) ->
     records = dataset(values, offsets_of(lengths), ids=ids, channels=("a", "b", "c"))
     places = [(row, step) for row, length in enumerate(lengths) for step in range(length)]
     row, step = places[element]
-    for call in (
-        lambda: records.refuse_missing(),
-        lambda: Preprocessor.fit(records, task="forecast"),
-        lambda: Preprocessor("forecast", ("a", "b", "c")).apply(records),
-    ):
-        with pytest.raises(DataError) as caught:
-            call()
-        message = str(caught.value)
-        assert f"{value} in row {row} (id {ids[row]!r}), step {step}, channel {'abc'[channel]!r}" in message
-        assert "train with missing='zero' or missing='forward'" in message
-        assert "forward" in message
+    words = rf"{value} in row {row} \(id '{ids[row]}'\), step {step}, channel '{'abc'[channel]}'.*missing='forward'"
+    with pytest.raises(DataError, match=words):
+        Preprocessor.fit(records, task="forecast")
+    with pytest.raises(DataError, match=words):
+        Preprocessor("forecast", ("a", "b", "c")).apply(records)
 
 
 def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() -> None:
@@ -180,17 +168,14 @@ def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() ->
 def test_tags_become_one_target_an_element() -> None:
     words = tokens(["a b", "", "c"], tags=np.array(["N", "V", "N"], dtype=object))
     data = Preprocessor.fit(words, task="tag").apply(words)
-    tensors = data.tensors()
-    assert tensors.targets is not None
-    assert tensors.targets.tolist() == [0, 1, 0]
-    assert tensors.per_element
+    assert data.tensors().per_element
     assert [item["target"].tolist() for item in (data[0], data[1], data[2])] == [[0, 1], [], [0]]
 
 
 def test_an_unseen_label_is_named() -> None:
     fitted = Preprocessor.fit(features(1), task="classify")
     other = changed(features(2), labels=("1",) * 23 + ("7",))
-    with pytest.raises(DataError, match=r"the label '7' in row 23.*'1', '2', '10'"):
+    with pytest.raises(DataError, match=r"'1', '2', '10', got the label '7' in row 23"):
         fitted.apply(other)
     assert fitted.apply(other, require_targets=False).tensors().targets is None
     words = tokens(["a b", "c"], tags=np.array(["N", "V", "N"], dtype=object))
@@ -208,14 +193,14 @@ def test_channels_are_matched_by_name() -> None:
     more = changed(records, values=records.values[:, [0, 0, 1, 2]], channels=("z", "a", "b", "c"))
     assert torch.equal(fitted.apply(more).tensors().values, fitted.apply(records).tensors().values)
     fewer = changed(records, values=records.values[:, :2], channels=("a", "b"))
-    with pytest.raises(DataError, match=r"channels 'a', 'b'; .*channels 'a', 'b', 'c'"):
+    with pytest.raises(DataError, match=r"channels 'a', 'b', 'c', as in training, got the channels 'a', 'b'\."):
         fitted.apply(fewer)
 
 
 def test_tokens_and_features_are_not_mixed_up() -> None:
     words = tokens(["a b"], labels=("1",))
     numbers = features()
-    with pytest.raises(DataError, match="the rule: tokens, as in training"):
+    with pytest.raises(DataError, match="must be tokens, as in training"):
         Preprocessor.fit(words, task="classify").apply(numbers)
     with pytest.raises(DataError, match="got tokens"):
         Preprocessor.fit(numbers, task="classify").apply(words)
@@ -237,16 +222,14 @@ def test_what_cannot_be_learned_from() -> None:
         Preprocessor.fit(tokens(["a"]), task="forecast", max_vocabulary=1)
 
 
-@pytest.mark.parametrize("missing", ["error", "zero"])
 @pytest.mark.parametrize("kind", ["features", "tokens", "tags"])
-def test_json_round_trip(missing: str, kind: str) -> None:
-    if kind == "features":
-        records, task = features(), "classify"
-    elif kind == "tokens":
-        records, task = tokens(["a é", "\U0001f642"], labels=("x", "y")), "classify"
-    else:
+def test_json_round_trip(kind: str) -> None:
+    records, task = features(), "classify"
+    if kind == "tokens":
+        records = tokens(["a é", "\U0001f642"], labels=("x", "y"))
+    elif kind == "tags":
         records, task = tokens(["a b"], tags=np.array(["N", "V"], dtype=object)), "tag"
-    fitted = Preprocessor.fit(records, task=task, missing=missing)
+    fitted = Preprocessor.fit(records, task=task, missing="error" if kind == "tags" else "zero")
     again = Preprocessor.from_config(json.loads(json.dumps(fitted.to_config(), allow_nan=False)))
     assert again == fitted
     assert torch.equal(again.apply(records).tensors().values, fitted.apply(records).tensors().values)
@@ -267,24 +250,24 @@ def test_sequences_of_length_0_go_with_every_kind(missing: str) -> None:
             assert data.lengths.tolist() == [0, 0]
 
 
-def test_a_configuration_that_cannot_be_read() -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"colour": "red"}, "'colour'"),
+        ({"labels": [1, 2]}, "labels"),
+        ({"labels": None}, "labels = None for the task 'classify'"),
+        ({"std": "1"}, "std"),
+        ({"mean": [1.0]}, "mean"),
+        ({"missing": "perhaps"}, "'perhaps'"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read(change: dict[str, Any], words: str) -> None:
     config = Preprocessor.fit(features(), task="classify").to_config()
+    with pytest.raises(CheckpointError, match=words):
+        Preprocessor.from_config({**config, **change})
+    del config["mean"]
     with pytest.raises(CheckpointError, match="'mean'"):
-        Preprocessor.from_config({name: value for name, value in config.items() if name != "mean"})
-    with pytest.raises(CheckpointError, match="'colour'"):
-        Preprocessor.from_config({**config, "colour": "red"})
-    with pytest.raises(CheckpointError, match="labels"):
-        Preprocessor.from_config({**config, "labels": [1, 2]})
-    with pytest.raises(CheckpointError, match="std"):
-        Preprocessor.from_config({**config, "std": "1"})
-    with pytest.raises(CheckpointError, match="mean"):
-        Preprocessor.from_config({**config, "mean": [1.0]})
-    with pytest.raises(CheckpointError, match="'perhaps'"):
-        Preprocessor.from_config({**config, "missing": "perhaps"})
-    with pytest.raises(CheckpointError, match="labels = None for the task 'classify'"):
-        Preprocessor.from_config({**config, "labels": None})
-    with pytest.raises(CheckpointError, match="'perhaps'"):
-        Preprocessor.from_config({**config, "task": "perhaps"})
+        Preprocessor.from_config(config)
 
 
 def _slow_observations(
@@ -334,20 +317,18 @@ def test_times_are_in_means_of_the_training_part() -> None:
 
 def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:
     records = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), channels=("x",))
-    for per_element, rows in ((False, 3), (True, 3)):
+    for per_element in (False, True):
         numbers = np.array([[1.0, 1e6], [2.0, 1e6 + 4], [6.0, 1e6 + 2]])
         given = changed(records, targets=Targets(numbers, per_element=per_element, names=("u", "v")))
         fitted = Preprocessor.fit(given, task="regress")
         wanted = (numbers - numbers.mean(axis=0)) / numbers.std(axis=0)
-        found = fitted.apply(given).tensors().targets
-        assert found is not None
+        found: Any = fitted.apply(given).tensors().targets
         np.testing.assert_allclose(found.double().numpy(), wanted, rtol=1e-6, atol=1e-6)
-        sets = np.empty(rows, dtype=object)
+        sets = np.empty(3, dtype=object)
         sets[:] = [("b", "a"), (), ("c",)]
         given = changed(given, targets=Targets(sets, per_element=per_element))
         fitted = Preprocessor.fit(given, task="multilabel")
-        marked = fitted.apply(given).tensors().targets
-        assert marked is not None
+        marked: Any = fitted.apply(given).tensors().targets
         assert (fitted.labels, marked.tolist()) == (("a", "b", "c"), [[1, 1, 0], [0, 0, 0], [0, 0, 1]])
 
 
@@ -358,8 +339,7 @@ def test_a_set_with_a_label_that_training_has_not_seen_is_refused() -> None:
         return dataset(values, offsets_of([1] * len(sets)), channels=("x",), targets=targets)
 
     fitted = Preprocessor.fit(records(("a",), ("a", "b"), ()), task="multilabel")
-    marked = fitted.apply(records(("b",), ())).tensors().targets
-    assert marked is not None
+    marked: Any = fitted.apply(records(("b",), ())).tensors().targets
     assert marked.tolist() == [[0.0, 1.0], [0.0, 0.0]]
     with pytest.raises(DataError, match=r"one of the labels of training.*the label 'c' in .*row 1"):
         fitted.apply(records(("b",), ("a", "c")))

@@ -10,22 +10,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet as pq
 import pytest
 
 from raglane.data import Columns, Dataset, Preprocessor, convert, read
 from raglane.data.formats.ipc import checksums, seal
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
-from small_tables import small_table, written
+from small_files import write_table
+from small_tables import small_table
+
+
+def _converted(folder: Path) -> Path:
+    """A converted folder with the words of the small table."""
+    path = write_table(folder / "a.parquet", small_table(), 40)
+    return convert(path, folder / "out", Columns(sequence="words", label="kind")).folder
 
 
 def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
-    pq.write_table(small_table(), tmp_path / "a.parquet")
+    write_table(tmp_path / "a.parquet", small_table())
     convert(tmp_path / "a.parquet", tmp_path / "folder", Columns(task="multilabel", sequence="x", label="kinds"))
-    with pytest.raises(ArgumentError, match="converted for the task multilabel"):
+    with pytest.raises(ArgumentError, match=r"task must be multilabel, for which .* was converted"):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
-    with pytest.raises(DataError, match="no targets"):
+    with pytest.raises(DataError, match="no numbers to learn"):
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
@@ -35,7 +41,8 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
 
 def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"x": [float(row)], "kind": "ab"[row % 2], "id": f"s{row}"} for row in range(9)]
-    fitted = Preprocessor.fit(read(written(pa.Table.from_pylist(rows), tmp_path)), task="classify")
+    path = write_table(tmp_path / "a.parquet", pa.Table.from_pylist(rows))
+    fitted = Preprocessor.fit(read(path), task="classify")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"x": [None]}, "a null in row 5"),
         ({"x": [float("nan")]}, r"got nan in row 5 \(id 's5'\), step 0, channel 'x0'"),
@@ -44,40 +51,23 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     ]
     for changed, pattern in cases:
         bad = [*rows[:5], {**rows[5], **changed}, *rows[6:]]
-        path = written(pa.Table.from_pylist(bad), tmp_path)
+        write_table(path, pa.Table.from_pylist(bad))
         with pytest.raises(DataError, match=pattern) as caught:
             Dataset(path, preprocessor=fitted).take([1, 5])
         assert "\n" not in str(caught.value)
         assert "a.parquet" in str(caught.value)
-    other = pa.Table.from_pylist([{**row, "x": [row["x"]] * 2} for row in rows])
-    pq.write_table(other, tmp_path / "b.parquet")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
-    data = Dataset([tmp_path / "c.parquet", tmp_path / "b.parquet"])
-    with pytest.raises(DataError, match=r"b\.parquet, row group 0 must be .*after features.*, got features "):
-        Dataset([tmp_path / "c.parquet", _wide(tmp_path, rows)]).take([0, 12])
-    assert len(data) == 18
-
-
-def _wide(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    write_table(path, pa.Table.from_pylist(rows))
     wide = pa.Table.from_pylist([{**row, "x": [[1.0, 2.0]]} for row in rows])
-    pq.write_table(wide, folder / "b.parquet")
-    return folder / "b.parquet"
+    data = Dataset([path, write_table(tmp_path / "b.parquet", wide)])
+    with pytest.raises(DataError, match=r"b\.parquet, row group 0 must be .*, got features .*after features"):
+        data.take([0, 12])
 
 
 def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: Path) -> None:
-    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    _converted(tmp_path)
     content = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     shard = content["part-00000.arrow"]
-    batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
-    offsets = batch.column("words").offsets.buffers()[1].to_pybytes()
-    place = shard.index(offsets[:64])
-    falling = shard[: place + 12] + b"\xff\xff\xff\x7f" + shard[place + 16 :]
-    codes = batch.column("words").values.indices.buffers()[1].to_pybytes()
-    at = shard.index(codes[:64], place + len(offsets))
-    unknown = shard[:at] + b"\x99\x99" + shard[at + 2 :]
     damaged = [
-        ("part-00000.arrow", falling),
-        ("part-00000.arrow", unknown),
         ("part-00000.arrow", shard[:-20]),
         ("part-00000.arrow", None),
         ("lengths.npy", content["lengths.npy"][:-4]),
@@ -95,11 +85,10 @@ def test_a_damaged_folder_is_refused_before_anything_is_cut_out_of_it(tmp_path: 
             _use(tmp_path / "out")
         assert "\n" not in str(caught.value)
         path.write_bytes(content[name])
-    assert len(Dataset(tmp_path / "out").take([0, 1])) == 2
 
 
 def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path) -> None:
-    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    _converted(tmp_path)
     path, described = tmp_path / "out" / "part-00000.arrow", tmp_path / "out" / "dataset.json"
     shard = path.read_bytes()
     batch = pa.ipc.open_file(pa.BufferReader(shard)).get_batch(0)
@@ -118,8 +107,7 @@ def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Pa
     values = np.random.default_rng(3).normal(size=(300_000, 2)).astype(np.float32)
     rows = np.split(values, np.arange(1000, 300_000, 1000))
     table = pa.table({"x": [row.tolist() for row in rows], "kind": ["a", "b"] * 150})
-    pq.write_table(table, tmp_path / "a.parquet")
-    convert(tmp_path / "a.parquet", tmp_path / "out", Columns(label="kind"))
+    convert(write_table(tmp_path / "a.parquet", table), tmp_path / "out", Columns(label="kind"))
     path = tmp_path / "out" / "part-00000.arrow"
     content = path.read_bytes()
     place = content.index(values[200_000:200_008].tobytes())
@@ -132,14 +120,13 @@ def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Pa
             DataError, match=r"part-00000\.arrow must be .*got a damaged file: the checksum of the bytes"
         ):
             Dataset(tmp_path / "out").take(rows_read)
-    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
-        read(tmp_path / "out")
-    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
-        convert(tmp_path / "out", tmp_path / "again", Columns(label="kind"))
+    for use in (read, lambda folder: convert(folder, tmp_path / "again", Columns(label="kind"))):
+        with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
+            use(tmp_path / "out")
 
 
 def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
-    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    _converted(tmp_path)
     random = np.random.default_rng(1)
     for path in sorted((tmp_path / "out").iterdir()):
         content = path.read_bytes()
@@ -154,9 +141,9 @@ def test_any_changed_byte_of_a_folder_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["part-00000.arrow", "lengths.npy", "statistics.json"])
 def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path, name: str) -> None:
-    convert(written(small_table(), tmp_path), tmp_path / "out", Columns(sequence="words", label="kind"))
+    _converted(tmp_path)
     (tmp_path / "out" / name).unlink()
-    with pytest.raises(DataError, match=r"got no such file; .* put it back") as caught:
+    with pytest.raises(DataError, match=r"got no such file\. Restore it") as caught:
         _use(tmp_path / "out")
     assert "damaged" not in str(caught.value)
 
@@ -166,8 +153,7 @@ def test_a_dataset_of_a_relative_path_is_read_from_another_folder(
 ) -> None:
     """As the workers of a cluster do."""
     monkeypatch.chdir(tmp_path)
-    written(small_table(), tmp_path)
-    convert("a.parquet", "out", Columns(sequence="words", label="kind"))
+    _converted(Path())
     (tmp_path / "elsewhere").mkdir()
     for source in ("out", "a.parquet"):
         data = Dataset(source, Columns(sequence="words", label="kind"))
@@ -186,9 +172,9 @@ def _use(folder: Path) -> None:
 
 def test_what_is_no_source_is_refused() -> None:
     for source in (3, None, [1, 2], {"x": [1]}):
-        with pytest.raises(ArgumentTypeError, match=r"source: .*a path, a list of paths, a pyarrow.Table"):
+        with pytest.raises(ArgumentTypeError, match=r"source must be a path, a list of paths, a pyarrow.Table"):
             Dataset(source)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="there are 40 sequences"):
+    with pytest.raises(IndexError, match="one of the 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

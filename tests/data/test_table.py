@@ -35,22 +35,20 @@ both = pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 
 @both
 @pytest.mark.parametrize(
-    ("columns", "values", "lengths", "labels", "channels", "note"),
+    ("columns", "values", "lengths", "labels", "note"),
     [
         (
             {"load": [[1.5, 2.5], [], [3.5]], "country": ["a", "b", "a"]},
             [[1.5], [2.5], [3.5]],
             [2, 0, 1],
             ("a", "b", "a"),
-            ("x0",),
             "sequence column: 'load' (the only candidate)",
         ),
         (
-            {"words": [["a", "b"], [], ["é"]], "good": [True, False, True]},
-            ["a", "b", "é"],
+            {"words": [["a", "b"], [], ["2020-01-01"]], "good": [True, False, True]},
+            ["a", "b", "2020-01-01"],
             [2, 0, 1],
             ("true", "false", "true"),
-            (),
             "label column: 'good' (the only candidate)",
         ),
         (
@@ -58,26 +56,18 @@ both = pytest.mark.parametrize("kind", ["parquet", "jsonl"])
             ["the", "cat", "a", "b", "c", "x"],
             [2, 0, 0, 3, 1],
             ("1", "2", "1", "2", "1"),
-            (),
             "the texts of 'text' are split on white space into tokens",
         ),
     ],
 )
 def test_numbers_strings_and_texts(
-    tmp_path: Path,
-    kind: str,
-    columns: dict[str, Any],
-    values: list[Any],
-    lengths: list[int],
-    labels: tuple[str, ...],
-    channels: tuple[str, ...],
-    note: str,
+    tmp_path: Path, kind: str, columns: Any, values: Any, lengths: list[int], labels: tuple[str, ...], note: str
 ) -> None:
     records = read(write(tmp_path, kind, columns))
     assert records.values.tolist() == values
-    assert records.values.dtype == (np.float32 if channels else object)
+    assert records.values.dtype == (np.float32 if "load" in columns else object)
     assert records.lengths.tolist() == lengths
-    assert (records.labels, records.channels) == (labels, channels)
+    assert (records.labels, records.channels) == (labels, ("x0",) if "load" in columns else ())
     assert note in records.notes
 
 
@@ -99,32 +89,23 @@ def test_lists_of_lists_of_numbers_are_steps_of_channels(tmp_path: Path, kind: s
 def test_tags_are_one_an_element(tmp_path: Path, kind: str) -> None:
     columns = {"words": [["a", "b"], [], ["c"]], "tags": [["X", "Y"], [], ["X"]]}
     path = write(tmp_path, kind, columns)
-    records = read(path, Columns(task="tag", sequence="words"))
-    assert records.tags is not None
-    assert records.tags.tolist() == ["X", "Y", "X"]
-    assert records.labels is None
-    assert read(path, Columns(task="tag", label="tags")).values.tolist() == ["a", "b", "c"]
-    by_name = read(path, Columns(task="tag"))
-    assert by_name.tags is not None
-    assert by_name.tags.tolist() == ["X", "Y", "X"]
-    assert by_name.notes[0] == "sequence column: 'words' (by its name)"
-    path = write(tmp_path, kind, {"one": columns["words"], "two": columns["tags"]})
-    with pytest.raises(
-        DataError,
-        match=r"2 candidates for the sequence column: 'one', 'two'.*name one with Columns\(sequence=\.\.\.\)",
-    ):
-        read(path, Columns(task="tag"))
-
-
-@both
-def test_integer_tags_and_a_length_that_differs(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path, kind, {"x": [[0.5, 1.5], [2.5]], "t": [[1, 2], [3, 4]], "id": ["p", "q"]})
-    with pytest.raises(DataError, match=r"2 labels for 1 elements in row 1 \(id 'q'.*column 't'"):
-        read(path, Columns(task="tag", sequence="x", label="t"))
+    for asked in (Columns("tag", sequence="words"), Columns("tag", label="tags"), Columns("tag")):
+        records = read(path, asked)
+        assert records.tags is not None
+        assert records.tags.tolist() == ["X", "Y", "X"]
+        assert records.values.tolist() == ["a", "b", "c"]
+        assert records.labels is None
+    assert records.notes[0] == "sequence column: 'words' (by its name)"
     path = write(tmp_path, kind, {"x": [[0.5, 1.5], [2.5]], "t": [[1, 2], [3]]})
     tags = read(path, Columns(task="tag", sequence="x")).tags
     assert tags is not None
     assert tags.tolist() == ["1", "2", "3"]
+    path = write(tmp_path, kind, {"one": columns["words"], "two": columns["tags"]})
+    with pytest.raises(DataError, match=r"2 candidates for the sequence column: 'one', 'two'.*Columns\(sequence="):
+        read(path, Columns(task="tag"))
+    path = write(tmp_path, kind, {"x": [[0.5, 1.5], [2.5]], "t": [[1, 2], [3, 4]], "id": ["p", "q"]})
+    with pytest.raises(DataError, match=r"2 labels for 1 elements in row 1 \(id 'q'.*column 't'"):
+        read(path, Columns(task="tag", sequence="x", label="t"))
 
 
 @both
@@ -153,6 +134,17 @@ def test_sequences_may_all_be_empty(tmp_path: Path, kind: str) -> None:
     assert records.values.shape == (0, 1)
 
 
+def test_parquet_without_channels_and_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    empty = pa.array([[], []], pa.list_(pa.list_(pa.float32())))
+    parquet.write_table(table := pa.table({"x": empty, "y": ["a", "b"]}), path)
+    records = read(path)
+    assert (records.lengths.tolist(), records.values.shape, records.channels) == ([0, 0], (0, 0), ())
+    parquet.write_table(table[:0], path)
+    with pytest.raises(DataError, match="no rows"):
+        read(path)
+
+
 @both
 @pytest.mark.parametrize("need", [Columns(need_labels=False), Columns(task="forecast")])
 def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str, need: Columns) -> None:
@@ -168,38 +160,21 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path, kind: str,
     ("columns", "asked", "words"),
     [
         ({"x": [[1.0], None], "y": [1, 2]}, Columns(), ["a null in row 1", "'x'", "sequence"]),
-        ({"x": [[1.0], [2.0]], "y": ["a", None]}, Columns(), ["a null in row 1", "'y'", "label"]),
         ({"x": [[1.0], [2.0, None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 1", "'x'", "missing='zero'"]),
-        ({"x": [["a"], [None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 0"]),
-        (
-            {"x": [[[1.0, 2.0]], [[1.0, 2.0], [3.0, None]]], "y": [1, 2]},
-            Columns(),
-            ["a null in row 1", "step 1", "channel 1"],
-        ),
+        ({"x": [[[1.0, 2.0]], [[3.0, None]]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 0", "channel 1"]),
         ({"x": [[[1.0]], [[1.0], None]], "y": [1, 2]}, Columns(), ["a null in row 1", "step 1"]),
-        (
-            {"id": ["p", "q"], "x": [[[1.0, 2.0]], [[1.0, 2.0], [3.0]]], "y": [1, 2]},
-            Columns(),
-            ["1 channel in row 1 (id 'q'", "step 1", "after 2 channels"],
-        ),
+        ({"id": ["p", "q"], "x": [[[1.0, 2.0]], [[3.0]]], "y": [1, 2]}, Columns(), ["1 channel in row 1 (id 'q'"]),
         ({"x": [["a"], ["b"]], "y": [["N"], [None]]}, Columns(task="tag", sequence="x"), ["null in row 1", "step 0"]),
         ({"x": [[], []], "y": [1, 2]}, Columns(sequence="z"), ["no column 'z'", "'x', 'y'", "Columns(sequence=...)"]),
-        ({"x": [[1.0]], "y": [1]}, Columns(label="z"), ["no column 'z'", "Columns(label=...)"]),
-        ({"x": [[1.0]], "y": [1]}, Columns(id="z"), ["no column 'z'", "Columns(id=...)"]),
         ({"x": [[1.0]], "a": [1], "b": ["c"]}, Columns(), ["2 candidates", "label", "'a', 'b'", "Columns(label=...)"]),
         ({"x": [[1.0]], "a": [1.5]}, Columns(), ["no candidate", "label", "'x', 'a'", "Columns(label=...)"]),
         ({"x": [[1.0]], "z": [[1.0]], "y": [1]}, Columns(), ["2 candidates", "'x', 'z'", "Columns(sequence=...)"]),
-        ({"a": ["p"], "b": ["q"]}, Columns(), ["2 candidates", "'a', 'b'", "Columns(sequence=...)"]),
         ({"a": [1], "b": [2.5]}, Columns(), ["no candidate for the sequence column", "Columns(sequence=...)"]),
         ({"x": [1.5], "y": [1]}, Columns(sequence="x"), ["double", "'x'", "lists of numbers"]),
         ({"x": [[1.0]], "y": [1.5]}, Columns(label="y"), ["double", "'y'", "strings, integers or booleans"]),
         ({"x": [["a"]], "y": ["N"]}, Columns(task="tag", sequence="x", label="y"), ["string", "'y'", "list"]),
         ({"x": [[[], []]], "y": ["a"]}, Columns(), ["no channel in row 0", "step 0, column 'x'"]),
-        (
-            {"x": [[1.0]], "t": [[2]], "y": [1]},
-            Columns(sequence="x", time="t"),
-            ["time column 't'", "Columns(time=...)"],
-        ),
+        ({"x": [[1.0]], "t": [[2]], "y": [1]}, Columns(sequence="x", time="t"), ["time column 't'"]),
     ],
 )
 def test_bad_columns(tmp_path: Path, kind: str, columns: dict[str, Any], asked: Columns, words: list[str]) -> None:
@@ -219,9 +194,7 @@ def test_bad_columns(tmp_path: Path, kind: str, columns: dict[str, Any], asked: 
     "kind",
     [
         pa.list_(pa.float32()),
-        pa.list_(pa.float64()),
         pa.list_(pa.float16()),
-        pa.list_(pa.int8()),
         pa.list_(pa.uint64()),
         pa.large_list(pa.int32()),
         pa.list_(pa.decimal128(5, 1)),
@@ -267,28 +240,12 @@ def test_parquet_reads_only_what_it_uses(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked == [["x", "y"]]
 
 
-@pytest.mark.parametrize("content", [b"PAR1 nonsense", b"\x00\xff" * 40, b"PAR1" + b"\0" * 50 + b"PAR1"])
+@pytest.mark.parametrize("content", [b"\x00\xff" * 40, b"PAR1" + b"\0" * 50 + b"PAR1"])
 def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "data.parquet"
     path.write_bytes(content)
     with pytest.raises(DataError, match="Parquet"):
         read(path)
-
-
-def test_a_parquet_file_without_rows(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    parquet.write_table(pa.table({"x": pa.array([], pa.list_(pa.float32())), "y": pa.array([], pa.string())}), path)
-    with pytest.raises(DataError, match="no rows"):
-        read(path)
-
-
-def test_a_column_of_empty_lists_of_lists_has_no_channels(tmp_path: Path) -> None:
-    path = tmp_path / "data.parquet"
-    empty = pa.array([[], []], pa.list_(pa.list_(pa.float32())))
-    parquet.write_table(pa.table({"x": empty, "y": ["a", "b"]}), path)
-    records = read(path)
-    assert records.lengths.tolist() == [0, 0]
-    assert (records.values.shape, records.channels) == ((0, 0), ())
 
 
 @pytest.mark.parametrize(
@@ -307,14 +264,10 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     [
         ('{"x": [1], "y": 1}\n\n{"x": [1, "y": 2}\n', 3, ["bad JSON", "character"]),
         ('{"x": [1], "y": 1}\n{"x": [1], "y"', 2, ["bad JSON"]),
-        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "a JSON object"]),
-        ('{"x": [1], "y": 1}\n"text"\n', 2, ["a JSON string"]),
+        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "one JSON object per line"]),
         ('{"x": [1], "y": 1}\n{"x": [1, "a"], "y": 1}\n', 2, ["list of number and string", "'x'"]),
         ('{"x": [1], "y": 1}\n{"x": ["a"], "y": 1}\n', 2, ["list of string", "after a list of number", "'x'"]),
-        ('{"x": [1], "y": 1}\n{"x": [[1]], "y": 1}\n', 2, ["list of list of number", "'x'"]),
         ('{"x": [1], "y": 1}\n{"x": [1], "y": "a"}\n', 2, ["a string as 'y', after a number"]),
-        ('{"x": [1], "y": 1}\n{"x": [1, [2]], "y": 1}\n', 2, ["'x'"]),
-        ('{"x": [1], "y": 99999999999999999999999}\n', 1, ["too large", "'y'"]),
     ],
 )
 def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
@@ -323,7 +276,7 @@ def test_bad_json_lines(tmp_path: Path, text: str, line: int | None, words: list
     with pytest.raises(DataError) as caught:
         read(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: " if line is None else f"{path}, line {line}: ")
+    assert message.startswith(f"{path} must be " if line is None else f"{path}, line {line} must be ")
     for word in words:
         assert word in message
 
@@ -336,12 +289,6 @@ def test_json_lines_with_absent_and_unused_keys(tmp_path: Path) -> None:
     path.write_text('{"x": [1], "y": 1}\n{"x": [1]}\n')
     with pytest.raises(DataError, match=r"null in row 1 \(line 2\), column 'y'"):
         read(path)
-
-
-def test_a_string_that_looks_like_a_date_stays_a_string(tmp_path: Path) -> None:
-    path = write(tmp_path, "jsonl", {"x": [["2020-01-01"], ["2020-01-02"]], "y": ["2020-01-01", "2021-01-01"]})
-    assert read(path).labels == ("2020-01-01", "2021-01-01")
-    assert read(path).values.tolist() == ["2020-01-01", "2020-01-02"]
 
 
 def test_what_was_found_reads_another_file_in_the_same_way(tmp_path: Path) -> None:

@@ -27,14 +27,11 @@ def as_lists(chunk: Chunk) -> tuple[Any, ...]:
     targets = chunk.targets
     return (
         [piece.tolist() for piece in chunk.inputs],
-        [piece.tolist() for piece in targets] if isinstance(targets, rl.Ragged) else targets,
+        None if targets is None else [target.tolist() for target in targets],
         chunk.begins.tolist(),
         chunk.ends.tolist(),
         chunk.sequences.tolist(),
     )
-
-
-# -- which elements come when -------------------------------------------------------------------------------------
 
 
 @given(any_lengths(12), st.integers(1, 5), st.integers(1, 7), st.booleans(), st.integers(0, 3))
@@ -42,7 +39,7 @@ def test_every_stream_reads_one_sequence_after_another(
     lengths: list[int], batch_size: int, steps: int, shuffle: bool, epoch: int
 ) -> None:
     data = numbered(lengths)
-    chunks = TBPTTSampler(data, batch_size, steps, targets=data.map(lambda values: -values), shuffle=shuffle, seed=5)
+    chunks = TBPTTSampler(data, batch_size, steps, targets=data.map(torch.neg), shuffle=shuffle, seed=5)
     chunks.set_epoch(epoch)
     read: dict[int, list[int]] = {}
     current = [-1] * batch_size  # the sequence that each row is in the middle of
@@ -135,15 +132,6 @@ def test_epochs_and_seeds_have_orders_of_their_own(lengths: list[int]) -> None:
     assert all(sorted(found) == list(range(len(lengths))) for found in orders.values())
 
 
-def test_any_sequence_may_be_the_first() -> None:
-    chunks = TBPTTSampler(numbered([4, 8, 4, 12, 8, 4, 4, 8]), 2, 4)
-    firsts: set[int] = set()
-    for epoch in range(200):
-        chunks.set_epoch(epoch)
-        firsts.update(next(iter(chunks)).sequences.tolist())
-    assert firsts == set(range(8))
-
-
 @given(any_lengths(12), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.data())
 def test_resuming_gives_exactly_the_chunks_that_remain(
     lengths: list[int], batch_size: int, steps: int, shuffle: bool, data: st.DataObject
@@ -165,9 +153,6 @@ def test_resuming_gives_exactly_the_chunks_that_remain(
     assert resumed.state_dict() == state
     assert list(map(as_lists, resumed)) == everything[done:]
     assert list(map(as_lists, resumed)) == list(map(as_lists, whole))  # the next epoch
-
-
-# -- the kinds of data ------------------------------------------------------------------------------------------------
 
 
 def kinds_of_data(per_element: bool) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -194,8 +179,6 @@ def test_all_kinds_of_data_are_the_same(per_element: bool) -> None:
         torch.manual_seed(0)
         chunks = list(TBPTTSampler(data, 3, 4, **arguments))
         found.append([as_lists(chunk) for chunk in chunks])
-        if not per_element:
-            found[-1] = [(*lists[:1], lists[1].tolist(), *lists[2:]) for lists in found[-1]]
     assert all(lists == found[0] for lists in found)
     assert len(found) == 7
 
@@ -219,29 +202,18 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (numbered([1]), {"steps": 0}, ArgumentError, "steps must be .*got 0"),
         (numbered([1]), {"steps": 1.0}, ArgumentTypeError, "steps must be .*got 1.0"),
         (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size must be .*got 0"),
-        (numbered([1]), {"shuffle": 1}, ArgumentTypeError, "shuffle must be .*got 1"),
-        (numbered([1]), {"seed": -1}, ArgumentError, "seed must be .*got -1"),
         (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank must be .*got 2"),
-        ([], {}, ArgumentError, "at least one sample"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
-        ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples such as a float"),
-        ([(torch.ones(2), 1, "name")], {}, ArgumentTypeError, "data must be .*got samples such as a tuple"),
-        ([{"x": torch.ones(2)}], {}, ArgumentTypeError, "data must be .*got samples such as a dict"),
+        ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
         ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),
-        (
-            numbered([1, 2]),
-            {"targets": torch.ones(3)},
-            ShapeError,
-            r"targets must be .*\(2, \*features\).*, got shape \(3,\)",
-        ),
+        (numbered([1, 2]), {"targets": torch.ones(3)}, ShapeError, r"\(2, \*features\).*, got shape \(3,\)"),
         (
             numbered([1, 2]),
             {"targets": numbered([2, 1])},
             ShapeError,
-            "targets must be .*got a Ragged of other lengths",
+            "got a Ragged of other lengths",
         ),
-        (numbered([1, 2]), {"targets": [0, 1]}, ArgumentTypeError, "targets must be .*got a list"),
-        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets: .*leave one of them out"),
+        ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets must be .*Leave one of them out"),
     ],
 )
 def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -252,10 +224,8 @@ def test_bad_arguments(data: Any, arguments: dict[str, Any], error: type[Excepti
 @pytest.mark.parametrize(
     ("lengths", "arguments", "words"),
     [
-        ([1, 2, 4], {}, "elements = 6; .*TBPTTSampler, which has elements = 7"),
-        ([1, 2, 3], {"steps": 4}, "steps"),
+        ([1, 2, 4], {}, "TBPTTSampler, which has elements = 7, got elements = 6"),
         ([1, 2, 3], {"batch_size": 3}, "batch_size"),
-        ([1, 2, 3], {"seed": 1}, "seed"),
     ],
 )
 def test_a_state_of_another_sampler_is_refused(lengths: list[int], arguments: dict[str, int], words: str) -> None:

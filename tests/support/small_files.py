@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Columns, Dataset, shards
+from raglane.data import FORMATS, Columns, Dataset, shards
 from raglane.data.formats import csv, ipc, pieces
 from raglane.data.records import Records
+
+__all__ = ["ROWS", "asked", "joined", "same", "small_steps", "write_table", "written"]
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
@@ -47,23 +49,34 @@ def _text(path: Path) -> None:
     path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
 
 
+def write_table(path: Path, table: pa.Table, rows: int = 10) -> Path:
+    """Write a Parquet or Arrow file in groups of some rows."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows)
+    else:
+        new = pa.ipc.new_stream if path.suffix == ".arrows" else pa.ipc.new_file
+        with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=rows)
+    return path
+
+
 _TABLE = pa.Table.from_pylist(ROWS)
-
-
-def _arrow(path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _TABLE.schema) as writer:
-        writer.write_table(_TABLE, max_chunksize=9)
-
-
-WRITERS: dict[str, Callable[[Path], object]] = {
+_WRITERS: dict[str, Callable[[Path], object]] = {
     "ts": _ts,
     "csv": _csv,
     "folder": _folder,
     "text": _text,
-    "arrow": _arrow,
-    "parquet": lambda path: pq.write_table(_TABLE, path, row_group_size=10),
+    "arrow": lambda path: write_table(path, _TABLE),
+    "parquet": lambda path: write_table(path, _TABLE),
     "jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS))),
 }
+
+
+def written(name: str, folder: Path) -> Path:
+    """Write the small file of a format."""
+    path = folder / f"data{(*FORMATS[name].suffixes, '')[0]}"
+    _WRITERS[name](path)
+    return path
 
 
 def asked(name: str) -> Columns:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
-import pyarrow.parquet as pq
+
+__all__ = ["small_table"]
 
 
 def small_table(rows: int = 40) -> pa.Table:
@@ -28,8 +27,3 @@ def small_table(rows: int = 40) -> pa.Table:
             "sets": [[[word, "z"][: step % 3] for step, word in enumerate(row)] for row in words],
         }
     )
-
-
-def written(table: pa.Table, folder: Path) -> Path:
-    pq.write_table(table, path := folder / "a.parquet")
-    return path

@@ -168,8 +168,8 @@ def check_number(name: str, given: Any, rule: str, holds: Callable[[float], bool
     return check_real(name, given, rule, holds, "pass such a number", ArgumentError)
 
 
-def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
-    """Return a whole number as an int."""
+def check_whole(name: str, given: Any, least: int | None = None, fix: str = "", *, most: int = _MOST - 1) -> int:
+    """Return a whole number as an int; without ``fix``, the message has one of its own."""
     whole: int | None = None
     is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
     if not is_bool and not isinstance(given, np.ndarray):
@@ -179,9 +179,11 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
             whole = None
     if whole is None:
         raise ArgumentTypeError(message(name, quote(given), "a whole number", "pass an int"))
-    if (least is not None and whole < least) or not -_MOST < whole < _MOST:
-        rule = "below 2**62" if least is None else f"at least {least}" + " and below 2**62" * (whole >= _MOST)
-        raise ArgumentError(message(name, quote(given), rule, fix))
+    if least is not None and whole < least:
+        raise ArgumentError(message(name, quote(given), f"at least {least}", fix or f"pass {least} or more"))
+    if not -_MOST < whole <= most:
+        rule = "below 2**62" if most == _MOST - 1 else f"at most {most}"
+        raise ArgumentError(message(name, quote(given), rule, fix or "pass a smaller one"))
     return whole
 
 

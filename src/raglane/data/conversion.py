@@ -147,16 +147,14 @@ def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress
 def _check_output(folder: Path, locations: Sequence[str]) -> None:
     """Raise if the output is a file, or is the data or in it."""
     check_place("output", folder.parent)
+    fix = f"pass another {argument('output')}"
     if os.path.lexists(folder) and not folder.is_dir():
-        got = f"{quote(str(folder))}, a file"
-        raise ArgumentError(message("output", got, "the name of a folder", f"pass another {argument('output')}"))
+        raise ArgumentError(message("output", f"{quote(str(folder))}, a file", "the name of a folder", fix))
     place = folder.resolve()
     for location in locations:
         if Path(location).exists() and (source := Path(location).resolve()) in (place, *place.parents):
             got = f"{quote(str(folder))}, which is, or is in, the data {quote(str(source))}"
-            raise ArgumentError(
-                message("output", got, "a folder outside the data", f"pass another {argument('output')}")
-            )
+            raise ArgumentError(message("output", got, "a folder outside the data", fix))
 
 
 class _Writer:
@@ -202,10 +200,9 @@ class _Writer:
                 for part in bounded(records, shards.SHARD):
                     if self._held_bytes >= 2 * shards.SHARD:
                         self._write(None)
-                    size_of_part = bytes_of(part)
                     self._held.append(part)
-                    self._held_bytes += size_of_part
-                    done += size_of_part
+                    self._held_bytes += bytes_of(part)
+                    done += bytes_of(part)
             if bad and not read and not start:
                 # All rows fail, so the columns are wrong.
                 raise DataError(bad[0].error)
@@ -290,15 +287,21 @@ def _write_json(path: Path, content: Any) -> None:
     write_file(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(errors="surrogatepass"))
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, or {} if the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     """Return the result of the same conversion if it is at the output."""
     if not os.path.lexists(folder) or (not is_converted(folder) and not any(folder.iterdir())):
         return None
-    try:
-        description = json.loads((folder / DESCRIPTION).read_bytes())
-        key = description["key"]
-    except (OSError, ValueError, KeyError, TypeError):
-        key = None
+    description = _read_json(folder / DESCRIPTION)
+    key = description.get("key")
     if key == job.key():
         statistics = Statistics.from_config(json.loads((folder / STATISTICS).read_bytes()))
         return Conversion(folder, statistics, description["skipped"], statistics.sequences, was_there=True)
@@ -346,10 +349,7 @@ class State(Alike):
     def stored(cls, work: Path, job: Job, overwrite: bool) -> State:
         """Return the state of an earlier conversion, or a new one."""
         path = work / "job.json"
-        try:
-            key = json.loads(path.read_bytes())["key"]
-        except (OSError, ValueError, KeyError, TypeError):
-            key = None
+        key = _read_json(path).get("key")
         if key not in (None, job.key()) and not overwrite:
             got = f"{quote(str(work))}, an unfinished conversion of other data or with other options"
             fix = f"finish it first, or drop it with {argument('overwrite', True)}"
@@ -359,7 +359,9 @@ class State(Alike):
             write_file(path, json.dumps({"key": job.key()}).encode())
             return cls(first=job.locations[0])
         state, sound = cls(first=job.locations[0]), cls(first=job.locations[0])
-        while (entry := _read_progress(work, len(state.shards))) is not None:
+        while entry := _read_json(progress_file(work, len(state.shards))):
+            if not (work / "data" / entry["shard"]["file"]).is_file():
+                break
             state.add(entry)
             if entry["position"] is not None:
                 sound = replace(state, shards=list(state.shards), skipped=list(state.skipped))
@@ -388,14 +390,6 @@ class State(Alike):
 def progress_file(work: Path, number: int) -> Path:
     """Return the path of the description of a shard during the conversion."""
     return work / "progress" / f"{number:05d}.json"
-
-
-def _read_progress(work: Path, number: int) -> dict[str, Any] | None:
-    try:
-        entry: dict[str, Any] = json.loads(progress_file(work, number).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return entry if (work / "data" / entry["shard"]["file"]).is_file() else None
 
 
 def clear(work: Path) -> None:

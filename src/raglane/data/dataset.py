@@ -20,7 +20,6 @@ from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane._utils.messages import message
 from raglane.data.collate import Samples
 from raglane.data.encoders import between_ends, nothing_to_learn
-from raglane.data.epochs import check_least
 from raglane.data.fragments import Layout
 from raglane.data.gathering import Fragments, Gathered, Places
 from raglane.data.missing import refuse_absent
@@ -392,8 +391,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             >>> pieces.lengths.tolist(), [item["target"].item() for item in pieces], pieces.ids
             ([2, 2, 1], [0, 1, 1], (0, 1, 1))
         """
-        check_least("longest", longest, 1)
-        tensors, owners = self.tensors().cut(longest)
+        tensors, owners = self.tensors().cut(check_whole("longest", longest, 1))
         return self._rows_of(owners, tensors)
 
     def _rows_of(self, rows: Tensor, tensors: Tensors | None) -> Dataset:

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from raglane._utils.checks import check_kind
+from raglane._utils.checks import check_kind, check_whole
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError
+from raglane.errors import ArgumentError
 
 Item = TypeVar("Item")
 
@@ -45,7 +45,7 @@ class Epochs(Generic[Item]):
 
     def set_epoch(self, epoch: int) -> None:
         """Select the next epoch, from 0; if it is another one, it begins at its first batch."""
-        check_least("epoch", epoch, 0)
+        epoch = check_whole("epoch", epoch, 0)
         self._ended = False
         if epoch != self.epoch:
             self.epoch = epoch
@@ -72,8 +72,7 @@ class Epochs(Generic[Item]):
             ArgumentTypeError: ``done`` is not an int.
             ArgumentError: ``done`` is below 0 or above the number of batches.
         """
-        done = self._done if done is None else done
-        check_least("done", done, 0)
+        done = check_whole("done", self._done if done is None else done, 0)
         return {"epoch": self.epoch, "done": done, **self._position(done), **self._identity()}
 
     def _position(self, done: int) -> dict[str, int]:
@@ -105,18 +104,8 @@ class Epochs(Generic[Item]):
                 rule = f"the state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
                 raise ArgumentError(message("state", got, rule, f"create the {kind} with the same arguments"))
         for name in self._state_names:
-            check_least(f"state[{name!r}]", state[name], 0)
+            check_whole(f"state[{name!r}]", state[name], 0)
         self._restore(state)
         self.epoch = state["epoch"]
         self._ended = False
         self._done = self._start = state["done"]
-
-
-def check_least(name: str, value: int, least: int, most: int = 2**63 - 1) -> None:
-    """Raise unless an argument is an int from ``least`` to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(message(name, quote(value), "an int", f"pass {least} or more"))
-    if value < least:
-        raise ArgumentError(message(name, quote(value), f"at least {least}", f"pass {least} or more"))
-    if value > most:
-        raise ArgumentError(message(name, quote(value), f"at most {most}", "pass a smaller one"))

@@ -225,11 +225,7 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
         labels, label_words = column.indices.to_numpy(), tuple(column.dictionary.to_pylist())
     ids = batch.column(names["id"]) if "id" in names else None
     targets = None if layout.targets == "none" else _targets_in(batch.column(names["label"]), layout)
-    columns = [(batch.column(name), per_sequence, is_numbers) for name, per_sequence, is_numbers in layout.features]
-    features = tuple(
-        _feature_in(column if per_sequence else column.values, is_numbers)
-        for column, per_sequence, is_numbers in columns
-    )
+    features = tuple(_feature_in(batch.column(name), *kind) for name, *kind in layout.features)
     offsets, values = sequences.offsets.to_numpy(), values_in(sequences, layout)
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
@@ -263,7 +259,8 @@ def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[
     return found
 
 
-def _feature_in(column: Any, is_numbers: bool) -> Rows:
+def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
+    column = column if per_sequence else column.values
     if is_numbers:
         numbers: Rows = column.to_numpy(zero_copy_only=False).__getitem__
         return numbers

@@ -122,10 +122,9 @@ class Fragments:
 
         def places(number: int) -> Places:
             fragment = self.get(number)
-            words, classes = fragment.words, fragment.label_words
             return (
-                None if words is None else _numbered(words, tokens),
-                None if fragment.labels is None else _numbered(classes, labels),
+                None if fragment.words is None else _numbered(fragment.words, tokens),
+                None if fragment.labels is None else _numbered(fragment.label_words, labels),
             )
 
         gathered = Gathered(self, rows, places)
@@ -160,9 +159,7 @@ class Fragments:
     def _check_layout(self, fragment: Fragment, number: int) -> None:
         """Raise if a fragment differs in kind from the first that has an element."""
         first = next((known for known in self._held.values() if len(known.values)), None)
-        if first is None or not len(fragment.values):
-            return
-        if first.layout.kind != fragment.layout.kind:
+        if first is not None and len(fragment.values) and first.layout.kind != fragment.layout.kind:
             got = f"{fragment.layout.kind}, after {first.layout.kind}"
             raise DataError(message(self.name(number), got, "one schema for all files", "open them separately"))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.checks import check_flag, check_kind, check_real
+from raglane._utils.checks import check_flag, check_kind, check_real, check_whole
 from raglane._utils.messages import argument, message
 from raglane.data.dataset import Dataset
-from raglane.data.epochs import check_least
 from raglane.errors import ArgumentError
 
 
@@ -51,7 +50,7 @@ def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -
     check_flag("stratify", stratify)
     rule, fix = "above 0 and below 1", "pass 0.1, for a tenth"
     fraction = check_real("fraction", fraction, rule, lambda share: 0 < share < 1, fix)
-    check_least("seed", seed, 0)
+    seed = check_whole("seed", seed, 0, most=2**63 - 1)
     count = len(data)
     if count < 2:
         got = f"{count} sequence" + "s" * (count != 1)

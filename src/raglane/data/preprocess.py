@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import as_tensor, check_flag, check_kind
+from raglane._utils.checks import as_tensor, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.encoders import (
     END,
@@ -32,7 +32,6 @@ from raglane.data.encoders import (
     places_of,
     read_config,
 )
-from raglane.data.epochs import check_least
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent
@@ -142,9 +141,9 @@ class Preprocessor:
         check_task(task)
         check_kind("data", data, (Sequences, Statistics), "a Dataset or Statistics", "read it with rl.data.read")
         check_flag("standardize", standardize)
-        check_least("minimum_count", minimum_count, 0)
+        minimum_count = check_whole("minimum_count", minimum_count, 0)
         if max_vocabulary is not None:
-            check_least("max_vocabulary", max_vocabulary, 2)
+            max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
         known, split, source = data, None, "data"
         if not isinstance(known, Statistics):
             split, source, known = known.columns.split, str(known.source), known.statistics_for(task)

@@ -27,6 +27,7 @@ from raglane.data.formats.arrow import Reader, is_list, read_labels
 from raglane.data.formats.arrow import is_text as holds_text
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, as_float32, offsets_of
+from raglane.data.stores import arrow_errors, table_from
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 from raglane.ragged import Ragged
 
@@ -292,22 +293,12 @@ def _table(data: Any) -> Any:
             if column.dtype == object
         }
         data = data.assign(**lists) if lists else data
-        return _converted(lambda arrow: arrow.Table.from_pandas(data, preserve_index=False))
-    if hasattr(data, "with_format") and hasattr(data, "column_names"):  # datasets
-        return _converted(lambda _: data.with_format("arrow")[:])
-    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names")):
-        return _converted(lambda arrow: arrow.table(data))
+        with arrow_errors("data") as arrow:
+            return arrow.Table.from_pandas(data, preserve_index=False)
+    has_stream = hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "column_names"))
+    if has_stream or (hasattr(data, "with_format") and hasattr(data, "column_names")):
+        return table_from(data, "data")
     return None
-
-
-def _converted(make: Any) -> Any:
-    arrow = require("pyarrow", "data")
-    try:
-        return make(arrow)
-    except (arrow.ArrowException, TypeError, OverflowError) as error:
-        got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
-        rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
-        raise DataError(message("data", got, rule, "convert the column, or leave it out")) from error
 
 
 def _of_table(table: Any, columns: Columns) -> Records:

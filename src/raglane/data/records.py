@@ -314,23 +314,19 @@ class Records:
         if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
             got = f"{self.tags.dtype} of shape {self.tags.shape}"
             raise DataError(message("tags", got, "an array (N,) of objects", "pass one str per element"))
-        sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
-        for name, size in sizes.items():
-            if size != total:
-                got = f"{size} elements"
-                raise DataError(
-                    message(name, got, f"as long as offsets require, {total} elements", "pass one row per element")
-                )
-        if self.targets is not None:
-            expected, per = (total, "element") if self.targets.per_element else (count, "sequence")
-            if len(self.targets.values) != expected:
-                rule = f"one row for each of the {expected} {per}s"
-                raise DataError(message("targets", f"{len(self.targets.values)} rows", rule, "pass that many"))
+        targets = self.targets
+        for name, given, per_element in (
+            ("values", values, True),
+            ("tags", self.tags, True),
+            ("targets", None if targets is None else targets.values, targets is not None and targets.per_element),
+            ("ids", self.ids, False),
+            ("labels", self.labels, False),
+        ):
+            expected, per = (total, "element") if per_element else (count, "sequence")
+            if given is not None and len(given) != expected:
+                rule = f"one for each of the {expected} {per}s"
+                raise DataError(message(name, f"{len(given)} of them", rule, "pass that many"))
         check_features(self.features, count, total)
-        for name, given in (("ids", self.ids), ("labels", self.labels)):
-            if given is not None and len(given) != count:
-                got = f"{len(given)} of them"
-                raise DataError(message(name, got, f"one for each of the {count} sequences", "pass that many"))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

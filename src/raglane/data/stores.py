@@ -20,14 +20,7 @@ from raglane._utils.files import whole_file
 from raglane._utils.messages import argument, message, printable, quote, require, shorten
 from raglane.data.formats import FORMATS, pick, read
 from raglane.data.formats.base import check_readable, open_error
-from raglane.data.formats.ipc import (
-    is_converted,
-    named,
-    readable,
-    slices,
-    table_of,
-    with_names,
-)
+from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
@@ -181,7 +174,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
     require("pyarrow", "data")
     if not _names_files(source):
         asked = columns or Columns()
-        store = _of_table(Path(type(source).__name__), _table(source), asked)
+        store = _of_table(Path(type(source).__name__), table_from(source, "source"), asked)
         return [store], asked
     stores: list[Store] = []
     found: Columns | None = None
@@ -221,10 +214,9 @@ def _names_files(source: Any) -> bool:
     return isinstance(source, Sequence) and all(isinstance(one, (str, os.PathLike)) for one in source)
 
 
-def _table(source: Any) -> Any:
+def table_from(source: Any, name: str) -> Any:
     """Return an object with the Arrow interface as a ``pyarrow.Table``, without a copy of Arrow memory."""
-    arrow = require("pyarrow", "data")
-    try:
+    with arrow_errors(name) as arrow:
         if hasattr(source, "__arrow_c_stream__"):
             return arrow.table(source)
         if hasattr(source, "with_format"):
@@ -232,12 +224,20 @@ def _table(source: Any) -> Any:
             found = source.with_format("arrow")[:]
             if isinstance(found, arrow.Table):
                 return found
-    except arrow.ArrowException as error:
-        detail = " ".join(str(error).split())
-        rule = "columns that Arrow supports: lists of numbers or of strings, texts, numbers"
-        raise DataError(message("source", quote(detail), rule, "make the entries of a column alike")) from error
     rule = "a path, a list of paths, a pyarrow.Table, a frame, or a Hugging Face dataset"
-    raise ArgumentTypeError(message("source", quote(source), rule, "pass a path, or build a pyarrow.Table"))
+    raise ArgumentTypeError(message(name, quote(source), rule, "pass a path, or build a pyarrow.Table"))
+
+
+@contextmanager
+def arrow_errors(name: str) -> Iterator[Any]:
+    """Yield pyarrow; convert its errors for columns that it cannot hold to DataErrors."""
+    arrow = require("pyarrow", "data")
+    try:
+        yield arrow
+    except (arrow.ArrowException, TypeError, OverflowError) as error:
+        got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
+        rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
+        raise DataError(message(name, got, rule, "convert the column, or leave it out")) from error
 
 
 def _of_table(path: Path, table: Any, columns: Columns) -> Tables:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_flag, check_tensor
+from raglane._utils.checks import check_flag, check_tensor, check_whole
 from raglane._utils.messages import message
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
-from raglane.data.epochs import Epochs, check_least
+from raglane.data.epochs import Epochs
 from raglane.data.order.batches import balance
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
@@ -111,26 +111,23 @@ class TBPTTSampler(Epochs[Chunk]):
         rank: int = 0,
     ) -> None:
         super().__init__()
-        check_least("batch_size", batch_size, 1, most=2**31 - 1)
-        check_least("ranks", ranks, 1)
-        check_least("rank", rank, 0, ranks - 1)
-        check_least("steps", steps, 1)
-        check_least("seed", seed, 0)
+        self.batch_size = check_whole("batch_size", batch_size, 1, most=2**31 - 1)
+        self.steps = check_whole("steps", steps, 1)
+        self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
+        ranks = check_whole("ranks", ranks, 1)
+        rank = check_whole("rank", rank, 0, most=ranks - 1)
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             rule = "None, because the data has targets"
             raise ArgumentError(message("targets", f"a {type(targets).__name__}", rule, "leave one of them out"))
         self._targets = _check_targets(own_targets if targets is None else targets, self._inputs)
-        self.batch_size = batch_size
-        self.steps = steps
         self.shuffle = check_flag("shuffle", shuffle)
-        self.seed = seed
         # The streams of this rank, one per row of its chunks.
-        self.streams = range(rank, batch_size, ranks)
+        self.streams = range(rank, self.batch_size, ranks)
         self._lengths: _Integers = self._inputs.host_lengths.numpy()
         self._offsets: _Integers = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths)])
         # The number of pieces of each sequence. An empty sequence has one, so that it begins and ends in a chunk.
-        self._counts: _Integers = np.maximum(-(-self._lengths // steps), 1)
+        self._counts: _Integers = np.maximum(-(-self._lengths // self.steps), 1)
         # The order of sequences with equally many pieces does not change the number of chunks.
         self._chunks = int(self._distribute(np.arange(len(self._lengths)))[1].max(initial=0))
 

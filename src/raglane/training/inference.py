@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_kind, check_real
+from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
 from raglane._utils.messages import message, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
-from raglane.data.epochs import check_least
 from raglane.data.order import BatchLimit
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
@@ -164,7 +163,7 @@ def predict(
     device: torch.device | None = None,
 ) -> Predictions:
     """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
-    check_least("batch_size", batch_size, 1)
+    check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config)
     _check_options(task, horizon=horizon, probabilities=probabilities, top=top)
     dataset = saved.preprocessor.apply(records, require_targets=False)
@@ -198,7 +197,7 @@ def evaluate(
 
     With ``horizon`` above 1 the last elements of each sequence are also forecast, and measured step by step.
     """
-    check_least("batch_size", batch_size, 1)
+    check_whole("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
@@ -247,7 +246,7 @@ def sample(
         raise ArgumentError(message("run", f"a model of the task {saved.task}", "a model of the task language", fix))
     check_kind("prompt", prompt, str, "a text", "pass a str")
     for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
-        check_least(name, number, least)
+        check_whole(name, number, least, most=2**63 - 1)
     rule = "at least 0, and finite"
     check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
     device = device or torch.device("cpu")
@@ -287,8 +286,8 @@ def answering(model: SequenceModel) -> Iterator[None]:
 
 def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
-    check_least("horizon", horizon, 1)
-    check_least("top", top, 1)
+    check_whole("horizon", horizon, 1)
+    check_whole("top", top, 1)
     for name, value, given in (
         ("horizon", horizon, horizon != 1),
         ("top", top, top != 1),

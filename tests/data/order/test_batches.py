@@ -12,11 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import raglane as rl
 from made_datasets import of_tensors
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.order import EpochPools
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError
 
 _LENGTHS = st.lists(st.integers(0, 30), max_size=90)
 _LIMITS = st.one_of(
@@ -149,15 +148,11 @@ def test_ranks_have_equal_work() -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.7, 20_000).astype(np.int64) + 1
     for order in (EpochOrder.random(), EpochOrder.grouped()):
         for ranks in (2, 8, 64):
-            batches = [
-                BatchSampler(lengths, BatchLimit(sequences=32 * ranks), order, ranks=ranks, rank=one) for one in (0, 1)
-            ]
-            step, _ = BatchSampler(lengths, BatchLimit(sequences=32 * ranks), order).whole()
-            mean = lengths[step[: 32 * ranks]].sum() / ranks
-            longest = lengths[step[: 32 * ranks]].max()
-            for one in batches:
-                work = lengths[next(iter(one))].sum()
-                assert abs(work / mean - 1) < 0.015 or work == longest
+            limit = BatchLimit(sequences=32 * ranks)
+            step = lengths[next(iter(BatchSampler(lengths, limit, order)))]
+            for rank in (0, 1):
+                work = lengths[next(iter(BatchSampler(lengths, limit, order, ranks=ranks, rank=rank)))].sum()
+                assert abs(work / (step.sum() / ranks) - 1) < 0.015 or work == step.max()
 
 
 def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
@@ -215,16 +210,11 @@ def test_orders_are_what_they_say() -> None:
     assert waste(EpochOrder.grouped()) + 0.02 < waste(EpochOrder.grouped(noise=0.3)) < 0.5
     assert waste(EpochOrder.windows(1600)) < 0.2
     assert waste(EpochOrder.windows(1600, by_length=False)) > 0.6
-    assert list(BatchSampler([5, 1, 9, 2, 8, 1, 9], BatchLimit(sequences=2), EpochOrder.sorted())) == [
-        [2, 6],
-        [4, 0],
-        [3, 1],
-        [5],
-    ]
+    batches = BatchSampler([5, 1, 9, 2, 8, 1, 9], BatchLimit(sequences=2), EpochOrder.sorted())
+    assert list(batches) == [[2, 6], [4, 0], [3, 1], [5]]
     for by_length in (False, True):
-        rows = np.array(
-            _rows(list(BatchSampler(lengths, BatchLimit(sequences=32), EpochOrder.windows(100, by_length=by_length))))
-        )
+        batches = BatchSampler(lengths, BatchLimit(sequences=32), EpochOrder.windows(100, by_length=by_length))
+        rows = np.array(_rows(list(batches)))
         assert np.array_equal(rows // 100, np.arange(3000) // 100)
         assert not np.array_equal(rows, np.arange(3000))
 
@@ -265,17 +255,6 @@ def test_lengths_that_their_owner_changes_are_not_the_batches() -> None:
     assert list(batches) == before
 
 
-def test_in_a_loader() -> None:
-    lengths = torch.tensor([3, 0, 1, 4, 2])
-    data = of_tensors(torch.arange(10), torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
-    batches = BatchSampler(data.lengths, BatchLimit(sequences=2))
-    loader = torch.utils.data.DataLoader(data, batch_sampler=batches, collate_fn=rl.collate)
-    assert len(loader) == 3
-    found = list(loader)
-    assert [batch["index"].tolist() for batch in found] == list(BatchSampler(data.lengths, BatchLimit(sequences=2)))
-    assert all(torch.equal(batch["inputs"].lengths, lengths[batch["index"]]) for batch in found)
-
-
 def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     pool = EpochPools.pool
@@ -308,14 +287,11 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     [
         ([1, -2], {}, ArgumentError, "lengths must be .*got -2 at index 1"),
         ([1.5], {}, ArgumentTypeError, "lengths must be .*got torch.float"),
-        ([[1, 2]], {}, ShapeError, r"lengths must be .*got shape \(1, 2\)"),
         ([1], {"limit": 2}, ArgumentTypeError, "limit must be .*got 2"),
+        ([1], {"seed": 2**63}, ArgumentError, "seed must be at most 9223372036854775807, got"),
         ([1], {"order": "random"}, ArgumentTypeError, "order must be .*got 'random'"),
-        ([1], {"seed": -1}, ArgumentError, "seed must be .*got -1"),
-        ([1], {"ranks": 0}, ArgumentError, "ranks must be .*got 0"),
-        ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank must be at most 1.*, got 2"),
-        ([1], {"largest_first": 1}, ArgumentTypeError, "largest_first must be .*got 1"),
-        ([3, 9, 8], {"limit": BatchLimit(elements=5)}, ArgumentError, "got 9 at index 1, one of 2 such.*5 elements"),
+        ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank must be at most 1, got 2"),
+        ([3, 9, 8], {"limit": BatchLimit(elements=5)}, ArgumentError, "5 elements, got 9 at index 1, and 1 more"),
     ],
 )
 def test_bad_arguments(lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -332,13 +308,21 @@ def test_bad_orders() -> None:
         EpochOrder.windows(0)
 
 
+def test_numbers_of_numpy_are_ints() -> None:
+    one: Any = np.int64(1)
+    limit, order = BatchLimit(sequences=2 * one), EpochOrder.grouped(pool=3 * one)
+    batches = BatchSampler([3, 1, 2], limit, order, seed=5 * one, ranks=2 * one, rank=one)
+    assert json.loads(json.dumps(batches.state_dict())) == batches.state_dict()
+    assert list(batches) == list(BatchSampler([3, 1, 2], BatchLimit(sequences=2), order, seed=5, ranks=2, rank=1))
+
+
 def test_a_state_of_others_is_refused() -> None:
     lengths = list(range(1, 200))
     for limit in (BatchLimit(sequences=2), BatchLimit(elements=300)):
         batches = BatchSampler(lengths, limit)
         state = batches.state_dict(3)
         for other, words in (
-            (BatchSampler([*lengths[:-1], 200], limit), "elements = 19900; .*elements = 19901"),
+            (BatchSampler([*lengths[:-1], 200], limit), "elements = 19901, got elements = 19900"),
             (BatchSampler(lengths, BatchLimit(sequences=1)), "batch_"),
             (BatchSampler(lengths, limit, EpochOrder.grouped()), "order"),
             (BatchSampler(lengths, limit, seed=1), "seed"),
@@ -359,7 +343,6 @@ def test_a_state_of_others_is_refused() -> None:
             batches.state_dict(len(batches) + 1)
         with pytest.raises(ArgumentError, match="epoch"):
             batches.set_epoch(-1)
+    batches = BatchSampler(lengths, BatchLimit(sequences=1))
     with pytest.raises(ArgumentError, match="done = 200"):
-        BatchSampler(lengths, BatchLimit(sequences=1)).load_state_dict(
-            BatchSampler(lengths, BatchLimit(sequences=1)).state_dict() | {"done": 200}
-        )
+        batches.load_state_dict(batches.state_dict() | {"done": 200})

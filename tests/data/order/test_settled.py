@@ -109,7 +109,7 @@ def test_lengths_in_blocks_are_as_a_whole(monkeypatch: pytest.MonkeyPatch, dtype
     ("lengths", "limit", "words"),
     [
         ([3] * 9 + [-2], BatchLimit(sequences=2), "lengths must be .*got -2 at index 9"),
-        ([3] * 9 + [7, 8], BatchLimit(elements=5), "lengths must be .*got 7 at index 9, one of 2 such"),
+        ([3] * 9 + [7, 8], BatchLimit(elements=5), "lengths must be .*got 7 at index 9, and 1 more"),
         ([2**62, 2**62], BatchLimit(sequences=2), "a sum beyond 64-bit integers"),
         (
             np.array([1, 2**63], np.uint64),

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from raglane._utils.checks import check_flag, check_kind
+from raglane._utils.checks import check_flag, check_kind, check_whole
 from raglane._utils.messages import message
-from raglane.data.epochs import Epochs, check_least
+from raglane.data.epochs import Epochs
 from raglane.data.order.limit import TOO_LONG, BatchLimit, settle
 from raglane.data.order.order import KINDS, EpochOrder, EpochPools, descending_keys, key_of
 from raglane.errors import ArgumentError
@@ -120,11 +120,10 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         super().__init__()
         check_kind("limit", limit, BatchLimit, "a BatchLimit", "pass e.g. rl.data.BatchLimit(sequences=32)")
         check_kind("order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()")
-        check_least("seed", seed, 0)
-        check_least("ranks", ranks, 1)
-        check_least("rank", rank, 0, ranks - 1)
-        self.limit, self.order, self.seed = limit, order, seed
-        self.ranks, self.rank = ranks, rank
+        self.limit, self.order = limit, order
+        self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
+        self.ranks = check_whole("ranks", ranks, 1)
+        self.rank = check_whole("rank", rank, 0, most=self.ranks - 1)
         self.largest_first = check_flag("largest_first", largest_first)
         self._settled = settled = settle(lengths, limit)
         self._lengths, self._dropped, self.too_long = settled.lengths, settled.dropped, settled.too_long

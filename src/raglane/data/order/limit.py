@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from raglane._utils.checks import check_choice, check_lengths, given_lengths
+from raglane._utils.checks import check_choice, check_lengths, check_whole, given_lengths
 from raglane._utils.memory import is_mapped
 from raglane._utils.messages import argument, message
-from raglane.data.epochs import check_least
 from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
@@ -61,8 +60,8 @@ class BatchLimit:
 
     def __post_init__(self) -> None:
         for name in ("sequences", "elements", "padded"):
-            if getattr(self, name) is not None:
-                check_least(name, getattr(self, name), 1)
+            if (most := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_whole(name, most, 1, most=2**63 - 1))
         check_choice("too_long", self.too_long, TOO_LONG)
         if self.sequences is self.elements is self.padded is None:
             fix = "pass one of sequences, elements and padded"

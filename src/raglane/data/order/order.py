@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.checks import check_flag, check_real
-from raglane.data.epochs import check_least
+from raglane._utils.checks import check_flag, check_real, check_whole
 from raglane.data.order.limit import BatchLimit
 
 KINDS = ("random", "sorted", "grouped", "windows")
@@ -91,8 +90,7 @@ class EpochOrder:
             >>> print(EpochOrder.grouped(pool=100))
             grouped, pools of 100 batches
         """
-        check_least("pool", pool, 1)
-        return EpochOrder("grouped", pool=pool, by_length=True, noise=_check_noise(noise))
+        return EpochOrder("grouped", pool=check_whole("pool", pool, 1), by_length=True, noise=_check_noise(noise))
 
     @staticmethod
     def windows(sequences: int, *, by_length: bool = True, noise: float = 0.0) -> EpochOrder:
@@ -114,9 +112,9 @@ class EpochOrder:
             >>> print(EpochOrder.windows(512, by_length=False))
             windows of 512 sequences
         """
-        check_least("sequences", sequences, 1)
+        window = check_whole("sequences", sequences, 1)
         by_length = check_flag("by_length", by_length)
-        return EpochOrder("windows", window=sequences, by_length=by_length, noise=_check_noise(noise))
+        return EpochOrder("windows", window=window, by_length=by_length, noise=_check_noise(noise))
 
     def __str__(self) -> str:
         parts = [self.kind]
