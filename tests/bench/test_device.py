@@ -1,4 +1,4 @@
-"""``benchmarks/device.py`` without a GPU: it rehearses, goes on, says what is missing, and keeps what it has."""
+"""``benchmarks/device.py`` without a GPU: it rehearses, resumes, names missing parts, and keeps its results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def _part(*items: Item) -> Part:
 
 
 def test_a_rehearsal(tmp_path: Path, script: Script) -> None:
-    """In a process of its own, since it sets torch's switches."""
-    # And a later call there, which knows all that the first one found.
+    """In a separate process, because it sets global switches of torch; a second call reuses the results."""
     given = ["--out", str(tmp_path), "--parts", "machine,waits,scaling", "--rehearse"]
     code = f"""
 import os, sys
@@ -53,19 +52,14 @@ sys.exit(first or device.main({given}))
     assert " 0 fault" in first
     assert "not run: gpu: a GPU" in first
     report = (tmp_path / "report.md").read_text()
-    assert "A rehearsal" in report
-    assert "products: float32, GF/s" in report
-    assert "lstm 4x8x8 lognormal train" in report
+    for words in ("A rehearsal", "products: float32, GF/s", "lstm 4x8x8 lognormal train"):
+        assert words in report
     assert (tmp_path / "report.png").read_bytes()[1:4] == b"PNG"
-    files = list(tmp_path.iterdir())
-    assert len(files) <= 8
-    assert all(file.stat().st_size < 16 << 20 for file in files)
-    assert "\n0 done, 0 fault" in again  # all was known
+    assert "\n0 done, 0 fault" in again
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("here is a GPU")
     assert device_script.main(["--out", str(tmp_path), "--parts", "waits,speed,loops"]) == 0
     printed = capsys.readouterr().out
     for name in ("waits", "speed", "loops"):
@@ -77,9 +71,7 @@ def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--out"),
         (["--out", "{}/new", "--parts", "speed,nothing"], "got 'nothing'"),
-        (["--out", "{}/new", "--minutes", "0"], "--minutes must be above 0 and below 10,000, got 0"),
         (["--out", "{}/new", "--minutes", "nan"], "--minutes must be above 0 and below 10,000, got nan"),
         (["--out", "{}/file"], "--out: "),
         (["--out", "{}/odd"], "a line that this program did not write"),
@@ -113,25 +105,22 @@ def test_what_had_a_fault_is_asked_again_by_the_next_call_after_all_else(tmp_pat
 
     record = Record(tmp_path / "some.jsonl")
     part = _part(item("one", fails=True), item("two"), Item("three", missing))
+    late = list(play(part, _context(seconds=-1), record))
+    assert [(row["key"], row["state"]) for row in late] == [("some", "not run")]
     rows = list(play(part, _context(), record))
     assert [row["state"] for row in rows] == ["fault", "done", "not run"]
     assert rows[0]["fault"] == "ValueError: wrong"
     assert "raise ValueError" in rows[0]["trace"]
-    # The same call goes on in another process: nothing is asked twice.
+    # The same call, resumed in another process, repeats nothing.
     again = Record(tmp_path / "some.jsonl")
     assert again.rows == record.rows
     assert [row["state"] for row in play(part, _context(), again)] == ["not run"]
-    # A later call asks for what had a fault, last.
+    # A later call repeats failed items, last.
     part = _part(item("one"), item("two"), item("four"))
     asked.clear()
     assert [row["key"] for row in play(part, _context("later"), again)] == ["four", "one"]
     assert asked == ["four", "one"]
     assert "fault" not in Record(tmp_path / "some.jsonl").rows["one"]
-
-
-def test_no_time_is_left(tmp_path: Path) -> None:
-    rows = list(play(_part(Item("one", dict)), _context(seconds=-1), Record(tmp_path / "some.jsonl")))
-    assert [(row["key"], row["state"]) for row in rows] == [("some", "not run")]
 
 
 def test_a_call_that_was_cut_off_leaves_what_it_had(tmp_path: Path) -> None:
@@ -156,16 +145,13 @@ def test_a_device_that_is_unusable_ends_the_process(tmp_path: Path) -> None:
 
 
 def test_a_wrong_answer_of_ours_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one of somebody else is not, but it is not timed either."""
-    case = speed.cases(True)[0]
-    row = speed._run(_context(), case)
-    assert "fault" not in row
-    assert set(row["milliseconds"]) == {"ours", "ours padded", "torch packed", "torch padded", "torch masked"}
-    steps = speed._steps
+    """A wrong answer of torch is not a fault, but it is not timed."""
+    case, steps = speed.cases(True)[0], speed._steps
+    assert "fault" not in speed._run(_context(), case)
 
     def wrong(*given: Any) -> dict[str, speed.Step]:
         found = steps(*given)
-        if given[1] is not None:  # the truth is asked without a layer of ours
+        if given[1] is not None:  # None: the steps of the reference
             for name in ("ours", "torch padded"):
                 right = found[name]
                 found[name] = lambda right=right: [part * 1.1 for part in right()]  # type: ignore[misc]
@@ -179,12 +165,6 @@ def test_a_wrong_answer_of_ours_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> N
     assert "off by" in "\n".join(speed.PART.table([row | {"key": "case"}]))
 
 
-def test_the_most_telling_cases_come_first() -> None:
-    found = speed.cases(False)
-    assert str(found[0]) == "LSTM H 256 B 64 lognormal float32 train"
-    assert len(found) == len(set(found)) == 3 * 6 * 5 * 2 * 2 * 2
-
-
 def test_every_file_of_the_suite_is_run_once() -> None:
     names = {path.relative_to(HOME / "tests").as_posix() for path in (HOME / "tests").rglob("test_*.py")}
     assert set(suite._LONG) <= names
@@ -194,35 +174,12 @@ def test_every_file_of_the_suite_is_run_once() -> None:
     assert run[-len(suite._LONG) :] == list(suite._LONG)
 
 
-def test_files_run_one_by_one_after_a_fault_that_leaves_the_device_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def run(_: Context, names: list[str]) -> dict[str, Any]:
-        asked.append(names)
-        if "bad" not in names:
-            return {"tests": 3, "failures": 0, "errors": 0, "skipped": 1}
-        failures = [{"test": "bad::one", "message": "", "trace": "RuntimeError: CUDA error: an illegal access"}]
-        return {"tests": 2, "failures": 1, "errors": 0, "skipped": 0, "fault": "1 failed", "failures listed": failures}
-
-    monkeypatch.setattr(suite, "_run_together", run)
-    row = suite._run(_context(), ["good", "bad", "other"])
-    assert asked == [["good", "bad", "other"], ["good"], ["bad"], ["other"]]
-    assert (row["tests"], row["failures"], row["skipped"]) == (8, 1, 2)
-    assert row["fault"] == "bad: 1 failed"
-    assert [each["test"] for each in row["failures listed"]] == ["bad::one"]
-
-
 def test_failures_of_the_suite_are_listed_with_their_traces(tmp_path: Path) -> None:
-    (tmp_path / "test_some.py").write_text(
-        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\n@pytest.mark.skip\ndef test_not(): pass\n"
-    )
+    tests = "def test_good(): pass\ndef test_bad(): assert 1 == 2\n@pytest.mark.skip\ndef test_not(): pass\n"
+    (tmp_path / "test_some.py").write_text(f"import pytest\n{tests}")
     report = tmp_path / "report.xml"
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), "--junitxml", str(report)],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path), "--junitxml", str(report)]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     row = suite.read_report(report)
     assert (row["tests"], row["failures"], row["skipped"]) == (3, 1, 1)
     assert row["failures listed"][0]["test"].endswith("test_bad")

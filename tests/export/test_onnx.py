@@ -1,9 +1,15 @@
-"""``rl.export.onnx``: files that ONNX Runtime runs as the model runs, and what is refused."""
+"""``rl.export.onnx`` and ``raglane export``: ONNX Runtime computes the outputs of the model."""
 
 from __future__ import annotations
 
+import errno
+import itertools
+import json
+import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +21,16 @@ from torch import Tensor, nn
 import raglane as rl
 from every_layer import GATED, KINDS
 from exported import FEW, D, a_batch, largest_error, run_file, truth
+from raglane.cli import main
+from raglane.data.encoders import FeatureEncoder
+from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export.signature import Signature
 from raglane.export.verify import check_agrees, in_runtime
+from raglane.runs.exported import RunModule
+from raglane.runs.run import Run
+from raglane.training.checkpoint import SavedModel
+from raglane.training.model import ModelConfig, SequenceModel
 
 pytest.importorskip("onnxscript", reason="needs raglane[export]")
 pytest.importorskip("onnxruntime", reason="needs raglane[export]")
@@ -47,7 +60,7 @@ class Tagger(nn.Module):
         }
 
 
-# What is padded has quick tests in test_crf.py and test_runs.py.
+# The padded layout has quick tests with a CRF and with runs below.
 @pytest.mark.parametrize("layout", ["flat", pytest.param("padded", marks=pytest.mark.slow)])
 def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -72,7 +85,41 @@ def test_a_model_is_the_same_in_the_runtime(layout: Any, tmp_path: Path) -> None
         assert error < 1e-5, (lengths, error)
 
 
-# Runs a file on batches in a process of its own, which a runtime may end by a signal.
+class ChainTagger(nn.Module):
+    """A CRF with integer scores, so that paths are often equally good, and forbidden transitions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.crf = nn.Linear(D, 4), rl.nn.CRF(4)
+        for part in self.parameters():
+            nn.init.uniform_(part, -2, 2)
+            part.data.round_()
+        self.crf.transitions.data[1, 2] = self.crf.start.data[3] = self.crf.end.data[0] = -torch.inf
+
+    def forward(self, batch: rl.Ragged) -> dict[str, rl.Ragged | Tensor]:
+        emissions = batch.map(self.head)
+        tags, score = self.crf.decode(emissions)
+        likelihood = score - self.crf.log_partition(emissions)
+        return {"tags": tags, "likelihood": likelihood, "marginals": self.crf.marginals(emissions)}
+
+
+def whole_numbers(lengths: list[int]) -> rl.Ragged:
+    return a_batch(lengths).map(torch.round)
+
+
+def test_a_chain_is_decoded_in_the_runtime(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, path = ChainTagger(), tmp_path / "model.onnx"
+    exported = rl.export.onnx(model, path, example=whole_numbers([3, 5]))
+    assert exported.outputs == ["output_tags", "output_likelihood", "output_marginals"]
+    for lengths in [*FEW, [2] * 50]:
+        batch = whole_numbers(lengths)
+        found, wanted = run_file(path, "padded", batch), truth(model, "padded", batch)
+        assert found[0].tolist() == wanted[0].tolist(), lengths
+        assert largest_error(found[1:], wanted[1:]) < 1e-5, lengths
+
+
+# Runs a file on batches in a separate process, which may crash.
 CHILD = """
 import sys, numpy as np, onnxruntime
 path, given, found = sys.argv[1:]
@@ -95,7 +142,7 @@ def outputs_of(path: Path, batches: list[dict[str, Tensor]]) -> list[list[Any]]:
     return [[stored[name] for name in stored if name.startswith(f"{n}:")] for n in range(len(batches))]
 
 
-# How many steps or elements there are, what a file is given as lengths or offsets, and what it takes them for.
+# The number of steps or elements, the lengths or offsets that are passed, and those that the file uses instead.
 FAR = 2**62
 ODD: dict[str, list[tuple[int, list[int], list[int]]]] = {
     "padded": [
@@ -124,20 +171,20 @@ def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
     rl.export.onnx(model, path, example=(a_batch([3, 5]), torch.randn(1, 2, 6)), layout=layout, verify=False)
     given: list[dict[str, Tensor]] = []
     wanted: list[list[Tensor]] = []
+    is_flat = layout == "flat"
+    make, name = (rl.Ragged.from_flat, "offsets") if is_flat else (rl.Ragged.from_padded, "lengths")
     for size, second, taken in ODD[layout]:
-        held = torch.tensor(taken, dtype=torch.int64)
-        count = len(taken) - (layout == "flat")
-        values, h = torch.randn(size, D) if layout == "flat" else torch.randn(count, size, D), torch.randn(1, count, 6)
-        is_flat = layout == "flat"
-        batch = rl.Ragged.from_flat(values, held) if is_flat else rl.Ragged.from_padded(values, held)
-        given.append({"values": values, "offsets" if is_flat else "lengths": torch.tensor(second).long(), "h": h})
+        count = len(taken) - is_flat
+        values, h = torch.randn(size, D) if is_flat else torch.randn(count, size, D), torch.randn(1, count, 6)
+        batch = make(values, torch.tensor(taken).long())
+        given.append({"values": values, name: torch.tensor(second).long(), "h": h})
         wanted.append(truth(model, layout, batch, h, steps=size))
     for case, found, expected in zip(ODD[layout], outputs_of(path, given), wanted, strict=True):
         assert largest_error(found, expected) < 1e-5, case
 
 
 class Looks(nn.Module):
-    """Python code that looks at numbers of the batch."""
+    """A model that reads numbers of the batch in Python."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -195,7 +242,7 @@ def test_examples_that_say_too_little_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    # In float64, which says whether 0.3 is whole.
+    # In float64, because a constant in float32 would be a difference.
     layer, path, batch = Looks("nowhere").double(), tmp_path / "model.onnx", a_batch([2, 3]).to(torch.float64)
     rl.export.onnx(layer, path, example=batch, verify=False)
     signature = Signature.of(layer, batch, "padded")
@@ -210,7 +257,7 @@ def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> No
 
 
 class Wide(nn.Module):
-    """Operators whose numbers ONNX keeps in float32, in float64."""
+    """Operators in float64 whose attributes are float32 in ONNX."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,8 +275,6 @@ def test_float64_is_float64_throughout(tmp_path: Path) -> None:
     assert exported.verified is not None
     assert exported.verified.largest_difference < 1e-13
 
-
-# ---- every cell ------------------------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "deep": [(kind, {"num_layers": 2, "bidirectional": True}) for kind in KINDS],
@@ -255,13 +300,116 @@ def test_every_cell_in_every_variant(variant: str, layout: Any, tmp_path: Path) 
         dtype = layer.weight_ih_l0.dtype
         example = a_batch([3, 5]).to(dtype)
         given = options.get("initial_state") is None and "proj_size" not in options
-        # Three sequences, since there are 1, 2 or 4 rows of states, which the export could take for sequences.
+        # Three sequences, because states have 1, 2 or 4 rows, which the export must not take for sequences.
         example = rl.Ragged([*example.to_list(), example[0]])
-        # As sequences before left them: not any numbers are states of every cell.
+        # States of previous sequences, because not all numbers are valid states of every cell.
         with torch.no_grad():
             _, hx = layer(rl.Ragged([torch.randn(4, D, dtype=dtype) for _ in range(len(example))]))
         exported = rl.export.onnx(layer, path, example=(example, hx) if given else example, layout=layout)
         assert exported.verified is not None
-        # Normalised, differences of rounding grow from step to step: there the export itself says what they may be.
+        # Layer normalisation amplifies rounding errors at each step; there the export checks the difference itself.
         chaotic = kind.layer.startswith("LayerNorm")
         assert chaotic or exported.verified.largest_difference < 1e-5, (str(kind), options)
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "export"
+SEQUENCES = [[[100.1, -2.0], [100.3, 1.9], [99.0, 0.5]], [[100.7, 1.1]]]
+
+
+def a_run() -> Run:
+    """Return an untrained model whose probabilities are not all near one half."""
+    torch.manual_seed(0)
+    scales = {"mean": (100.0, 0.5), "std": (0.5, 2.0), "missing": "elapsed"}
+    preprocessor = Preprocessor("classify", ("a", "time_gap"), labels=("no", "yes"), **scales)  # type: ignore[arg-type]
+    model = SequenceModel(ModelConfig("classify", "gru", input_size=6, output_size=2, hidden_size=8)).eval()
+    with torch.no_grad():
+        model.head.weight.mul_(9)
+    return Run(SavedModel(model, preprocessor, {}))
+
+
+def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, folder, path = a_run(), tmp_path / "model", tmp_path / "model.onnx"
+    run.save(folder)
+    assert main(["export", str(folder), str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"metadata: {tmp_path}/model.json" in printed
+    assert "verified in ONNX Runtime: " in printed
+    described = json.loads((tmp_path / "model.json").read_text())
+    assert described["labels"] == ["no", "yes"]
+    assert described["channels"] == ["a", "time_gap"]
+    assert described["missing"] == "elapsed"
+    assert described["output"] == "output_probabilities"
+    table = run.predict([np.array(sequence) for sequence in SEQUENCES])
+    rows = zip(table["prediction"], table["probability"], strict=True)
+    wanted = "".join(f"{label} {share:.4f}\n" for label, share in rows)
+    command = [sys.executable, str(EXAMPLES / "classify.py"), str(path), json.dumps(SEQUENCES)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == wanted
+    node = shutil.which("node")
+    asked = [node or "", "-e", "require('onnxruntime-web')"]
+    if node is None or subprocess.run(asked, capture_output=True, env=os.environ).returncode:
+        return  # JavaScript needs node and onnxruntime-web, which NODE_PATH must contain
+    command = [node, str(EXAMPLES / "classify.js"), str(path), json.dumps(SEQUENCES)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == wanted
+
+
+def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run()
+    beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
+    with pytest.raises(ExportError, match=r"features must be .*run\.model.*, got 1 in columns of their own"):
+        RunModule(run.model, beside)
+    folder = tmp_path / "model"
+    run.save(folder)
+    for place, words in {
+        "model.txt": "ends in .onnx",
+        "no/model.onnx": "a file in a folder that exists, got ... no/model.onnx'. ",
+        "model/m.onnx": "no file of",
+    }.items():
+        assert main(["export", str(folder), str(tmp_path / place)]) == 2
+        assert words in capsys.readouterr().err
+    assert [part.name for part in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_full_disk_leaves_neither_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run().save(tmp_path / "model")
+    bring, calls = os.fsync, []
+
+    def fill(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        bring(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill)
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "model.onnx"), "--no-verify"]) == 2
+    assert f"{tmp_path}/model.json: No space left" in capsys.readouterr().err
+    assert [part.name for part in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_missing_feature_is_filled_as_the_preprocessing_fills_it() -> None:
+    rng, run = np.random.default_rng(0), a_run()
+    lengths = [4, 0, 1, 9, 0]
+    values = rng.normal([100, 0.5], [0.5, 2], size=(sum(lengths), 2)).astype(np.float32)
+    values[rng.random(values.shape) < 0.5] = np.nan
+    values[3, 1] = np.inf
+    batch = rl.Ragged.from_flat(torch.from_numpy(values), lengths=lengths)
+    for missing, channels in itertools.product(("zero", "forward", "elapsed"), (("a", "b"), ("a", "time_gap"))):
+        preprocess = replace(run.preprocess, missing=missing, channels=channels)
+        wanted = preprocess.scaled(values, batch.offsets.numpy())
+        found = RunModule(run.model, preprocess)._preprocess(batch).values
+        assert torch.allclose(found, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6), (missing, channels)
+
+
+def test_a_regression_answers_in_the_units_of_the_data() -> None:
+    torch.manual_seed(0)
+    preprocessor = Preprocessor(
+        "regress", ("a",), mean=(2.0,), std=(4.0,), target_names=("y",), target_mean=(50.0,), target_std=(7.0,)
+    )
+    model = SequenceModel(ModelConfig("regress", "gru", input_size=1, output_size=1)).eval()
+    run = Run(SavedModel(model, preprocessor, {}))
+    sequences = [np.array([[1.0], [9.0]]), np.array([[4.0]])]
+    batch = rl.Ragged([torch.tensor(part, dtype=torch.float32) for part in sequences])
+    with torch.no_grad():
+        found = RunModule(model, preprocessor)(batch)["prediction"].squeeze(1)
+    assert torch.allclose(found.double(), torch.tensor(run.predict(sequences)["prediction"]).double(), rtol=1e-6)

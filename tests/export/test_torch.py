@@ -1,4 +1,4 @@
-"""Models for torch elsewhere: stored programs of ``torch.export``, the kernels' operator, packages of AOTInductor."""
+"""Models for other programs: stored programs of ``torch.export``, the operator, packages of AOTInductor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def script() -> Iterator[Script]:
 
 
 def stored(folder: Path, model: nn.Module, layout: str = "flat") -> None:
-    """Batches and what a model gives for them, for a process to compare with."""
+    """Store batches and the outputs of a model, for another process."""
     batches = [a_batch(lengths) for lengths in FEW]
     inputs = [(b.values, b.offsets) if layout == "flat" else b.to_padded() for b in batches]
     torch.save([(given, truth(model, layout, b)) for given, b in zip(inputs, batches, strict=True)], folder / "batches")

@@ -1,4 +1,4 @@
-"""Reading for inspections: text files of lengths, Parquet files in pieces and as a whole, converted folders."""
+"""The reading of an inspection: lengths of text files, and Parquet files compared with the reader of whole files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def test_lengths_are_read_whatever_piece_they_come_in(
 ) -> None:
     path = tmp_path / "lengths.txt"
     for content, expected in (
-        (b"4\n0\n12\n", [4, 0, 12]),
         (b"4\n0\n12", [4, 0, 12]),
         (b"\xef\xbb\xbf7\r\n\r\n80\r\n9", [7, 80, 9]),
         (b"  7 \n\t8\n0009\n", [7, 8, 9]),
@@ -58,32 +57,30 @@ def test_lengths_are_read_whatever_piece_they_come_in(
         assert told.shares[-1] == 1.0
 
 
-def test_a_line_that_is_no_length_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.txt"
-    for content, line, quoted in (
+@pytest.mark.parametrize(
+    ("content", "line", "quoted"),
+    [
         (b"4\n-3\n5\n", 2, "'-3'"),
-        (b"4\n5\nabc", 3, "'abc'"),
-        (b"1.5\n", 1, "'1.5'"),
         (b"1\n\n\n3 4\n", 4, "'3 4'"),
         (b"1\n1000000000\n", 2, "'1000000000'"),
-        (b"1\n\x00\n", 2, r"'\x00'"),
         (b"1\n\xb2\n", 2, r"'\\xb2'"),
         (b"1\r\nx\r\n", 2, "'x'"),
-        (b"2" * 5_000_000, 1, "'2222"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(DataError) as caught:
-            reading.lengths_of_text(path, Progress())
-        assert re.search(f"line {line} must be .*, got {re.escape(quoted)}", str(caught.value)), content[:20]
-        assert len(str(caught.value)) < 500
-
-
-def test_lines_are_counted_over_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (b"2" * 5000, 1, "'2222"),
+        (b"10\n" * 1000 + b"ten\n", 1001, "'ten'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("chunk", [64, 1 << 22])
+def test_lines_are_counted_over_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, quoted: str, chunk: int
+) -> None:
     path = tmp_path / "lengths.txt"
-    path.write_bytes(b"10\n" * 1000 + b"ten\n")
-    monkeypatch.setattr(reading, "_CHUNK", 64)
-    with pytest.raises(DataError, match=r"line 1001 must be .*got 'ten'"):
+    path.write_bytes(content)
+    monkeypatch.setattr(reading, "_CHUNK", chunk)
+    with pytest.raises(DataError) as caught:
         reading.lengths_of_text(path, Progress())
+    assert re.search(rf"lengths.txt, line {line} must be .*, got {re.escape(quoted)}", str(caught.value))
+    assert len(str(caught.value)) < 500
 
 
 def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
@@ -96,16 +93,12 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
     if kind == "channels":
         steps = [[[1.0, float("nan")] if random.random() < 0.2 else [0.5, 2.0] for _ in range(n)] for n in lengths]
         return pa.array(steps, pa.list_(pa.list_(pa.float32())))
-    values: list[list[float]] = [random.normal(size=n).tolist() for n in lengths]
-    values[0][0] = float("inf")
-    values[1:2] = [[1e39]]
-    numbers = {"float32": pa.float32(), "float64": pa.float64(), "int16": pa.int16()}
     if kind == "int16":
-        return pa.array([[int(one) for one in random.integers(0, 9, n)] for n in lengths], pa.list_(pa.int16()))
-    name = kind.removeprefix("large-")
-    if name == "float32":
-        values = [[min(one, 3e38) if one != float("inf") else one for one in entry] for entry in values]
-    return pa.array(values, (pa.large_list if kind.startswith("large-") else pa.list_)(numbers[name]))
+        return pa.array([random.integers(0, 9, n).tolist() for n in lengths], pa.list_(pa.int16()))
+    values = [random.normal(size=n).tolist() for n in lengths]
+    values[0][0], values[1] = float("inf"), [3e38 if kind == "float32" else 1e39]
+    make = pa.large_list if kind == "large-float64" else pa.list_
+    return pa.array(values, make(pa.float32() if kind == "float32" else pa.float64()))
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
@@ -176,21 +169,21 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     assert any("no labels are read" in note for note in found.notes)
     with pytest.raises(DataError, match="no column 'kind'"):
         _read(path, label="kind")
-    csv = write_steps(tmp_path / "ok.csv")
-    labels = _read(csv).labels
-    assert labels is not None
-    assert labels.counts == {"x": 6, "y": 6}
+    labels = _read(write_steps(tmp_path / "ok.csv")).labels
+    assert labels == reading.labels_of("sequence", {"x": 6, "y": 6})
 
 
 def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
-    """A model has one more category, for unknown and missing words."""
+    """A model reads one category more than the data has: that of unknown and missing words."""
     beside = (
         Beside("age", np.array([31, np.nan], np.float32), per_sequence=True),
         Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
     )
-    records = dataset(np.ones((3, 1), np.float32), offsets_of([2, 1]), channels=("a",), features=beside)
+    values = np.array([[1], [np.nan], [1]], np.float32)
+    records = dataset(values, offsets_of([2, 1]), channels=("a",), features=beside)
     found = contents_of(records.records, None)
-    assert found.missing == 1
+    assert [feature.missing for feature in found.features] == [1]
+    assert found.missing == 2
     assert found.inputs() == (2 * 2, [3])
 
 
@@ -205,24 +198,19 @@ def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_fo
 
 def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "words.jsonl").write_text('{"x": ["a", "b"], "y": "u"}\n{"x": [], "y": "v"}\n{"x": ["a"], "y": "u"}\n')
-    for name, path in (("words", tmp_path / "words.jsonl"), ("steps", write_steps(tmp_path / "steps.csv"))):
-        wanted = _read(path)
-        convert(path, tmp_path / name)
+    (tmp_path / "sets.jsonl").write_text('{"x": ["a"], "y": ["u", "v"]}\n{"x": ["b"], "y": ["u"]}\n')
+    write_steps(tmp_path / "steps.csv", cells={"b": "nan"})
+    sets = {"task": "multilabel", "label": "y"}
+    files: dict[str, dict[str, str]] = {"words.jsonl": {}, "steps.csv": {}, "sets.jsonl": sets}
+    for name, columns in files.items():
+        wanted, folder = _read(tmp_path / name, **columns), tmp_path / Path(name).stem
+        convert(tmp_path / name, folder, Columns(**columns))  # type: ignore[arg-type]
         with monkeypatch.context() as patched:
             patched.setattr("raglane.data.stores.Shards.load", None)
             patched.setattr("raglane.data.formats.ipc.read", None)
-            found = _read(tmp_path / name)
+            found = _read(folder, **columns)
         assert found.lengths.dtype == np.int64
         assert found.lengths.tolist() == wanted.lengths.tolist()
         assert (found.kind, found.vocabulary, found.features) == (wanted.kind, wanted.vocabulary, wanted.features)
         assert found.labels == wanted.labels
-
-
-def test_a_converted_folder_of_sets_has_their_labels(tmp_path: Path) -> None:
-    (tmp_path / "sets.jsonl").write_text('{"x": ["a"], "y": ["u", "v"]}\n{"x": ["b"], "y": ["u"]}\n')
-    columns = Columns(task="multilabel", label="y")
-    convert(tmp_path / "sets.jsonl", tmp_path / "sets", columns)
-    for path in (tmp_path / "sets.jsonl", tmp_path / "sets"):
-        found = reading.read(path, columns, None, Progress())
-        assert found.labels is not None
-        assert (found.labels.of, found.labels.counts) == ("sequence", {"u": 2, "v": 1})
+    assert found.labels == reading.labels_of("sequence", {"u": 2, "v": 1})

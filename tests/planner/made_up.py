@@ -14,9 +14,11 @@ from raglane.kernels.dispatch import override
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration, probe
 from raglane.planner.model import Floats, Profile, Way, features
+from raglane.planner.rows import Row
 from raglane.ragged import Ragged
 
 Costs = Callable[[Way, str], Floats]
+ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4, 5000, 1.0, False)
 
 
 class Measured(NamedTuple):
@@ -27,7 +29,7 @@ class Measured(NamedTuple):
     lengths: torch.Tensor
 
     def __call__(self) -> None:
-        """Do nothing."""
+        pass
 
 
 def costs(way: Way, mode: str) -> Floats:
@@ -42,18 +44,16 @@ def costs(way: Way, mode: str) -> Floats:
 
 
 def held(profile: Profile) -> int:
-    """Bytes of a training step."""
     return 1000 + 2000 * profile.computed + 8 * profile.count
 
 
 def seen(way: Way, lengths: torch.Tensor) -> Floats:
-    """The features of a call."""
     profile = Profile.of(way, lengths)
     return features(way, profile, held(profile))
 
 
 def say_nothing(share: float) -> None:
-    """Ignore progress."""
+    pass
 
 
 def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measured]:

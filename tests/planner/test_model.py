@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import raglane as rl
 from planner.made_up import costs, seen
 from raglane.kernels.cpu.matrix import lanes_of
-from raglane.planner.model import Profile, Way, features, fit
+from raglane.kernels.dispatch import BACKENDS, override
+from raglane.planner.model import Profile, Way, as_layer, at, features, fit, ways_of
 from raglane.planner.probe import PROBES
 from raglane.schedules import SCHEDULES
 
@@ -34,23 +37,16 @@ def test_packs_have_other_coefficients_where_lengths_differ() -> None:
     assert uneven.tolist() == 10 * [0] + [1, 3, 4, 4, 4, 4, 2, 0, 0, 0] + [3 * 4, 0]
 
 
-def test_profile_of_nothing() -> None:
-    for way in (PADDED, PACKED, LANES):
-        profile = Profile.of(way, torch.tensor([0, 0]))
-        assert (profile.length, profile.computed, profile.count) == (0, 0, 2)
-        assert seen(way, torch.tensor([0, 0]))[0] == 1
-
-
-def test_profile_counts_what_the_schedule_computes() -> None:
-    lengths = torch.tensor([7, 0, 3, 3, 12, 1])
-    for name, schedule in SCHEDULES.items():
-        profile = Profile.of(Way("reference", name, "float64", 1), lengths)
-        count = schedule.count(lengths)
-        assert (profile.length, profile.computed) == (count.steps, count.elements)
+@pytest.mark.parametrize("lengths", [[7, 0, 3, 3, 12, 1], [0, 0]], ids=str)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_profile_counts_what_the_schedule_computes(name: str, lengths: list[int]) -> None:
+    profile = Profile.of(Way("reference", name, "float64", 1), torch.tensor(lengths))
+    count = SCHEDULES[name].count(torch.tensor(lengths))
+    assert (profile.length, profile.computed, profile.count) == (count.steps, count.elements, len(lengths))
 
 
 def test_lanes_are_those_that_the_work_needs() -> None:
-    # One long sequence keeps the others waiting for nothing: more lanes than 6 per thread would stand idle.
+    # While the long sequence runs, more than 6 lanes per thread would be idle.
     assert lanes_of(torch.tensor([1000, *[10] * 200]), 2) == 12
     assert lanes_of(torch.tensor([5] * 1000), 4) == 4 * 48
     assert lanes_of(torch.tensor([0, 0]), 2) == 1
@@ -70,7 +66,7 @@ def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
     found = fit(probes, seconds)
     assert (found >= 0).all()
     np.testing.assert_allclose(probes @ found, seconds, rtol=0.02)
-    # And what it was not measured with, larger and more ragged.
+    # A larger and more ragged batch than the measured ones.
     other = torch.tensor([400, *range(1, 200)])
     new = seen(way, other)
     assert new @ found == pytest.approx(new @ costs(way, "train"), rel=0.1)
@@ -84,24 +80,68 @@ def test_fit_believes_the_many() -> None:
     np.testing.assert_allclose((probes @ fit(probes, disturbed))[3:9], seconds[3:9], rtol=0.12)
 
 
-def test_fit_of_anything_ends_at_the_minimum() -> None:
-    random = np.random.default_rng(3)
-    for _ in range(200):
-        measured = random.random((random.integers(1, 20), random.integers(1, 18))) ** 4
-        measured[:, random.random(measured.shape[1]) < 0.2] = 0
-        seconds = random.random(len(measured)) + 1e-3
-        found = fit(measured, seconds)
-        assert np.isfinite(found).all()
-        assert (found >= 0).all()
-        # Nothing near it is better, in Huber's sense.
-        best = _huber(measured, seconds, found)
-        for place in range(len(found)):
-            for step in (-0.05, 0.05):
-                other = found.copy()
-                other[place] = max(0.0, other[place] * (1 + step) + (step * 1e-3 if other[place] == 0 else 0))
-                assert _huber(measured, seconds, other) >= best * (1 - 2e-2) - 1e-9
+@pytest.mark.parametrize("seed", range(100))
+def test_fit_of_anything_ends_at_the_minimum(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    measured = random.random((random.integers(1, 20), random.integers(1, 18))) ** 4
+    measured[:, random.random(measured.shape[1]) < 0.2] = 0
+    seconds = random.random(len(measured)) + 1e-3
+
+    def loss(coefficients: Any) -> float:
+        """Huber's."""
+        missed = np.abs(measured @ coefficients / seconds - 1)
+        return float(np.where(missed < 0.1, missed**2 / 2, 0.1 * (missed - 0.05)).sum())
+
+    found = fit(measured, seconds)
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+    for change in np.concatenate((np.eye(len(found)), -np.eye(len(found)))):
+        near = np.maximum(0, found + 0.05 * change * np.where(found == 0, 1e-3, found))
+        assert loss(near) >= loss(found) * (1 - 2e-2) - 1e-9
 
 
-def _huber(measured: Any, seconds: Any, found: Any) -> float:
-    missed = np.abs(measured @ found / seconds - 1)
-    return float(np.where(missed < 0.1, missed**2 / 2, 0.1 * (missed - 0.05)).sum())
+def test_every_pair_that_can_run_the_layer() -> None:
+    pairs = {(way.backend, way.schedule) for way in ways_of(rl.nn.LSTM(3, 4), [torch.float32], [1])}
+    assert pairs == {(name, schedule) for name, backend in BACKENDS.items() for schedule in backend.schedules} - {
+        ("program", "lanes")
+    }
+    assert {way.backend for way in ways_of(rl.nn.PeepholeLSTM(3, 4), [torch.float32], [1])} == {"program", "reference"}
+
+
+def test_the_reference_runs_with_the_most_threads_alone() -> None:
+    ways = ways_of(rl.nn.GRU(3, 4), [torch.float32, torch.bfloat16], [1, 2])
+    assert {way.threads for way in ways if way.backend == "reference"} == {2}
+    assert {(way.dtype, way.threads) for way in ways if way.backend == "cpu"} == {
+        (dtype, count) for dtype in ("float32", "bfloat16") for count in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_torchs_layers_are_taken_and_left_alone(kind: Any) -> None:
+    layer = kind(3, 4, bidirectional=True)
+    twin = as_layer(layer)
+    assert type(layer) is kind
+    assert isinstance(twin, getattr(rl.nn, kind.__name__))
+    assert twin.weight_ih_l0 is not layer.weight_ih_l0
+    assert torch.equal(twin.get_parameter("weight_ih_l0"), layer.weight_ih_l0)
+
+
+def test_what_is_no_layer_is_refused() -> None:
+    for wrong in (nn.Linear(3, 4), nn.Sequential(rl.nn.LSTM(3, 4)), "lstm", None, rl.nn.LSTM):
+        with pytest.raises(rl.errors.ArgumentTypeError, match=r"layer must be a recurrent layer of rl\.nn.*, got .*"):
+            as_layer(wrong)
+
+
+def test_a_way_ends_with_its_block() -> None:
+    threads = torch.get_num_threads()
+
+    def fail() -> None:
+        with at(Way("torch", "padded", "float32", threads + 1)):
+            assert torch.get_num_threads() == threads + 1
+            assert override() == ("padded", "torch")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.get_num_threads() == threads
+    assert override() == ("auto", "auto")

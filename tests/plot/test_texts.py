@@ -1,20 +1,21 @@
-"""Texts are legible: at least 8 points, no overlaps, none outside the figure."""
+"""Pictures look like the reviewed images, and their texts are legible: 8 points, no overlaps, none outside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import raglane as rl
-from drawings import faults_of_texts
+from drawings import IMAGES, PICTURES, difference, faults_of_texts
 from raglane import plot
 from raglane.plot import Picture
 
 _BATCHES = [(0, 0), (1, 1), (1, 9_999), (2, 12), (8, 12), (45, 20), (200, 70), (1_000, 20)]
-"""How many sequences, and the longest."""
+"""Numbers of sequences, with the longest length."""
 
 _Draw = Callable[[list[int]], Picture]
 
@@ -45,23 +46,22 @@ def test_of_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert faults_of_texts(_OF_LENGTHS[name](lengths).figure, monkeypatch) == [], (count, longest)
 
 
-def test_of_very_long_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most in (999_999, 98_765_432, 10**12):
-        assert faults_of_texts(plot.histogram([1, most]).figure, monkeypatch) == []
+@pytest.mark.parametrize("most", [999_999, 98_765_432, 10**12])
+def test_of_very_long_lengths(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert faults_of_texts(plot.histogram([1, most]).figure, monkeypatch) == []
 
 
-def test_of_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count in (1, 8, 40):
-        names = [f"{'a long name of a method ' * 2}{place}" for place in range(count)]
-        for least, most in ((1e-9, 2e-9), (1e-12, 1e4)):
-            spans = np.geomspace(least, most, count).tolist()
-            times = [{"method": name, "fill": 0.5, "seconds": span} for name, span in zip(names, spans, strict=True)]
-            kernels = [
-                {"name": name, "intensity": 1 / span, "rate": 1e3 / span}
-                for name, span in zip(names, spans, strict=True)
-            ]
-            assert faults_of_texts(plot.times(times).figure, monkeypatch) == []
-            assert faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
+@pytest.mark.parametrize("count", [1, 8, 40])
+@pytest.mark.parametrize(("least", "most"), [(1e-9, 2e-9), (1e-12, 1e4)])
+def test_of_measurements(count: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for place, span in enumerate(np.geomspace(least, most, count).tolist()):
+        name = f"{'a long name of a method ' * 2}{place}"
+        times.append({"method": name, "fill": 0.5, "seconds": span})
+        kernels.append({"name": name, "intensity": 1 / span, "rate": 1e3 / span})
+    assert faults_of_texts(plot.times(times).figure, monkeypatch) == []
+    assert faults_of_texts(plot.roofline(kernels, peak=1e12, bandwidth=1e10).figure, monkeypatch) == []
 
 
 def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +74,17 @@ def test_the_check_sees_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'over' overlaps '0'" in faults
     assert "'outside' leaves the figure" in faults
     assert "'1' has 7.0 points" in faults
+
+
+# The root mean square difference of pixels, which are from 0 to 1. A picture with one mistake has at least 0.0108.
+_TOLERANCE = 0.008
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_looks_as_its_image_and_a_wrong_one_does_not(name: str) -> None:
+    right, wrong = (difference(draw().figure, IMAGES / f"{name}.png") for draw in PICTURES[name])
+    assert right < _TOLERANCE < wrong
+
+
+def test_each_image_is_of_a_picture() -> None:
+    assert {path.stem for path in IMAGES.iterdir()} == set(PICTURES)

@@ -1,19 +1,22 @@
-"""Figures and tables: what they hold, and that they disturb nothing."""
+"""The figures and tables of a report."""
 
 from __future__ import annotations
 
-import struct
+import io
+import math
 import sys
+from typing import Any
 
 import pytest
+from matplotlib import image
 
-from raglane.report.figures import confusion_png, confusion_table, curves
+from raglane._utils.table import Table, aligned, as_csv, as_markdown, as_text, escaped
+from raglane.report.figures import class_rows, confusion_png, confusion_table, curves
+from raglane.report.page import Block, Command, Heading, Matrix, Page, Part, Picture, Text, inline
 
 
-def _size(png: bytes) -> tuple[int, int]:
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", png[16:24])
-    return width, height
+def _size(png: bytes) -> Any:
+    return image.imread(io.BytesIO(png)).shape[1::-1]
 
 
 def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
@@ -25,9 +28,9 @@ def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
     return row | {"seconds": 1.0, "elements_per_second": 10.0}
 
 
-@pytest.mark.parametrize(
-    ("metric", "validation", "epochs"), [("accuracy", True, 7), ("MAE", False, 7), ("accuracy", False, 1)]
-)
+@pytest.mark.parametrize("metric", ["accuracy", "MAE"])
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("epochs", [1, 7])
 def test_curves(metric: str, validation: bool, epochs: int) -> None:
     history = [_row(epoch + 1, validation, metric) for epoch in range(epochs)]
     plain = curves(history, metric, "a run")
@@ -35,15 +38,85 @@ def test_curves(metric: str, validation: bool, epochs: int) -> None:
     assert curves(history, metric, "a run", best_epoch=1) != plain
 
 
-@pytest.mark.parametrize("classes", [1, 9, 60])
+@pytest.mark.parametrize("classes", [1, 2, 9, 60])
 def test_confusion_grows_with_the_classes(classes: int) -> None:
-    matrix = [[1234567 if row == column else 0 for column in range(classes)] for row in range(classes)]
-    sys.modules.pop("matplotlib.pyplot", None)
-    width, height = _size(confusion_png(matrix, [f"class {place}" * 20 for place in range(classes)], "a run"))
+    matrix = [[3 if row == column else 0 for column in range(classes)] for row in range(classes)]
+    width, height = _size(confusion_png(matrix, [f"class {place}" for place in range(classes)], "a run"))
     assert width > height > 600
     assert height <= 3600
+
+
+def test_huge_counts_and_long_labels_without_pyplot() -> None:
+    sys.modules.pop("matplotlib.pyplot", None)
+    curves([_row(1, True, "accuracy")], "accuracy", "a run")
+    _size(confusion_png([[1234567, 0], [1, 7654321]], ["a" * 200, "b"], "a run"))
     assert "matplotlib.pyplot" not in sys.modules
 
 
-def test_table_without_counts_has_dashes() -> None:
+def test_confusion_as_a_table_and_rows() -> None:
+    first = class_rows([[3, 1], [0, 2]], ["a", "b"])[0]
+    assert first == {"label": "a", "recall": 0.75, "precision": 1.0, "F1": pytest.approx(6 / 7), "count": 4}
+    table = confusion_table([[10, 0, 0], [2, 0, 0], [0, 1, 7]], ["a", "long label", "c"])
+    lines = table.text().splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].split() == ["true", "\\", "predicted", "a", "long", "label", "c", "recall", "precision", "F1"]
+    assert lines[1].split() == ["a", "10", ".", ".", "1.000", "0.833", "0.909"]
+    assert lines[2].split() == ["long", "label", "2", ".", ".", "0.000", "0.000", "0.000"]
+    assert lines[3].split() == ["c", ".", "1", "7", "0.875", "1.000", "0.933"]
     assert confusion_table([[0]], ["a"]).text().splitlines()[1].split() == ["a", ".", "-", "-", "-"]
+
+
+_ROWS = [{"label": "jazz", "F1_score": 0.5, "count": 4000}, {"label": "a|b", "F1_score": math.nan, "count": None}]
+
+
+def test_text_lines_up_and_markdown_groups_digits() -> None:
+    table = Table.of("Numbers", _ROWS)
+    assert table.text().splitlines() == ["label  F1 score  count", "jazz      0.500   4000", "a|b           -      -"]
+    assert table.markdown().splitlines() == [
+        "Numbers:",
+        "",
+        "| label | F1 score | count |",
+        "| :-- | --: | --: |",
+        "| jazz | 0.500 | 4,000 |",
+        "| a\\|b | - | - |",
+    ]
+    assert aligned([("sequences", "8"), ("fill", "70%")], words=2) == ["sequences  8", "fill       70%"]
+    assert (as_text([table, table]).count("Numbers\n"), as_markdown([table, table]).count("Numbers:\n")) == (2, 2)
+    assert escaped("a|b <i> *c*") == "a\\|b \\<i\\> \\*c\\*"
+    assert Table.of("None", []).rows == []
+
+
+def test_csv_has_every_digit_and_no_formula() -> None:
+    two = [Table("=a", ["run", "x"], [["+b", 1 / 3]]), Table("c", ["run", "y"], [["d", None]])]
+    assert as_csv(two).decode().splitlines() == ["data,run,x,y", "'=a,'+b,0.3333333333333333,", "c,d,,"]
+
+
+def test_every_block_of_a_page_takes_a_text_as_text() -> None:
+    odd = '</p><b>"&\u202e'
+    blocks: list[Block] = [
+        Heading(odd),
+        Text(odd, is_note=True),
+        Command([f"raglane train {odd}", "two"]),
+        Matrix(odd, odd, ["a", odd], [[3, 1], [0, 2]]),
+        Table(odd, [odd, "share"], [[odd, "40%"], ["b", "60%"]], best=1, bars=1),
+        Picture("<svg></svg>", odd, odd),
+    ]
+    page = Page("raglane inspect", odd, odd, [(odd, odd)], [Part("A part", blocks, "part")], odd, "1.0", notes=[odd])
+    drawn, written = page.html().decode(), page.markdown()
+    assert "<b>" not in drawn
+    assert "<b>" not in written.replace("\\<b\\>", "")[: written.index("```")]
+    assert "\u202e" not in drawn + written
+    assert "&lt;/p&gt;&lt;b&gt;&#34;&amp;\\u202e\ntwo</code>" in drawn
+    assert '<td style="--share: 75%">3</td>' in drawn
+    assert '<td style="--share: 0%">.</td>' in drawn
+    assert drawn.count('<tr class="best"><th scope="row" class="word">b</th>') == 1
+    assert 'style="width: 60%"' in drawn
+    assert '<div class="wide" tabindex="0" role="img" aria-label="&lt;/p&gt;' in drawn
+
+
+def test_a_picture_has_the_colours_and_names_of_its_page() -> None:
+    drawn = inline('<?xml?><svg width="9pt" height="3pt"><a fill="#15181d" id="x"/><b href="#x"/></svg>', "p")
+    assert drawn == (
+        '<svg style="--wide: 9pt" aria-hidden="true" focusable="false">'
+        '<a fill="var(--paper)" id="p0"/><b href="#p0"/></svg>'
+    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from matplotlib import image
@@ -56,63 +55,49 @@ def _roofline(rate: float = 60e9) -> Picture:
     return plot.roofline(kernels, peak=1e11, bandwidth=2e10)
 
 
-PICTURES: dict[str, Callable[[], Picture]] = {
-    "padded": lambda: plot.padded(SIX),
-    "padded-empty": lambda: plot.padded([3, 0, 2]),
-    "padded-200": lambda: plot.padded(_lengths()[:200]),
-    "packed": lambda: plot.packed(SIX),
-    "packed-dark": _dark(lambda: plot.packed(SIX)),
-    "lanes": lambda: plot.lanes(EIGHT, 4, threads=2),
-    "lanes-sample": lambda: plot.lanes(_lengths()),
-    "schedules": lambda: plot.schedules(EIGHT, 4),
-    "schedules-dark": _dark(lambda: plot.schedules(EIGHT, 4)),
-    "histogram": lambda: plot.histogram(_lengths(), 64),
-    "waste": lambda: plot.waste(_lengths()),
-    "times": _times,
-    "roofline": _roofline,
-    "attention": lambda: plot.attention(_ragged(2), labels=_WORDS),
-    "gates": lambda: plot.gates({"input": _ragged(3), "forget": _ragged(1)}),
-    "norms": lambda: plot.norms({"h": _ragged(5)}),
+PICTURES: dict[str, tuple[Callable[[], Picture], Callable[[], Picture]]] = {
+    "padded": (lambda: plot.padded(SIX), lambda: plot.padded([9, 8, 6, 4, 2, 3])),
+    "padded-empty": (lambda: plot.padded([3, 0, 2]), lambda: plot.padded([3, 1, 1])),
+    "padded-200": (lambda: plot.padded(_lengths()[:200]), lambda: plot.padded(sorted(_lengths()[:200]))),
+    "packed": (lambda: plot.packed(SIX), lambda: plot.packed([9, 8, 6, 4, 4, 1])),
+    "packed-dark": (_dark(lambda: plot.packed(SIX)), lambda: plot.packed(SIX)),
+    "lanes": (lambda: plot.lanes(EIGHT, 4, threads=2), lambda: plot.lanes(EIGHT, 4)),
+    "lanes-sample": (lambda: plot.lanes(_lengths()), lambda: plot.lanes(_lengths(91))),
+    "schedules": (lambda: plot.schedules(EIGHT, 4), lambda: plot.schedules(EIGHT[::-1], 4)),
+    "schedules-dark": (_dark(lambda: plot.schedules(EIGHT, 4)), _dark(lambda: plot.schedules(EIGHT, 5))),
+    "histogram": (lambda: plot.histogram(_lengths(), 64), lambda: plot.histogram(_lengths(), 65)),
+    "waste": (lambda: plot.waste(_lengths()), lambda: plot.waste(_lengths(80))),
+    "times": (_times, lambda: _times(3.5e-7)),
+    "roofline": (_roofline, lambda: _roofline(30e9)),
+    "attention": (
+        lambda: plot.attention(_ragged(2), labels=_WORDS),
+        lambda: plot.attention(_ragged(2, 0.11), labels=_WORDS),
+    ),
+    "gates": (
+        lambda: plot.gates({"input": _ragged(3), "forget": _ragged(1)}),
+        lambda: plot.gates({"input": _ragged(3), "forget": _ragged(1, 0.12)}),
+    ),
+    "norms": (lambda: plot.norms({"h": _ragged(5)}), lambda: plot.norms({"h": _ragged(5, 0.11)})),
 }
-
-WRONG: dict[str, Callable[[], Picture]] = {
-    "padded": lambda: plot.padded([9, 8, 6, 4, 2, 3]),
-    "padded-empty": lambda: plot.padded([3, 1, 1]),
-    "padded-200": lambda: plot.padded(sorted(_lengths()[:200])),
-    "packed": lambda: plot.packed([9, 8, 6, 4, 4, 1]),
-    "packed-dark": lambda: plot.packed(SIX),
-    "lanes": lambda: plot.lanes(EIGHT, 4),
-    "lanes-sample": lambda: plot.lanes(_lengths(91)),
-    "schedules": lambda: plot.schedules(EIGHT[::-1], 4),
-    "schedules-dark": _dark(lambda: plot.schedules(EIGHT, 5)),
-    "histogram": lambda: plot.histogram(_lengths(), 65),
-    "waste": lambda: plot.waste(_lengths(80)),
-    "times": lambda: _times(3.5e-7),
-    "roofline": lambda: _roofline(30e9),
-    "attention": lambda: plot.attention(_ragged(2, 0.11), labels=_WORDS),
-    "gates": lambda: plot.gates({"input": _ragged(3), "forget": _ragged(1, 0.12)}),
-    "norms": lambda: plot.norms({"h": _ragged(5, 0.11)}),
-}
-"""The same with one mistake, which the test of the images must find."""
-
-
-def pixels(figure: Figure) -> npt.NDArray[np.float64]:
-    """Return the pixels of a figure, ``(height, width, 4)``, from 0 to 1."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=_DPI)
-    content.seek(0)
-    read: npt.NDArray[np.float64] = image.imread(content).astype(np.float64)
-    return read
+"""Each picture, and the same with one mistake, which the test of the images must find."""
 
 
 def difference(figure: Figure, reference: Path) -> float:
     """Return the root mean square difference of the pixels, from 0 to 1; 1 if the sizes differ."""
-    found, known = pixels(figure), image.imread(reference).astype(np.float64)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI)
+    content.seek(0)
+    found, known = image.imread(content).astype(np.float64), image.imread(reference).astype(np.float64)
     return float(np.sqrt(np.mean((found - known) ** 2))) if found.shape == known.shape else 1.0
 
 
-def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, Any]]:
-    """Return every visible text, with its size in points and its box in pixels."""
+def texts_at(axes: Any) -> dict[tuple[float, float], str]:
+    """Return the texts in axes by their positions."""
+    return {text.get_position(): text.get_text() for text in axes.texts}
+
+
+def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return descriptions of texts below 8 points, over another text, or beyond the figure."""
     drawn: dict[int, tuple[str, float, Any]] = {}
     draw = Text.draw
 
@@ -124,13 +109,8 @@ def texts_of(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     with monkeypatch.context() as patch:
         patch.setattr(Text, "draw", record)
         figure.draw_without_rendering()
-    return list(drawn.values())
-
-
-def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return descriptions of texts below 8 points, over another text, or beyond the figure."""
-    texts = texts_of(figure, monkeypatch)
-    assert texts
+    assert drawn
+    texts = list(drawn.values())
     faults = [f"{text!r} has {size} points" for text, size, _ in texts if size < 8]
     for text, _, box in texts:
         if box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1:
@@ -144,5 +124,5 @@ def faults_of_texts(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> list[str
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    for name, draw in PICTURES.items():
+    for name, (draw, _) in PICTURES.items():
         draw().figure.savefig(IMAGES / f"{name}.png", dpi=_DPI)

@@ -1,12 +1,22 @@
-"""Benchmarks with short, inaccurate timings."""
+"""A small case of the benchmark, and benchmarks with short, inaccurate timings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from harness import timing
+from harness.cases import Case, Size
+from harness.lengths import Lengths
+
+_MIXED = Lengths("mixed", "unsorted, with ties and a one", lambda count: [3, 1, 5, 3, 7, 1, 5][:count])
+
+
+def a_case(cell: str = "gru", mode: str = "train", dtype: str = "float32", **other: Any) -> Case:
+    """Return a case of seven short sequences."""
+    return replace(Case("grid", cell, Size(7, 6, 4), _MIXED, mode, dtype, 1), **other)
 
 
 def shorten(set_to: Callable[[Any, str, Any], None]) -> None:

@@ -57,9 +57,8 @@ def _processor() -> str:
     except OSError:
         pass
     if platform.system() == "Darwin":
-        named = subprocess.run(
-            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
-        )
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        named = subprocess.run(command, capture_output=True, text=True, check=False)
         return named.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 

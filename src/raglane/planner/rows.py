@@ -265,7 +265,11 @@ def largest_batch(
     part, _ = thin_out(lengths)
     order = np.random.default_rng(0).permutation(len(part))
     drawn = part[torch.from_numpy(order)]
-    elements = _most(drawn, best, calibration, memory - weights)
+    call_bytes, element_bytes, sequence_bytes = calibration.memory[best.way]
+    # Includes padding in the proportion of the recommended batches.
+    element_bytes *= best.elements / (best.elements - best.waste)
+    element_bytes += sequence_bytes / float(drawn.double().mean())
+    elements = max(0, int(min((memory - weights - call_bytes) / max(element_bytes, 1e-9), 2**62)))
     seconds = best.train_seconds / (best.elements - best.waste) * elements
     if not runs or elements == 0 or seconds > _LONGEST or memory > _SHARE * available_memory():
         return elements, None
@@ -273,15 +277,6 @@ def largest_batch(
     call = step_of(twin, make_batch(twin, _batch(drawn, elements)), "train")
     with at(best.way):
         return elements, weights + peak_bytes(call, device_of(layer))
-
-
-def _most(lengths: Tensor, best: Row, calibration: Calibration, memory: float) -> int:
-    """Return the elements of the largest batch that fits, by the linear model of memory."""
-    call, computed, sequence = calibration.memory[best.way]
-    mean = float(lengths.double().mean())
-    # Includes padding in the proportion of the recommended batches.
-    element = computed * best.elements / (best.elements - best.waste) + sequence / mean
-    return max(0, int(min((memory - call) / max(element, 1e-9), 2**62)))
 
 
 def _batch(drawn: Tensor, elements: int) -> Tensor:

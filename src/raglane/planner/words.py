@@ -64,22 +64,9 @@ def fields(row: Row) -> tuple[str, ...]:
     batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
     about = "~" if row.is_rough else ""
-    train, infer, p90 = (
-        f"{about}{seconds_in_words(seconds)}" for seconds in (row.train_seconds, row.infer_seconds, row.step_p90)
-    )
-    return (
-        row.backend,
-        row.schedule,
-        batches,
-        row.dtype,
-        f"{row.threads}",
-        f"{row.elements:,}",
-        waste,
-        train,
-        infer,
-        p90,
-        bytes_in_words(row.peak_bytes),
-    )
+    times = [about + seconds_in_words(taken) for taken in (row.train_seconds, row.infer_seconds, row.step_p90)]
+    size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
+    return row.backend, row.schedule, batches, row.dtype, str(row.threads), size, waste, *times, memory
 
 
 def shown(rows: Sequence[Row], best: Row) -> list[Row]:
@@ -106,9 +93,8 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
     same = [row for row in rows if (row.way, row.size) == (best.way, best.size) and row is not best]
     for row in same:
-        gain = row.rank_seconds / best.rank_seconds
-        what = "grouping by length would take" if row.grouped else "random batches would take"
-        parts.append(f"{what} {gain:.2f} of that")
+        change = "grouping by length" if row.grouped else "random batches"
+        parts.append(f"{change} would take {row.rank_seconds / best.rank_seconds:.2f} of that")
     larger = [row for row in rows if row.way == best.way and row.size > best.size]
     if larger:
         least = min(row.rank_seconds for row in larger) / best.rank_seconds
@@ -177,15 +163,7 @@ def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
     threads = min(rows, key=lambda row: row.rank_seconds).threads
     for grouped in (False, True):
         kept = [row for row in rows if (row.threads, row.grouped) == (threads, grouped)]
-        points = sorted((row.batch_size or 0, row.rank_seconds) for row in kept)
-        axes.plot(
-            [size for size, _ in points],
-            [seconds for _, seconds in points],
-            color=color,
-            marker=marker,
-            markersize=5,
-            markerfacecolor="none" if grouped else color,
-            linestyle="--" if grouped else "-",
-            linewidth=1.5,
-            label=" ".join(pair) + (", grouped" if grouped else ""),
-        )
+        sizes, seconds = np.transpose(sorted((row.batch_size or 0, row.rank_seconds) for row in kept))
+        fill, line, suffix = ("none", "--", ", grouped") if grouped else (color, "-", "")
+        style = {"marker": marker, "markersize": 5, "markerfacecolor": fill, "linestyle": line, "linewidth": 1.5}
+        axes.plot(sizes, seconds, color=color, label=" ".join(pair) + suffix, **style)

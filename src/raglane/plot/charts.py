@@ -72,15 +72,8 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         shares.step(
             [0, *lengths_there], [0, *up], where="post", color=look().ink, linewidth=1.4, label="at most as long"
         )
-        shares.plot(
-            list(at.values()),
-            list(at),
-            "o",
-            color=look().paper,
-            markeredgecolor=look().ink,
-            markersize=5,
-            clip_on=False,
-        )
+        ring: dict[str, Any] = {"color": look().paper, "markeredgecolor": look().ink, "markersize": 5, "clip_on": False}
+        shares.plot(list(at.values()), list(at), "o", **ring)
     _limit(counts, shares, float(edges[-1]), int(heights.max(initial=0)))
     what = f"; dashed: borders of batches of {batch_size:,}" if borders else ""
     label(counts, title, f"length{f', {width:,} to a bar' if width > 1 else ''}{what}", "sequences")
@@ -215,17 +208,10 @@ def times(rows: Sequence[Mapping[str, Any]], *, axes: Any = None) -> Picture:
     _check_count("rows", methods)
     scale, unit = _unit(max(seconds for points in methods.values() for _, seconds in points))
     picture, one = _with_legend(axes, methods)
-    for place_in_legend, (name, points) in enumerate(methods.items()):
-        fills, seconds_of = zip(*sorted(points), strict=True)
-        one.plot(
-            fills,
-            [seconds / scale for seconds in seconds_of],
-            label=name,
-            linewidth=1.6,
-            markersize=5,
-            linestyle=_LINES[place_in_legend % len(_LINES)],
-            **_style(place_in_legend),
-        )
+    for number, (name, points) in enumerate(methods.items()):
+        fills, seconds = np.transpose(sorted(points))
+        line = _LINES[number % len(_LINES)]
+        one.plot(fills, seconds / scale, label=name, linewidth=1.6, markersize=5, linestyle=line, **_style(number))
     one.set_xlim(0, 102)
     one.set_ylim(0, None)
     _legend(one)
@@ -275,17 +261,9 @@ def roofline(kernels: Sequence[Mapping[str, Any]], *, peak: float, bandwidth: fl
     one.set_xscale("log")
     one.set_yscale("log")
     one.plot([low, ridge, high], [low * slope, top, top], color=look().ink, linewidth=1.8, zorder=2)
-    for place_in_legend, (name, (_, (intensity, rate))) in enumerate(zip(names, points, strict=True)):
-        one.plot(
-            [intensity],
-            [rate],
-            label=name,
-            linestyle="none",
-            markersize=8,
-            markeredgecolor=look().ink,
-            zorder=3,
-            **_style(place_in_legend),
-        )
+    for number, (name, (_, (intensity, rate))) in enumerate(zip(names, points, strict=True)):
+        style = {"linestyle": "none", "markersize": 8, "markeredgecolor": look().ink, **_style(number)}
+        one.plot([intensity], [rate], label=name, zorder=3, **style)
     one.set_xlim(low, high)
     rates = [rate for _, (_, rate) in points]
     one.set_ylim(min([low * slope, *rates]) / 2, max([top, *rates]) * 3)

@@ -13,19 +13,7 @@ from raglane._utils.checks import check_kind
 from raglane._utils.drawing import VERMILION
 from raglane._utils.messages import count_of, message, printable, quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.plot.cells import (
-    ABOVE,
-    BELOW,
-    LINE,
-    Sample,
-    fitting,
-    grid_size,
-    mark_rows,
-    mark_steps,
-    pitch,
-    room_for_names,
-    write_on,
-)
+from raglane.plot import cells
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, place, width_of
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
@@ -167,17 +155,17 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
     first_name, first = next(iter(parts.items()))
     for name, part in parts.items():
         part._needs_lengths_of(name, first, first_name)
-    sample = Sample.read(first, labels)
+    sample = cells.Sample.read(first, labels)
     tables = {name: _table(part, sample) for name, part in parts.items()}
     texts = sample.labels
     rows, columns = len(sample.lengths), sample.steps
     has_texts = rows * columns <= _MOST_TEXTS
     few = [text for line in texts or () for text in line] if has_texts else []
     widest = max(map(width_of, [*sorted(few, key=len)[-20:], "0.00"]))
-    width, height, shown = grid_size(columns, rows, widest if has_texts else 0.0)
-    left = room_for_names(sample.names())
-    room = height + ABOVE + BELOW
-    boxes = [Box(left, (len(tables) - 1 - at) * room + BELOW, width, height) for at in range(len(tables))]
+    width, height, shown = cells.grid_size(columns, rows, widest if has_texts else 0.0)
+    left = cells.room_for_names(sample.names())
+    room = height + cells.ABOVE + cells.BELOW
+    boxes = [Box(left, (len(tables) - 1 - at) * room + cells.BELOW, width, height) for at in range(len(tables))]
     titles = [_title(name, part, sample) for name, part in parts.items()]
     below = f"step{sample.remark}"
     texts_wide = [*(width_of(title, TITLE) for title in titles), width_of(below, TEXT)]
@@ -190,19 +178,19 @@ def _draw(parts: Mapping[str, Ragged], most: float, labels: Any, axes: Any, gamm
         if has_texts:
             _write(one, table, norm, texts)
         _draw_scale(one, norm)
-        mark_rows(one, sample.names())
-        mark_steps(one, columns)
+        cells.mark_rows(one, sample.names())
+        cells.mark_steps(one, columns)
         label(one, title, below, "sequence")
     return picture
 
 
-def _title(name: str, part: Ragged, sample: Sample) -> str:
+def _title(name: str, part: Ragged, sample: cells.Sample) -> str:
     title = f"{name}: {count_of(len(sample.all), 'sequence')}"
     wrong = int((~torch.isfinite(part.values)).sum())
     return title + (f", not finite at {count_of(wrong, 'element')} (red)" if wrong else "")
 
 
-def _table(part: Ragged, sample: Sample) -> npt.NDArray[np.float64]:
+def _table(part: Ragged, sample: cells.Sample) -> npt.NDArray[np.float64]:
     """Return one number per drawn sequence and step, masked past the end of a sequence."""
     starts = offsets_from_lengths(sample.all)[sample.index]
     step = torch.arange(sample.steps, device="cpu")
@@ -230,17 +218,11 @@ def _draw_table(axes: Any, table: Any, norm: Any) -> None:
     colors[~np.isfinite(table.filled(0.0))] = to_rgba(VERMILION)
     colors[np.ma.getmaskarray(table)] = 0.0
     if table.size <= _MOST_SHAPES:
-        edge = {"edgecolors": look().paper, "linewidth": min(0.8, 72 * 0.12 * min(pitch(axes)))}
+        edge = {"edgecolors": look().paper, "linewidth": min(0.8, 72 * 0.12 * min(cells.pitch(axes)))}
         axes.pcolormesh(np.arange(columns + 1), np.arange(rows + 1), colors, zorder=2, **edge)
     else:
-        axes.imshow(
-            colors,
-            extent=(0, columns, rows, 0),
-            aspect="auto",
-            interpolation="antialiased",
-            interpolation_stage="rgba",
-            zorder=2,
-        )
+        smooth: dict[str, Any] = {"interpolation": "antialiased", "interpolation_stage": "rgba"}
+        axes.imshow(colors, extent=(0, columns, rows, 0), aspect="auto", zorder=2, **smooth)
         axes.set_ylim(rows, 0)
 
 
@@ -248,16 +230,16 @@ def _write(axes: Any, table: Any, norm: Any, texts: list[list[str]] | None) -> N
     """Write the label or number of each element where it fits."""
     from matplotlib import colormaps
 
-    wide, high = pitch(axes)
-    if high < LINE:
+    wide, high = cells.pitch(axes)
+    if high < cells.LINE:
         return
     for row, column in np.argwhere(~np.ma.getmaskarray(table)).tolist():
         number = float(table[row, column])
         text = texts[row][column] if texts is not None else _number(number)
-        text = fitting(text, wide - 0.03) if texts is not None or width_of(text) <= wide - 0.03 else ""
+        text = cells.fitting(text, wide - 0.03) if texts is not None or width_of(text) <= wide - 0.03 else ""
         color = colormaps[_COLORS](float(norm(number))) if np.isfinite(number) else VERMILION
         if text:
-            write_on(axes, column + 0.5, row + 0.5, text, color)
+            cells.write_on(axes, column + 0.5, row + 0.5, text, color)
 
 
 def _draw_scale(axes: Any, norm: Any) -> None:

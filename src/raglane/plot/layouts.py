@@ -7,23 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raglane._utils.checks import check_whole
 from raglane._utils.messages import count_of
-from raglane.plot.cells import (
-    ABOVE,
-    BELOW,
-    CELL,
-    Run,
-    Sample,
-    color_of,
-    draw_bar,
-    draw_runs,
-    fitting,
-    grid,
-    mark_rows,
-    mark_steps,
-    pitch,
-    room_for_names,
-    runs_of,
-)
+from raglane.plot import cells
 from raglane.plot.picture import TEXT, Box, Picture, label, look, place, width_of
 from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
@@ -60,7 +44,7 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         packed: 32 multiplications, 26 additions
         saved: 22 and 22
     """
-    sample, costs = Sample.read(lengths, labels), cost(lengths)
+    sample, costs = cells.Sample.read(lengths, labels), cost(lengths)
     whole, least = costs["padded"], costs["packed"]
     side = _product(whole, least)
     titles = (
@@ -70,23 +54,14 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     )
     rows = len(sample.lengths)
     beside = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
-    picture = grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
+    picture = cells.grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
     one = picture.axes[0]
     table = SCHEDULES["padded"].table(sample.lengths)
-    draw_runs(one, runs_of(table, sample.lengths), sample.text)
-    mark_rows(one, sample.names())
-    mark_steps(one, sample.steps)
-    one.annotate(
-        side,
-        (1, 1),
-        (12, 0),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        va="top",
-        fontsize=TEXT,
-        color=look().ink,
-        linespacing=1.4,
-    )
+    cells.draw_runs(one, cells.runs_of(table, sample.lengths), sample.text)
+    cells.mark_rows(one, sample.names())
+    cells.mark_steps(one, sample.steps)
+    units: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    one.annotate(side, (1, 1), (12, 0), va="top", fontsize=TEXT, color=look().ink, linespacing=1.4, **units)
     return picture
 
 
@@ -120,9 +95,9 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         >>> [tick.get_text().split()[0] for tick in axes.get_xticklabels()]
         ['6', '6', '5', '4', '3', '3', '2', '2', '1']
     """
-    sample, count = Sample.read(lengths, labels), cost(lengths)["packed"]
+    sample, count = cells.Sample.read(lengths, labels), cost(lengths)["packed"]
     table = SCHEDULES["packed"].table(sample.lengths)
-    runs = runs_of(table, sample.lengths)
+    runs = cells.runs_of(table, sample.lengths)
     names = sample.names()
     ordered = [names[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
     has_strip = 0 < table.elements <= _MOST_IN_STRIP
@@ -131,16 +106,18 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     above = 1.5 if has_strip else 0.0
     widest = max(_widest(sample), 0.24 * table.elements / table.steps) if has_strip else _widest(sample)
     left = ["data"] if has_strip else []
-    picture = grid(axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2)
+    picture = cells.grid(
+        axes, titles, table.steps, len(ordered), widest, [*names, *left], above=above, below=0.15, lines=2
+    )
     one = picture.axes[0]
-    draw_runs(one, runs, sample.text)
-    mark_rows(one, ordered)
+    cells.draw_runs(one, runs, sample.text)
+    cells.mark_rows(one, ordered)
     if has_strip:
         order = list(zip(table.sequence.tolist(), table.step.tolist(), strict=True))
         _draw_strip(one, order, table.time_offsets.tolist(), table.steps, sample)
         one.set_yticks([-1, *one.get_yticks()], ["data", *(tick.get_text() for tick in one.get_yticklabels())])
     sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
-    mark_steps(one, table.steps, sizes)
+    cells.mark_steps(one, table.steps, sizes)
     return picture
 
 
@@ -167,7 +144,7 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
         >>> rl.plot.lanes([4, 6, 8, 5, 4, 3, 7, 8], lanes=4, threads=2).axes[0].get_title(loc="left")
         '8 sequences, in 4 lanes: 45 elements, 12 steps'
     """
-    sample, count = Sample.read(lengths), cost(lengths, lanes=lanes)["lanes"]
+    sample, count = cells.Sample.read(lengths), cost(lengths, lanes=lanes)["lanes"]
     check_whole("threads", threads, 1, "pass the number of threads")
     table = SCHEDULES["lanes"].table(sample.lengths, lanes)
     rows = int(table.row.max()) + 1 if table.elements else 0
@@ -184,11 +161,11 @@ def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any
     extra = gap * thread[-1] if rows else 0.0
     numbers = sample.names()
     widest = max(map(width_of, numbers), default=0)
-    picture = grid(axes, titles, table.steps, rows, widest, names, below=extra)
+    picture = cells.grid(axes, titles, table.steps, rows, widest, names, below=extra)
     one = picture.axes[0]
-    _draw_lanes(one, runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
-    mark_rows(one, names, top_of)
-    mark_steps(one, table.steps)
+    _draw_lanes(one, cells.runs_of(table, sample.lengths), table.steps, rows, numbers, top_of)
+    cells.mark_rows(one, names, top_of)
+    cells.mark_steps(one, table.steps)
     return picture
 
 
@@ -219,16 +196,16 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
         packed: 45 elements, 8 steps
         lanes: 45 elements, 12 steps
     """
-    sample, costs = Sample.read(lengths), cost(lengths, lanes=lanes)
+    sample, costs = cells.Sample.read(lengths), cost(lengths, lanes=lanes)
     tables = {name: schedule.table(sample.lengths, lanes) for name, schedule in SCHEDULES.items()}
     rows = {name: int(table.row.max()) + 1 if table.elements else 1 for name, table in tables.items()}
     numbers = sample.names()
     steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
-    picture = place(axes, *_places(rows, room_for_names(numbers)))
+    picture = place(axes, *_places(rows, cells.room_for_names(numbers)))
     for (name, table), one in zip(tables.items(), picture.axes, strict=True):
         one.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
         one.set_ylim(rows[name], 0)
-        runs = runs_of(table, sample.lengths)
+        runs = cells.runs_of(table, sample.lengths)
         what, side = _MEANINGS.get(name, ("", "sequence"))
         names = [numbers[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
         if name == "lanes":
@@ -236,9 +213,9 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
             names = [str(row) for row in range(rows[name] if runs else 0)]
         else:
             hatch = "---" if SCHEDULES[name].holds_state else "////"
-            draw_runs(one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch)
-        mark_rows(one, names if side else [])
-        mark_steps(one, table.steps)
+            cells.draw_runs(one, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, hatch=hatch)
+        cells.mark_rows(one, names if side else [])
+        cells.mark_steps(one, table.steps)
         label(one, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
     return picture
 
@@ -256,13 +233,13 @@ def _places(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], 
     """Return the size of the figure of all schedules, and the box of each: one on top, then rows of two."""
     width, between = 4.6, left + 0.3
     highest = max(rows.values())
-    height = min(max(highest, 2) * CELL, 4.0)
-    room = ABOVE + height + BELOW
-    total = ABOVE + CELL + BELOW + 2 * room
-    boxes = [Box(left, total - ABOVE - CELL, 2 * width + between, CELL)]
+    height = min(max(highest, 2) * cells.CELL, 4.0)
+    room = cells.ABOVE + height + cells.BELOW
+    total = cells.ABOVE + cells.CELL + cells.BELOW + 2 * room
+    boxes = [Box(left, total - cells.ABOVE - cells.CELL, 2 * width + between, cells.CELL)]
     for place_of, name in enumerate(list(rows)[1:]):
         high = height * rows[name] / max(highest, 2)
-        top = total - ABOVE - CELL - BELOW - (place_of // 2) * room - ABOVE
+        top = total - cells.ABOVE - cells.CELL - cells.BELOW - (place_of // 2) * room - cells.ABOVE
         boxes.append(Box(left + (width + between) * (place_of % 2), top - high, width, high))
     return (left + 2 * width + between + 0.25, total), boxes
 
@@ -272,11 +249,11 @@ def _summary(count: Cost) -> str:
     return f"{count_of(count.elements, 'element')},{waste} {count_of(count.steps, 'step')}"
 
 
-def _title(sample: Sample, how: str, what: str) -> str:
+def _title(sample: cells.Sample, how: str, what: str) -> str:
     return f"{count_of(len(sample.all), 'sequence')}, {how}: {what}"
 
 
-def _widest(sample: Sample) -> float:
+def _widest(sample: cells.Sample) -> float:
     """Return the width of the widest text of an element in inches; of many, only the longest are measured."""
     if int(sample.lengths.sum()) > 1_000:
         return 0.0
@@ -287,31 +264,31 @@ def _widest(sample: Sample) -> float:
 
 def _draw_lanes(
     axes: Axes,
-    runs: Sequence[Run],
+    runs: Sequence[cells.Run],
     steps: int,
     rows: int,
     numbers: Sequence[str],
     top_of: Callable[[int], float] = float,
 ) -> None:
     """Draw the runs of lanes, and the idle ends of the lanes."""
-    draw_runs(axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of)
+    cells.draw_runs(axes, runs, lambda sequence, _: numbers[sequence], numbers.__getitem__, top_of=top_of)
     ends = [0] * rows
     for run in runs:
         ends[run.row] = max(ends[run.row], run.start + run.computed)
     for row, end in enumerate(ends):
         if end < steps:
-            draw_bar(axes, end, top_of(row), steps - end, None, f"idle {row}")
+            cells.draw_bar(axes, end, top_of(row), steps - end, None, f"idle {row}")
 
 
 def _draw_strip(
-    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, sample: Sample
+    axes: Axes, order: Sequence[tuple[int, int]], bounds: Sequence[int], steps: int, sample: cells.Sample
 ) -> None:
     """Draw the data of a pack above its rows, as wide as all its steps; a line marks the start of each step."""
     scale = steps / len(order)
-    wide = pitch(axes)[0] * scale
+    wide = cells.pitch(axes)[0] * scale
     for place_in_data, (sequence, step) in enumerate(order):
-        text = fitting(sample.text(sequence, step), wide - 0.02)
+        text = cells.fitting(sample.text(sequence, step), wide - 0.02)
         name = f"data {sequence} {step}"
-        draw_bar(axes, place_in_data * scale, -1.5, scale, color_of(sequence), name, text)
+        cells.draw_bar(axes, place_in_data * scale, -1.5, scale, cells.color_of(sequence), name, text)
     for bound in bounds:
         axes.plot([bound * scale] * 2, [-1.62, -0.38], color=look().ink, linewidth=1.2, zorder=5, clip_on=False)

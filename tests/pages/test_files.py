@@ -1,17 +1,19 @@
-"""The page of ``raglane inspect --html`` in a browser: charts, pictures, keyboard, colours, paper."""
+"""The pages of ``raglane inspect --html`` and of a run in a browser, and the checks on a page with faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
+import raglane as rl
 from made_plans import make_plan
-from pages.browser import PHONE, WIDE, Scheme, start_browser, visit
+from pages.browser import PHONE, WAYS, WIDE, start_browser, visit
 from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
@@ -21,7 +23,7 @@ from raglane.training.settings import Settings
 
 pytestmark = pytest.mark.pages
 
-_WAYS: tuple[tuple[int, Scheme], ...] = ((WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark"))
+ODD = '</script><b>&"' + "long" * 30
 _CHARTS = ["lengths-drawn", "fills-drawn", "steps-drawn", "ranks-drawn"]
 
 
@@ -36,10 +38,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of data of several kinds, by names."""
     folder = tmp_path_factory.mktemp("pages")
     random = np.random.default_rng(3)
-    odd = '</script><b>&"' + "long" * 30
-    features = tuple(Feature(name, number) for number, name in enumerate(("a", "b", odd)))
-    labels = labels_of("sequence", {"x": 300, "y": 5, odd: 1})
-    many = Contents(odd, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(odd,))
+    features = tuple(Feature(name, number) for number, name in enumerate(("a", "b", ODD)))
+    labels = labels_of("sequence", {"x": 300, "y": 5, ODD: 1})
+    many = Contents(ODD, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(ODD,))
     kinds = {
         "features": many,
         "a-tail": replace(many, kind="tokens", lengths=np.append(many.lengths, [0, 9000]), vocabulary=7),
@@ -58,8 +59,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_nothing_is_wrong_with_the_pages(browser: Browser, pages: dict[str, Path]) -> None:
     for name, path in pages.items():
-        # The others differ in their numbers: once in each width, and in each colour.
-        for width, scheme in _WAYS if name == "features" else _WAYS[1:3]:
+        # The others differ only in their numbers.
+        for width, scheme in WAYS if name == "features" else WAYS[1:3]:
             with visit(browser, path.as_uri(), width, scheme) as here:
                 here.page.wait_for_selector("#ranks-drawn svg")
                 assert here.problems() == [], (name, width, scheme)
@@ -82,14 +83,9 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
             colors[scheme] = here.page.evaluate(text)
             bar = "getComputedStyle(document.querySelector('#lengths-drawn .mark-rect path')).fill"
             assert here.page.evaluate(bar).startswith("rgb(")
+            bars = here.page.locator("#lengths-drawn .mark-rect path").count()
+            assert bars == here.page.locator("#lengths figure table tbody tr").count() > 10
     assert colors == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}
-
-
-def test_the_histogram_has_a_bar_for_each_of_its_numbers(browser: Browser, pages: dict[str, Path]) -> None:
-    with visit(browser, pages["features"].as_uri()) as here:
-        here.page.wait_for_selector("#lengths-drawn svg")
-        bars = here.page.locator("#lengths-drawn .mark-rect path").count()
-        assert bars == here.page.locator("#lengths figure table tbody tr").count() > 10
 
 
 def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
@@ -118,7 +114,7 @@ def test_a_reader_picks_a_picture_with_the_mouse_or_the_keyboard(browser: Browse
         assert here.page.evaluate(focused) == "solid"
 
 
-def test_the_keyboard_goes_to_the_content_first(browser: Browser, pages: dict[str, Path]) -> None:
+def test_the_keyboard_goes_to_the_content_and_a_button_copies(browser: Browser, pages: dict[str, Path]) -> None:
     with visit(browser, pages["features"].as_uri()) as here:
         here.page.keyboard.press("Tab")
         assert here.page.evaluate("document.activeElement.textContent") == "To the content"
@@ -127,10 +123,6 @@ def test_the_keyboard_goes_to_the_content_first(browser: Browser, pages: dict[st
         for landmark in ("banner", "main", "contentinfo", "navigation"):
             assert here.page.get_by_role(landmark).count() == 1, landmark
         assert here.page.get_by_role("heading", level=2).count() == 8
-
-
-def test_the_command_is_copied(browser: Browser, pages: dict[str, Path]) -> None:
-    with visit(browser, pages["features"].as_uri()) as here:
         here.page.get_by_role("button", name="Copy").click()
         here.page.wait_for_function("document.querySelector('.copied').textContent")
         assert here.page.locator(".copied").text_content() in ("copied", "selected")
@@ -145,9 +137,63 @@ def test_paper_is_white_and_has_all_the_numbers(browser: Browser, pages: dict[st
         assert here.page.locator("details:not([open])").count() == 0
         assert here.page.evaluate("getComputedStyle(document.body).color") == "rgb(51, 51, 51)"
         assert here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
-        # The width of a page of A4.
+        # The width of A4.
         here.page.set_viewport_size({"width": 690, "height": 1000})
         assert here.too_wide() <= 0
         here.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert here.page.locator("details[open]").count() == 0
         assert len(here.page.pdf(format="A4")) > 20_000
+
+
+def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    data = [random.normal(size=(length, 2)).tolist() for length in random.integers(1, 40, 60)]
+    labels = [("a", "b", ODD)[place % 3] for place in range(60)]
+    sizes = [float(len(one)) for one in data]
+    shared: dict[str, Any] = {"epochs": 3, "hidden_size": 4, "threads": 1, "progress": False}
+    rl.fit(data, labels, out=tmp_path / "classes", **shared)
+    rl.fit(data, sizes, out=tmp_path / "numbers", **shared)
+    for name in ("classes", "numbers"):
+        for width, scheme in WAYS if name == "classes" else WAYS[1:3]:
+            with visit(browser, (tmp_path / name / "report.html").as_uri(), width, scheme) as here:
+                assert here.problems() == [], (name, width, scheme)
+                pictures = here.page.locator("figure.picture svg")
+                assert pictures.count() == (3 if name == "classes" else 4)
+                for place in range(pictures.count()):
+                    box = pictures.nth(place).bounding_box()
+                    assert box is not None
+                    assert box["height"] > 100
+                ink = here.page.evaluate("getComputedStyle(document.querySelector('figure.picture svg')).color")
+                assert ink == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}[scheme]
+    with visit(browser, (tmp_path / "classes" / "report.html").as_uri()) as here:
+        here.page.get_by_role("button", name="Copy").first.click()
+        here.page.wait_for_function("document.querySelector('.copied').textContent")
+        command = here.page.locator(".command code").first.text_content() or ""
+        assert command.splitlines()[0].startswith("raglane predict ")
+        here.page.emulate_media(media="print")
+        here.page.set_viewport_size({"width": 690, "height": 1000})
+        assert here.too_wide() <= 0
+        assert len(here.page.pdf(format="A4")) > 20_000
+
+
+_GOOD = """<!doctype html>
+<html lang="en"><head><title>A page</title>{}</head><body><main><h1>A page</h1>{}</main></body></html>"""
+_FAULTS = {
+    "error in the console: undefined_function": ("<script>undefined_function()</script>", ""),
+    "error in the console: told": ("<script>console.error('told')</script>", ""),
+    "asks another host: http://nowhere.invalid/": ('<link rel="stylesheet" href="http://nowhere.invalid/">', ""),
+    "image-alt": ("", '<img src="data:,">'),
+    "color-contrast": ("", '<p style="color: #ccc; background: #fff">Pale words</p>'),
+    " pixels too wide": ("", '<div style="width: 992px">wide</div>'),
+}
+
+
+def test_each_kind_of_fault_is_seen(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(_GOOD.format("", "<p>Nothing is wrong.</p>"))
+    with visit(browser, path.as_uri(), PHONE) as good:
+        assert good.problems() == []
+    for fault, parts in _FAULTS.items():
+        path.write_text(_GOOD.format(*parts))
+        with visit(browser, path.as_uri(), PHONE) as bad:
+            assert any(fault in problem for problem in bad.problems()), (fault, bad.problems())
