@@ -79,13 +79,13 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
-    if layer_norm and layer not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"layer: got .*one of lstm, gru with layer_norm=True"):
-            SequenceEncoder(D, H, layer, layer_norm=True)
+@pytest.mark.parametrize("cell", LAYERS)
+def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+    if layer_norm and cell not in ("lstm", "gru"):
+        with pytest.raises(ArgumentError, match=r"cell: got .*one of lstm, gru with layer_norm=True"):
+            SequenceEncoder(D, H, cell, layer_norm=True)
         return
-    encoder = SequenceEncoder(D, H, layer, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
+    encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
     encoder.to(device)(_floats(device)).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     assert all(grad is not None and bool(grad.isfinite().all()) for grad in gradients.values())
@@ -107,27 +107,27 @@ _TOKENS = Ragged([[1, 2], [3]])
 @pytest.mark.parametrize(
     ("options", "batch", "kind", "says"),
     [
-        ({"layer": "foo"}, None, ArgumentError, "layer: got 'foo'"),
+        ({"cell": "foo"}, None, ArgumentError, "cell: got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
         ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
         ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
         (
-            {"layer": nn.GRU},
+            {"cell": nn.GRU},
             None,
             ArgumentTypeError,
-            r"layer: got a function that returns a torch\..*GRU; .* a class of rl\.nn",
+            r"cell: got a function that returns a torch\..*GRU; .* a class of rl\.nn",
         ),
-        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer: got GRU\(3, 4\); .* a function that returns a layer"),
-        ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer: got <lambda>\(size\), with too many"),
-        ({"layer": lambda *_, **__: 3}, None, ArgumentTypeError, r"layer: got a function that returns a builtins\.int"),
+        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell: got GRU\(3, 4\); .* a function that returns a layer"),
+        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell: got <lambda>\(size\), with too many"),
+        ({"cell": lambda *_, **__: 3}, None, ArgumentTypeError, r"cell: got a function that returns a builtins\.int"),
         ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
         ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
         ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
         ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
-        ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
+        ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),

@@ -130,7 +130,7 @@ class ModelConfig(ModelSettings):
         return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
 
     def encoder(self) -> SequenceEncoder:
-        """Return the encoder of the model; its arguments have the names of the settings, except `layer`."""
+        """Return the encoder of the model; its arguments have the names of the settings."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
         for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights"):
             del options[name]
@@ -138,8 +138,8 @@ class ModelConfig(ModelSettings):
             options["pooling"] = None
         if self.gap_column is not None:
             options["gap_column"] = self.gap_column
-        cell = options.pop("cell")
-        options["layer"] = load_cell(cell) if is_own(cell) else cell
+        if is_own(self.cell):
+            options["cell"] = load_cell(self.cell)
         if self.has_plain_tokens:
             return SequenceEncoder(self.input_size, embedding=self.embedding, **options)
         encoder = SequenceEncoder(self.width, **options)
