@@ -164,9 +164,7 @@ class ModelConfig(ModelSettings):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden_size), 2 if self.bidirectional else 1
         width, rows = directions * states[0], self.num_layers * directions
-        answers = self.output_size
-        if self.tie_weights and self.embedding is not None:
-            answers = self.embedding
+        answers = self.embedding if self.tie_weights and self.embedding is not None else self.output_size
         shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
         if self.embedding is not None and self.has_plain_tokens:
@@ -258,8 +256,7 @@ class SequenceModel(nn.Module):
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
             return self.answers(encoded)
-        scores = encoded.map(self.answers)
-        return self._changed(inputs, scores)
+        return self._changed(inputs, encoded.map(self.answers))
 
     def _changed(self, inputs: Ragged, scores: Ragged) -> Ragged:
         """Add the previous elements to a forecast of numbers; return other outputs unchanged."""
