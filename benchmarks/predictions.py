@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 import raglane as rl
-from raglane.planner import Row, advice
+from raglane.planner import Plan, Row, advice
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Way, at
 from raglane.planner.probe import Yardstick, make_batch, step_of
@@ -94,7 +94,7 @@ class Setting:
         return statistics.median(self.scaled) * look * elements
 
 
-def settings_of(plan: rl.Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
+def settings_of(plan: Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
     """Return the rows to run: every fast backend with all threads, two batch sizes, both orders."""
     found = []
     most = max(row.threads for row in plan.rows)

@@ -31,8 +31,9 @@ nitpick_ignore_regex = [
     # Type variables, and private bases of public classes.
     (
         r"py:class",
-        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors|Conversion|Batch|Meter"
-        r"|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified|ElementwiseWeights)"
+        r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors"
+        r"|Conversion|Batch|Meter|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified"
+        r"|ElementwiseWeights|Cost|Plan|Choice|Row|TablePredictor)"
         r"|.*\bWatcher",
     ),
     # Docstrings that refer to the implemented name without its module.

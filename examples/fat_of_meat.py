@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     found = find_spec("sktime")
     own = Path() if found is None else Path(str(found.origin)).parent / "datasets" / "data" / "Tecator"
     if options.path is None and found is None:
-        parser.exit(2, f"{parser.prog}: sktime is not installed. Fix: pip install 'raglane[demo]', or pass a folder.\n")
+        parser.exit(2, f"{parser.prog}: sktime is not installed. Run pip install 'raglane[demo]', or pass a folder.\n")
     folder = Path(options.path or own)
     try:
         (spectra, fat), test = read(folder / "Tecator_TRAIN.ts"), read(folder / "Tecator_TEST.ts")

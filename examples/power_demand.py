@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     found = find_spec("sktime")
     own = Path() if found is None else Path(str(found.origin)).parent / "datasets" / "data" / "ItalyPowerDemand"
     if options.path is None and found is None:
-        parser.exit(2, f"{parser.prog}: sktime is not installed. Fix: pip install 'raglane[demo]', or pass a folder.\n")
+        parser.exit(2, f"{parser.prog}: sktime is not installed. Run pip install 'raglane[demo]', or pass a folder.\n")
     folder = Path(options.path or own)
     files = [folder / f"ItalyPowerDemand_{part}.ts" for part in ("TRAIN", "TEST")]
     try:

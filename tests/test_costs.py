@@ -69,14 +69,14 @@ def test_nothing_costs_nothing(lengths: Any) -> None:
 @pytest.mark.parametrize(
     ("lengths", "kind", "words"),
     [
-        ([3, -1, 2], ArgumentError, "lengths: got -1 at index 1; the rule: a length is at least 0"),
-        ([3.0, 1.0], ArgumentTypeError, r"lengths: got torch\.float32; the rule: integers"),
-        (torch.tensor([True]), ArgumentTypeError, r"lengths: got torch\.bool"),
-        ([[3, 1], [2, 2]], ShapeError, r"lengths: got shape \(2, 2\)"),
-        (torch.tensor(3), ShapeError, r"lengths: got shape \(\)"),
-        (5, ShapeError, r"lengths: got shape \(\)"),
-        ("3, 1", ArgumentTypeError, "lengths: got a str that is not an array of numbers"),
-        (None, ArgumentTypeError, "lengths: got a NoneType"),
+        ([3, -1, 2], ArgumentError, "lengths must be a length is at least 0.*, got -1 at index 1"),
+        ([3.0, 1.0], ArgumentTypeError, r"lengths must be integers.*, got torch\.float32"),
+        (torch.tensor([True]), ArgumentTypeError, r"lengths must be .*got torch\.bool"),
+        ([[3, 1], [2, 2]], ShapeError, r"lengths must be .*got shape \(2, 2\)"),
+        (torch.tensor(3), ShapeError, r"lengths must be .*got shape \(\)"),
+        (5, ShapeError, r"lengths must be .*got shape \(\)"),
+        ("3, 1", ArgumentTypeError, "lengths must be .*got a str that is not an array of numbers"),
+        (None, ArgumentTypeError, "lengths must be .*got a NoneType"),
         ([torch.zeros(3, 2), torch.zeros(1, 2)], ArgumentTypeError, r"rl\.Ragged"),
     ],
 )

@@ -229,7 +229,7 @@ def test_gradients_flow_through_a_ragged_batch() -> None:
         (lambda p: p.each, len, ArgumentTypeError, r"type int for \[0\]"),
         (lambda p: p.values, list, ArgumentTypeError, r"type list for \.values"),
         (lambda p: p.values, lambda values: values[1:], ShapeError, "one row for each"),
-        (lambda p: p[1], lambda sequence: sequence.unsqueeze(1), ShapeError, "every sequence is"),
+        (lambda p: p[1], lambda sequence: sequence.unsqueeze(1), ShapeError, "like the other sequences"),
     ],
 )
 def test_what_cannot_be_a_ragged_batch(
@@ -248,51 +248,63 @@ def test_what_cannot_be_a_ragged_batch(
         (
             lambda p: p.person.addresses.each.stret.each.name,
             ArgumentError,
-            "modify(<dict>).person.addresses.each.stret: got Address at .person.addresses[0]; the rule: "
-            "one of the fields 'street', 'city'. Fix: write .street.",
+            "modify(<dict>).person.addresses.each.stret must be one of the fields 'street', 'city'"
+            ", got Address at .person.addresses[0]. Write .street.",
         ),
         (
             lambda p: p.person.addresses.each.street.name,
             ArgumentTypeError,
-            "modify(<dict>).person.addresses.each.street.name: got NoneType at .person.addresses[1].street; the rule: "
-            "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches. "
-            "Fix: write .each before it if it may be None.",
+            "modify(<dict>).person.addresses.each.street.name must be "
+            "a path through dataclasses, named tuples, dicts, lists, tuples and Ragged batches, "
+            "got NoneType at .person.addresses[1].street. Write .each before it if it may be None.",
         ),
         (
             lambda p: p.persn,
             ArgumentError,
-            "modify(<dict>).persn: got dict at the start; "
-            "the rule: one of the keys 'person', 'rows', 'inputs', 'pair', 7. Fix: write .person.",
+            "modify(<dict>).persn must be one of the keys 'person', 'rows', 'inputs', 'pair', 7"
+            ", got dict at the start. Write .person.",
         ),
         (
             lambda p: p.person.addresses[3],
             ArgumentError,
-            "modify(<dict>).person.addresses[3]: got list at .person.addresses; the rule: "
-            "an index of its 3 items, from -3 to 2. Fix: choose one, or write .each for all of them.",
+            "modify(<dict>).person.addresses[3] must be an index of its 3 items, from -3 to 2"
+            ", got list at .person.addresses. Choose one, or write .each for all of them.",
         ),
         (lambda p: p.person.addresses.street, ArgumentError, "an index of its 3 items, from -3 to 2"),
-        (lambda p: p.person.addresses[0:2], ArgumentError, "addresses[slice(0, 2, None)]: got list"),
+        (
+            lambda p: p.person.addresses[0:2],
+            ArgumentError,
+            "addresses[slice(0, 2, None)] must be an index of its 3 items, from -3 to 2, got list",
+        ),
         (
             lambda p: p.rows.each[0],
             ArgumentError,
-            "modify(<dict>).rows.each[0]: got list at .rows[1]; the rule: none, because it has no",
+            "modify(<dict>).rows.each[0] must be a path into a sequence with items, got list at .rows[1]",
         ),
-        (lambda p: p[7].name, ArgumentTypeError, "modify(<dict>)[7].name: got str at [7]"),
-        (lambda p: p[[7]], ArgumentError, "modify(<dict>)[[7]]: got dict at the start"),
+        (lambda p: p[7].name, ArgumentTypeError, "got str at [7]"),
+        (lambda p: p[[7]], ArgumentError, "modify(<dict>)[[7]] must be one of the keys "),
         (
             lambda p: p.pair.lef,
             ArgumentError,
-            "an index of its 2 items, from -2 to 1, or one of the names 'left', 'right'. Fix: write .left.",
+            "from -2 to 1, or one of the names 'left', 'right', got Pair at .pair. Write .left.",
         ),
         (
             lambda p: p.inputs[2],
             ArgumentError,
-            "an index of its 2 sequences, from -2 to 1, or one of the names 'values'.",
+            "an index of its 2 sequences, from -2 to 1, or one of the names 'values', got ",
         ),
-        (lambda p: p.inputs.value, ArgumentError, "Fix: write .values."),
+        (lambda p: p.inputs.value, ArgumentError, "Write .values."),
         (lambda p: p.inputs.each.values, ArgumentTypeError, "got Tensor at .inputs[0]"),
-        (lambda p: p.person["each"], ArgumentError, "modify(<dict>).person['each']: got Person at .person"),
-        (lambda p: p.person[0], ArgumentError, "one of the fields 'addresses', 'age'. Fix: choose one of them."),
+        (
+            lambda p: p.person["each"],
+            ArgumentError,
+            "must be one of the fields 'addresses', 'age', got Person at .person",
+        ),
+        (
+            lambda p: p.person[0],
+            ArgumentError,
+            "one of the fields 'addresses', 'age', got Person at .person. Choose one of them.",
+        ),
     ],
 )
 def test_a_wrong_path_says_which_part_does_not_exist(
@@ -305,9 +317,9 @@ def test_a_wrong_path_says_which_part_does_not_exist(
 
 
 def test_other_mistakes() -> None:
-    with pytest.raises(ArgumentError, match=r"'key11' and 88 more\. Fix: write \.key55\."):
+    with pytest.raises(ArgumentError, match=r"'key11' and 88 more\. Write \.key55\."):
         modify({f"key{number}": 0 for number in range(100)}).kay55.apply(add_one)
-    with pytest.raises(ArgumentTypeError, match="function: got int"):
+    with pytest.raises(ArgumentTypeError, match=r"function must be .*got int"):
         modify([1]).each.apply(3)  # type: ignore[arg-type]
 
 

@@ -68,7 +68,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     train = ["train", data, "--out", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:
         # Before the first has written anything.
-        fails(train, capsys, "out: got", f"where process {process.pid} on", "is at work", "wait until it has ended")
+        fails(
+            train,
+            capsys,
+            "out must be ",
+            f"in which process {process.pid} on",
+            " writes",
+            "wait until that process has ended",
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
         # Its lock file is still there, and stops nobody.
@@ -77,9 +84,9 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     assert not (run / LOCK).exists()
     before = tree(tmp_path)
     with _held_elsewhere(run):
-        fails([*train, "--overwrite"], capsys, "is at work")
-        fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "is at work")
-        fails(["evaluate", str(run), data], capsys, "run: got", "is at work")
+        fails([*train, "--overwrite"], capsys, " writes")
+        fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, " writes")
+        fails(["evaluate", str(run), data], capsys, "run must be ", " writes")
         # To read needs no lock, also where something is left to clean up.
         (run / ".best.partial").mkdir()
         assert main(["predict", str(run), data, "-o", str(tmp_path / "p.csv"), "--quiet"]) == 0
@@ -96,7 +103,7 @@ def test_a_second_benchmark_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     command += ["--competitors", "torch-packed", "--modes", "infer", "--out", str(out), "--quiet"]
     with _held_elsewhere(out) as process:
         assert layers.main(command) == 2
-        assert "is at work" in capsys.readouterr().err
+        assert " writes" in capsys.readouterr().err
         process.kill()
         process.wait()
         assert layers.main(command) == 0
@@ -131,7 +138,7 @@ def test_another_thread_is_refused(tmp_path: Path) -> None:
         thread.start()
         thread.join()
     second()
-    assert "another thread of this process is at work" in told[0]
+    assert "in which another thread of this process writes" in told[0]
     assert told[1:] == ["no error"]
 
 

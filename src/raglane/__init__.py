@@ -8,8 +8,7 @@
     >>> out.last().shape
     torch.Size([3, 64])
 
-Each name below is loaded when it is first used, so that what needs no network, such as ``raglane --help``, does not
-wait for PyTorch.
+Names are imported when they are first used, so ``raglane --help`` does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -26,20 +25,17 @@ if TYPE_CHECKING:
     from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.freeze import freeze
-    from raglane.planner import Plan, plan
+    from raglane.planner import plan
     from raglane.ragged import Ragged
     from raglane.runs.fit import fit
     from raglane.runs.run import Run, load
-    from raglane.schedules import Cost, cost
+    from raglane.schedules import cost
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cost",
-    "Plan",
     "Ragged",
     "Run",
-    "__version__",
     "accelerate",
     "collate",
     "cost",
@@ -61,8 +57,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Cost": "schedules",
-    "Plan": "planner",
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",

@@ -5,22 +5,19 @@ The tree::
     RaglaneError
     ├── ArgumentError (also ValueError)          an argument's value breaks a rule
     │   ├── ShapeError (also RuntimeError)       shapes, lengths or dtypes do not fit together
-    │   │   └── DimensionError (also IndexError) too few dimensions, or one of the wrong size
     │   ├── DispatchError                        a schedule or backend that does not exist or cannot run the call
     │   ├── ExportError                          a model that cannot be exported
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
-    ├── ArgumentTypeError (also TypeError)       an argument of the wrong type
-    │   ├── RaggedFunctionError                  a torch function that is not defined on a ragged batch
-    │   └── KindError (also AttributeError,      an argument of the wrong type in :mod:`raglane.packing`
-    │       RuntimeError)
+    ├── ArgumentTypeError (also TypeError)       an argument of the wrong type, or a torch function without Ragged
     ├── DivergedError                            a training whose loss diverged
     ├── LostRankError                            a distributed training in which a process died
     └── MissingExtraError (also ImportError)     an optional dependency that is not installed
 
 PyTorch raises ``RuntimeError`` if shapes disagree and ``ValueError`` otherwise. :class:`ShapeError` is both, so code
-written for PyTorch's errors keeps working. :class:`DimensionError` and :class:`KindError` have further bases for the
-same reason.
+written for PyTorch's errors keeps working. For the same reason a :class:`ShapeError` about an index or a dimension is
+also an ``IndexError``, and an :class:`ArgumentTypeError` of :mod:`raglane.packing` is also an ``AttributeError`` and a
+``RuntimeError``.
 
 Every message is one line of printable characters: file contents and arguments in it can neither add lines to a log nor
 control a terminal.
@@ -33,14 +30,11 @@ __all__ = [
     "ArgumentTypeError",
     "CheckpointError",
     "DataError",
-    "DimensionError",
     "DispatchError",
     "DivergedError",
     "ExportError",
-    "KindError",
     "LostRankError",
     "MissingExtraError",
-    "RaggedFunctionError",
     "RaglaneError",
     "ShapeError",
 ]
@@ -73,7 +67,7 @@ class ShapeError(ArgumentError, RuntimeError):
 
 
 class DimensionError(ShapeError, IndexError):
-    """A tensor has too few dimensions, or one of the wrong size."""
+    """An index is out of range, or a tensor has a wrong number of dimensions (internal)."""
 
 
 class DispatchError(ArgumentError):
@@ -93,15 +87,11 @@ class CheckpointError(DataError):
 
 
 class ArgumentTypeError(RaglaneError, TypeError):
-    """An argument has the wrong type."""
+    """An argument has the wrong type, or a torch function is not defined on a ragged batch."""
 
 
 class KindError(ArgumentTypeError, AttributeError, RuntimeError):
-    """An argument of a function in :mod:`raglane.packing` has the wrong type."""
-
-
-class RaggedFunctionError(ArgumentTypeError):
-    """The torch function is not defined on a ragged batch."""
+    """An argument of a function in :mod:`raglane.packing` has the wrong type (internal)."""
 
 
 class DivergedError(RaglaneError):

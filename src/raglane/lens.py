@@ -87,8 +87,8 @@ def modify(value: T) -> Path[T]:
         >>> modify(person).addresses.each.stret.each.name.apply(str.upper)
         Traceback (most recent call last):
         ...
-        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret: got Address at .addresses[0]; the rule: \
-one of the fields 'street'. Fix: write .street.
+        raglane.errors.ArgumentError: modify(<Person>).addresses.each.stret must be one of the fields 'street', \
+got Address at .addresses[0]. Write .street.
     """
     return Path(value, ())
 
@@ -273,7 +273,7 @@ class _Entries:
         return new
 
     def rule(self) -> str:
-        return f"one of the keys {_few(self.names)}" if self.names else "none, because it has no keys"
+        return f"one of the keys {_few(self.names)}" if self.names else "a path into a mapping with keys"
 
 
 class _Items:
@@ -312,7 +312,7 @@ class _Items:
         rule = (
             f"an index of its {count} {self.noun}, from {-count} to {count - 1}"
             if count
-            else f"none, because it has no {self.noun}"
+            else f"a path into a sequence with {self.noun}"
         )
         return f"{rule}, or one of the names {_few(self.names)}" if self.names else rule
 

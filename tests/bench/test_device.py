@@ -79,8 +79,8 @@ def test_without_a_gpu_the_parts_that_need_one_say_so(tmp_path: Path, capsys: py
     [
         ([], "--out"),
         (["--out", "{}/new", "--parts", "speed,nothing"], "got 'nothing'"),
-        (["--out", "{}/new", "--minutes", "0"], "--minutes: got 0"),
-        (["--out", "{}/new", "--minutes", "nan"], "--minutes: got nan"),
+        (["--out", "{}/new", "--minutes", "0"], "--minutes must be ... got 0"),
+        (["--out", "{}/new", "--minutes", "nan"], "--minutes must be ... got nan"),
         (["--out", "{}/file"], "--out: "),
         (["--out", "{}/odd"], "a line that this program did not write"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *pieces: str
     assert len(lines) == 1, lines
     assert lines[0].startswith("layers.py: error: ")
     for piece in pieces:
-        assert piece in lines[0], (piece, lines[0])
+        assert re.search(".*".join(map(re.escape, piece.split("..."))), lines[0]), (piece, lines[0])
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:
@@ -103,7 +104,7 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
     command = [*_TINY, *_FEW, "--quiet", "--out", str(out)]
     assert layers.main(command) == 0
     (out / "results.md").write_text("mine")
-    fails(command, capsys, "out: got", "where results are already", "--overwrite")
+    fails(command, capsys, "out must be ", "where results are already", "--overwrite")
     assert (out / "results.md").read_text() == "mine"
     assert layers.main([*command, "--overwrite"]) == 0
     assert (out / "results.md").read_text().startswith("# ")
@@ -115,27 +116,27 @@ def test_results_are_replaced_only_when_asked(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("options", "pieces"),
     [
-        (["--cells", "lstm,foo"], ["cells: got 'foo'", "lstm, gru, rnn_tanh"]),
-        (["--cells", ""], ["cells: got ''"]),
-        (["--cells", "lstm,,gru"], ["cells: got 'lstm,,gru'"]),
-        (["--suites", "everything"], ["suites: got 'everything'", "one-long"]),
-        (["--modes", "test"], ["modes: got 'test'"]),
-        (["--dtypes", "float16"], ["dtypes: got 'float16'"]),
-        (["--sizes", "8x64"], ["sizes: got '8x64'", "64x256x256"]),
-        (["--sizes", "0x4x4"], ["sizes: got '0x4x4'"]),
-        (["--sizes", "99999999999x4x4"], ["sizes: got"]),
-        (["--sizes", "４x4x4"], ["sizes: got"]),
-        (["--lengths", "poisson"], ["lengths: got 'poisson'", "lognormal"]),
-        (["--lengths", "one-long"], ["lengths: got 'one-long'"]),
+        (["--cells", "lstm,foo"], ["cells must be ... got 'foo'", "lstm, gru, rnn_tanh"]),
+        (["--cells", ""], ["cells must be ... got ''"]),
+        (["--cells", "lstm,,gru"], ["cells must be ... got 'lstm,,gru'"]),
+        (["--suites", "everything"], ["suites must be ... got 'everything'", "one-long"]),
+        (["--modes", "test"], ["modes must be ... got 'test'"]),
+        (["--dtypes", "float16"], ["dtypes must be ... got 'float16'"]),
+        (["--sizes", "8x64"], ["sizes must be ... got '8x64'", "64x256x256"]),
+        (["--sizes", "0x4x4"], ["sizes must be ... got '0x4x4'"]),
+        (["--sizes", "99999999999x4x4"], ["sizes must be "]),
+        (["--sizes", "４x4x4"], ["sizes must be "]),
+        (["--lengths", "poisson"], ["lengths must be ... got 'poisson'", "lognormal"]),
+        (["--lengths", "one-long"], ["lengths must be ... got 'one-long'"]),
         (["--lengths", "no/such/file.txt"], ["no/such/file.txt", "cannot be read"]),
-        (["--threads", "0"], ["threads: got '0'", "from 1 to"]),
-        (["--threads", "1,two"], ["threads: got 'two'"]),
-        (["--threads", "100000"], ["threads: got '100000'"]),
-        (["--rounds", "0"], ["rounds: got 0"]),
+        (["--threads", "0"], ["threads must be ... got '0'", "from 1 to"]),
+        (["--threads", "1,two"], ["threads must be ... got 'two'"]),
+        (["--threads", "100000"], ["threads must be ... got '100000'"]),
+        (["--rounds", "0"], ["rounds must be ... got 0"]),
         (["--rounds", "many"], ["rounds"]),
-        (["--competitors", "tensorflow"], ["competitors: got 'tensorflow'", "torch-packed"]),
-        (["--suites", "fill"], ["sizes: got 3x5x4", "at least 32 sequences"]),
-        (["--suites", "memory", "--modes", "infer"], ["suites: got memory"]),
+        (["--competitors", "tensorflow"], ["competitors must be ... got 'tensorflow'", "torch-packed"]),
+        (["--suites", "fill"], ["sizes must be ... got 3x5x4", "at least 32 sequences"]),
+        (["--suites", "memory", "--modes", "infer"], ["suites must be ... got memory"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
 )
@@ -150,7 +151,7 @@ def test_out_that_is_a_file_or_below_one(tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "file"
     file.write_text("mine")
     for out in (file, file / "below"):
-        fails([*_TINY, *_FEW, "--out", str(out), "--overwrite"], capsys, "out: got")
+        fails([*_TINY, *_FEW, "--out", str(out), "--overwrite"], capsys, "out must be ")
     assert file.read_text() == "mine"
 
 

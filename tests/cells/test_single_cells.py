@@ -111,9 +111,9 @@ def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
 
 
 def test_heads_divide_the_units() -> None:
-    with pytest.raises(ArgumentError, match="heads: got 4; the rule: a divisor of the number of units, 6"):
+    with pytest.raises(ArgumentError, match=r"heads must be a divisor of the number of units, 6.*, got 4"):
         rl.nn.SLSTM(3, 6, heads=4)
-    with pytest.raises(ArgumentError, match="heads: got 0"):
+    with pytest.raises(ArgumentError, match=r"heads must be .*got 0"):
         rl.nn.SLSTM(3, 6, heads=0)
     assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"
 
@@ -209,12 +209,12 @@ def test_a_layer_learns_how_fast_to_forget() -> None:
 
 
 def test_grud_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match="input_size: got 4; the rule: a multiple of 3"):
+    with pytest.raises(ArgumentError, match=r"input_size must be a multiple of 3.*, got 4"):
         rl.nn.GRUD(4, H)
     batch = rl.Ragged([torch.zeros(3, C)])
-    with pytest.raises(ShapeError, match=r"batch: got torch\.float32 values of shape"):
+    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.float32 values of shape"):
         rl.data.observations(rl.Ragged([torch.zeros(3)]))
-    with pytest.raises(ShapeError, match=r"batch: got torch\.int64 values"):
+    with pytest.raises(ShapeError, match=r"batch must be .*got torch\.int64 values"):
         rl.data.observations(rl.Ragged([torch.zeros(3, C, dtype=torch.int64)]))
     with pytest.raises(ShapeError, match="gaps"):
         rl.data.observations(batch, rl.Ragged([torch.zeros(2)]))
@@ -269,13 +269,13 @@ def test_layers_above_take_one_for_each_step(width: int) -> None:
 
 
 def test_cfc_refuses_what_it_cannot_read() -> None:
-    with pytest.raises(ArgumentError, match="gap_column: got 3; the rule: one of the input's 3 columns"):
+    with pytest.raises(ArgumentError, match=r"gap_column must be one of the input's 3 columns.*, got 3"):
         rl.nn.CfC(D, H, gap_column=3)
-    with pytest.raises(ArgumentError, match="gap_column: got 0"):
+    with pytest.raises(ArgumentError, match=r"gap_column must be .*got 0"):
         rl.nn.CfC(1, H, gap_column=0)
     with pytest.raises(ArgumentError, match="gap_column"):
         rl.nn.CfC(D, H, gap_column=-1)
-    with pytest.raises(ArgumentError, match="backbone_units: got 0"):
+    with pytest.raises(ArgumentError, match=r"backbone_units must be .*got 0"):
         rl.nn.CfC(D, H, backbone_units=0)
     assert CELLS["cfc"].above() is CELLS["cfc"]
     assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"

@@ -1,4 +1,4 @@
-"""``--on-bad-row skip``: a training, an evaluation and predictions without the rows that break a rule."""
+"""``--on-bad-row skip``: training, evaluation and prediction without invalid rows."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def test_bad_rows_are_left_out_counted_and_listed(
     monkeypatch.chdir(tmp_path)
     _write("a.jsonl", {4: "{", 9: '{"x": [1.0], "y": "high"}'})
     _write("b.jsonl", {2: "]"})
-    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5: got bad JSON")
+    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON")
     assert not Path("run").exists()
     skip = ["--on-bad-row", "skip"]
     train = ["train", "a.jsonl", "--validation", "b.jsonl", "--test", "b.jsonl", "--out", "run", *FAST, *skip]
     assert main(train) == 0
     said = capsys.readouterr().out
-    # The task that most rows are for: to classify only one has a class.
+    # The task of most rows: only one has a class.
     assert "task: regress (guessed" in said
     assert "rows left out, because they break a rule: 2 of 30; the first: line 5" in said
     assert "rows left out: 3, listed with reasons in run/skipped.jsonl" in said
     listed = [("a.jsonl", "line 5"), ("a.jsonl", "line 10"), ("b.jsonl", "line 3")]
     assert _places(Path("run", "skipped.jsonl")) == listed
-    assert "Rows left out, because they break a rule: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
+    assert "Invalid rows left out: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
     # The run goes on in the same way, and is repeated so.
     assert main(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
-    assert "rows left out: 3;" in capsys.readouterr().out
+    assert "rows left out: 3," in capsys.readouterr().out
     assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
-    # Of other data, whoever reads it decides.
-    fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3: got bad JSON")
+    # Other data is not skipped by default.
+    fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["evaluate", "run", "b.jsonl", *skip]) == 0
     assert "rows left out: 1, listed with reasons in run/evaluation.json" in capsys.readouterr().out
     evaluation = json.loads(Path("run/evaluation.json").read_text())
     assert (evaluation["sequences"], evaluation["skipped"][0]["place"]) == (29, "line 3")
-    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3: got bad JSON")
+    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
     assert main(["predict", "run", "b.jsonl", "-o", "p.csv", *skip]) == 0
     assert "rows left out: 1, listed with reasons in p.skipped.jsonl" in capsys.readouterr().out
     assert _places(Path("p.skipped.jsonl")) == [("b.jsonl", "line 3")]

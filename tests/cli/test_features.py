@@ -52,21 +52,3 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.Cap
     assert own.preprocess.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0
     assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
-
-
-def test_features_that_the_data_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, run = _meters(tmp_path / "meters.jsonl"), tmp_path / "run"
-    before = tree(tmp_path)
-    train = ["train", str(data), "--out", str(run), "--label-column", "kind", *FAST]
-    fails([*train, *_NAMED, "--static-column", "nothing"], capsys, "no column 'nothing'", "--static-column")
-    fails([*train, "--sequence-column", "load", "--feature-column", "town"], capsys, "'town'", "--static-column")
-    fails([*train, "--sequence-column", "load", "--static-column", "zone"], capsys, "'zone'", "numbers or words")
-    fails([*train, *_NAMED, "--categorical-column", "x"], capsys, "no column 'x'", "--categorical-column")
-    assert tree(tmp_path) == before
-    assert main([*train, *_NAMED, "--quiet"]) == 0
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"load": [1.0], "zone": [1], "age": 5}\n')
-    fails(["predict", str(run), str(other), "-o", str(tmp_path / "p.csv")], capsys, "no column 'town'")
-    other.write_text('{"load": [1.0], "zone": [1], "age": "old", "town": "Rome"}\n')
-    fails(["predict", str(run), str(other), "-o", str(tmp_path / "p.csv")], capsys, "'age'", "numbers per sequence")
-    assert not (tmp_path / "p.csv").exists()

@@ -1,4 +1,4 @@
-"""``raglane inspect`` called as a user would: what it prints and writes, and what it refuses."""
+"""``raglane inspect``: output, files and errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
-from made_plans import made_plans
 from raglane.cli import main
-
-__all__ = ["made_plans"]
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Data in a folder of its own, which is the current one."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -44,12 +40,8 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: pytest.Ca
         "raglane train ok.csv --cell lstm --hidden-size 8 --batch-size 8 --bucket --threads 2"
     )
     assert tree(Path()).keys() == {"ok.csv"}
-
-
-def test_the_command_trains(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("my data.csv").write_bytes(data.read_bytes())
     options = ["--hidden-size", "4", "--bidirectional", "--label-column", "label", "--format", "csv"]
-    assert main(["inspect", "my data.csv", *options]) == 0
+    assert main(["inspect", str(data.rename("my data.csv")), *options]) == 0
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[:3] == ["raglane", "train", "my data.csv"]
     assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
@@ -59,14 +51,14 @@ def test_every_format_and_the_default(data: Path, capsys: pytest.CaptureFixture[
     Path("words.jsonl").write_text('{"s": ["p", "q"], "l": "x"}\n{"s": [], "l": "y"}\n')
     Path("lengths.txt").write_text("4\n2\n9\n")
     Path("one.txt").write_text("7\n")
-    Path("names").mkdir()
-    Path("names", "cat.txt").write_text("tom\n")
-    Path("names", "dog.txt").write_text("rex\n")
+    Path("names.txt").mkdir()
+    Path("names.txt", "cat.txt").write_text("tom\n")
+    Path("names.txt", "dog.txt").write_text("rex\n")
     for name, piece in (
         ("words.jsonl", "tokens  2 different"),
         ("lengths.txt", "sequences  3"),
         ("one.txt", "One sequence of 7 steps trains fastest"),
-        ("names", "tokens  6 different"),
+        ("names.txt", "tokens  6 different"),
     ):
         assert main(["inspect", name]) == 0
         assert piece in capsys.readouterr().out, name
@@ -86,18 +78,18 @@ def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytes
     assert tree(Path()).keys() == {"ok.csv", "found.json"}
 
 
-def test_quiet_writes_and_says_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "ok.csv", "--json", "found.json", "-q"]) == 0
-    assert capsys.readouterr() == ("", "")
-    assert Path("found.json").is_file()
-
-
-def test_a_page_replaces_an_older_one(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_replaces_an_older_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("report.html").write_text("old")
+    assert main(["inspect", "ok.csv", "--html", "report.html", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
     assert main(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"]) == 0
     assert Path("report.html").read_text().startswith("<!doctype html>")
     assert "written: found.json, report.html" in capsys.readouterr().out
     assert tree(Path()).keys() == {"ok.csv", "found.json", "report.html"}
+    monkeypatch.setitem(sys.modules, "altair", None)
+    fails(["inspect", "ok.csv", "--html", "report.html"], capsys, "pip install 'raglane[report]'")
 
 
 def test_a_terminal_without_blocks_has_bars(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,31 +104,24 @@ def test_a_terminal_without_blocks_has_bars(data: Path, monkeypatch: pytest.Monk
 
 def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("nothing").mkdir()
-    Path("negative.txt").write_text("4\n-3\n")
     Path("words.txt").write_text("4\n5\nfive\n")
     Path("zeros.txt").write_text("0\n0\n")
-    Path("empty.txt").write_text("")
     Path("two.jsonl").write_text('{"a": [1], "b": [2], "l": "x"}\n')
     to_files = ["--html", "report.html", "--json", "found.json"]
     before = tree(Path())
     for arguments, pieces in (
-        (["missing.csv"], ["missing.csv: got no such file"]),
-        (["nothing"], ["nothing: got an empty folder"]),
-        (["negative.txt"], ["negative.txt, line 2: got '-3'", "a whole number from 0"]),
-        (["words.txt"], ["words.txt, line 3: got 'five'"]),
+        (["missing.csv"], ["missing.csv must be ... got no such file"]),
+        (["nothing"], ["nothing must be ... got an empty folder"]),
+        (["words.txt"], ["words.txt, line 3 must be ... got 'five'"]),
         (["zeros.txt"], ["2 sequences, none of which has an element"]),
-        (["empty.txt"], ["an empty file"]),
         (["two.jsonl"], ["2 candidates for the sequence column", "--sequence-column"]),
         (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
-        (["ok.csv", "--ranks", "0"], ["--ranks: got 0"]),
-        (["ok.csv", "--ranks", "-2"], ["--ranks: got -2"]),
-        (["ok.csv", "--hidden-size", "0"], ["--hidden-size: got 0"]),
-        (["ok.csv", "--hidden-size", "1000000"], ["memory: got a model of"]),
-        (["ok.csv", "--cell", "nope"], ["--cell: got 'nope'"]),
-        (["ok.csv", "--cell", "rnn", "--layer-norm"], ["--layer-norm"]),
+        (["ok.csv", "--ranks", "0"], ["--ranks must be ... got 0"]),
+        (["ok.csv", "--hidden-size", "0"], ["--hidden-size must be ... got 0"]),
+        (["ok.csv", "--hidden-size", "1000000"], ["memory must be ... got a model of"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),
-        (["--task", "tag"], ["--task: got 'tag'", "the default data, Japanese vowels, is to classify"]),
-        (["ok.csv", "--format", "nope"], ["--format: got 'nope'"]),
+        (["--task", "tag"], ["--task must be ... got 'tag'", "'classify' for the default data, Japanese vowels"]),
+        (["ok.csv", "--format", "nope"], ["--format must be ... got 'nope'"]),
     ):
         fails(["inspect", *arguments, *to_files], capsys, *pieces)
         assert tree(Path()) == before, arguments
@@ -155,40 +140,15 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(
     monkeypatch.setattr("raglane.runs.inspection.reading.read", never)
     before = tree(Path())
     for arguments, pieces in (
-        (["--html", "folder"], ["--html: got 'folder'", "a file, not a folder"]),
-        (["--json", "folder"], ["--json: got 'folder'"]),
+        (["--html", "folder"], ["--html must be ... got 'folder'", "a file, not a folder"]),
+        (["--json", "folder"], ["--json must be ... got 'folder'"]),
         (["--html", "nowhere/report.html"], ["a file in a folder that exists", "mkdir -p 'nowhere'"]),
-        (["--html", "ok.csv/report.html"], ["--html: got 'ok.csv/report.html'"]),
+        (["--html", "ok.csv/report.html"], ["--html must be ... got 'ok.csv/report.html'"]),
         (["--html", "ok.csv"], ["the file of the data"]),
         (["--json", "link.html"], ["the file of the data"]),
-        (["--html", "a", "--json", "./a"], ["--json: got 'a', which is also the page"]),
-        (["--html", "pipe"], ["--html: got 'pipe', a FIFO"]),
+        (["--html", "a", "--json", "./a"], ["--json must be ... got 'a', which is also the page"]),
+        (["--html", "pipe"], ["--html must be ... got 'pipe', a FIFO"]),
         (["--html", ""], ["--html"]),
     ):
         fails(["inspect", "ok.csv", *arguments], capsys, *pieces)
         assert tree(Path()) == before
-
-
-def test_a_page_needs_its_extra(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "altair", None)
-    fails(["inspect", "ok.csv", "--html", "report.html"], capsys, "pip install 'raglane[report]'")
-
-
-def test_a_full_disk_leaves_no_file(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bring, calls = os.fsync, []
-
-    def fill(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        bring(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fill)
-    Path("old.json").write_text("old")
-    before = tree(Path())
-    fails(["inspect", "ok.csv", "--html", "report.html", "--json", "found.json"], capsys, "No space left")
-    assert tree(Path()) == before

@@ -1,10 +1,11 @@
-"""Devices that are not there, models and numbers too large, paths that cannot be: said in one line, before any work."""
+"""Missing devices, huge models and numbers, and invalid paths: one line, before data is read."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import pytest
 import torch
 
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
-from looped import looped
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import inference
+from raglane.training.machine import check_machine
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS
+from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-@pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "mps", "abacus", "", "CPU"])
+@pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "abacus", ""])
 def test_a_device_that_is_not_there(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_device_that_is_not_there(
         ["evaluate", run, data],
         ["predict", run, data, "-o", str(work / "p.csv")],
     ):
-        fails([*command, "--device", name], capsys, f"device: got {name!r}", "pass auto")
+        fails([*command, "--device", name], capsys, f"device must be ... got {name!r}", "pass auto")
     assert tree(work) == before
 
 
@@ -78,9 +79,9 @@ def test_a_model_for_which_there_is_no_memory(
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     before = tree(work)
     pieces = [
-        "memory: got a model of",
+        "memory must be ... got a model of",
         "weights to train, which needs",
-        "bytes; the rule: at most the 1,000,000,000 bytes",
+        "at most the 1,000,000,000 bytes",
         "--hidden-size",
     ]
     fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
@@ -112,29 +113,8 @@ def test_the_batch_of_a_deep_model_counts_too(
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
     assert main([*command, "--out", str(tmp_path / "fits")]) == 0
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 20)
-    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory: got a model of")
+    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory must be ... got a model of")
     assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
-
-
-@looped(
-    ("name", "value"),
-    [("hidden_size", 2 * 10**9), ("num_layers", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)],
-)
-def test_a_configuration_that_asks_for_a_model_that_is_not_there(
-    work: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
-) -> None:
-    config = work / "classify" / "best" / "config.json"
-    before = config.read_bytes()
-    content = json.loads(before)
-    content["model"][name] = value
-    config.write_text(json.dumps(content))
-    run, data = str(work / "classify"), str(work / "ok.csv")
-    try:
-        for command in (["evaluate", run, data], ["predict", run, data, "-o", str(work / "p.csv")]):
-            pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
-            fails(command, capsys, "best/", *pieces)
-    finally:
-        config.write_bytes(before)
 
 
 def test_weights_are_counted_without_a_model() -> None:
@@ -169,9 +149,6 @@ def test_weights_are_counted_without_a_model() -> None:
 
 
 def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from raglane.training.machine import check_machine
-    from raglane.training.settings import Settings
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**6, 10**9))
     assert check_machine(Settings(device="cuda", hidden_size=4)) == torch.device("cuda")
@@ -181,35 +158,42 @@ def test_a_device_of_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forecast_for_which_there_is_no_memory(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", str(work / "forecast"), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--horizon"]
-    fails([*command, str(10**18)], capsys, "memory: got 24,", "pass a smaller horizon")
+    fails([*command, str(10**18)], capsys, "memory must be ... got 24,", "pass a smaller horizon")
     assert not (work / "p.csv").exists()
 
 
+@pytest.mark.parametrize(("name", "value"), [("hidden_size", 2 * 10**9), ("num_layers", 10**6), ("hidden_size", 70)])
+def test_a_configuration_of_another_model(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: int
+) -> None:
+    shutil.copytree(work / "classify", tmp_path / "run")
+    config = tmp_path / "run" / "best" / "config.json"
+    content = json.loads(config.read_text())
+    content["model"][name] = value
+    config.write_text(json.dumps(content))
+    pieces = ["needs", "bytes that are available"] if value > 10**9 else ["where config.json describes"]
+    fails(["evaluate", str(tmp_path / "run"), str(work / "ok.csv")], capsys, "best/", *pieces)
+
+
 @pytest.mark.usefixtures("nothing_is_read")
-@looped(
+@pytest.mark.parametrize(
     ("option", "values"),
     [
-        ("lr", ["nan", "inf", "-inf", "-1", "0", "1e39", "1e308", "1e999"]),
-        ("weight-decay", ["nan", "inf", "-1", "1e308", "1e39"]),
-        ("grad_clip", ["nan", "inf", "-1", "1e39"]),
-        ("epochs", ["0", "-1", str(10**30)]),
-        ("batch-size", ["0", str(10**30)]),
-        ("hidden_size", ["0", str(10**30)]),
-        ("num_layers", ["-1", str(10**30)]),
-        ("embedding", ["0", str(10**30)]),
-        ("patience", ["0", str(10**30)]),
+        ("lr", ["nan", "inf", "-1", "0", "1e39", "1e999"]),
+        ("weight-decay", ["nan", "-1", "1e39"]),
+        ("grad-clip", ["nan", "-1", "1e39"]),
+        *((name, ["0", str(10**30)]) for name in ("epochs", "batch-size", "hidden-size", "embedding", "patience")),
         ("threads", ["0", "5000", str(10**30)]),
         ("workers", ["-1", "5000", str(10**30)]),
         ("ranks", ["0", "5000", str(10**30)]),
-        ("seed", ["-1", str(2**63), str(10**400), "9" * 5000]),
-        *((name, ["nan", "inf", "-0.1", "1", "1e400"]) for name in ("dropout", "zoneout", "validation-fraction")),
+        ("seed", ["-1", str(2**63), "9" * 5000]),
+        *((name, ["nan", "inf", "-0.1", "1"]) for name in ("dropout", "zoneout", "validation-fraction")),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_numbers_that_nobody_can_mean(
-    work: Path, capsys: pytest.CaptureFixture[str], option: str, values: list[str]
-) -> None:
+def test_numbers_out_of_range(work: Path, capsys: pytest.CaptureFixture[str], option: str, values: list[str]) -> None:
     for value in values:
-        fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys)
+        fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys, option)
         assert not (work / "new").exists()
 
 
@@ -230,25 +214,21 @@ def test_paths_that_cannot_be(
         "'--output'": ["bench", "--cells", "gru", "--sizes", "3x5x4", "--output"],
     }
     for name, command in commands.items():
-        for path in ("", "a\0b"):
-            fails([*command, path], capsys, name, "an empty path" if not path else "which is no valid path")
-    for path in ("file", "file/below"):
-        fails([*commands["--out"], path], capsys, "out: got")
-        fails(["predict", path, data, "-o", "a.csv"], capsys, "got a file" if path == "file" else "no such folder")
-    for path in ("p.csv", "file/p.csv", "none/p.csv"):
-        fails([*commands["--output"], path], capsys, "output: got")
-        fails([*commands["'--output'"], path], capsys, "output: got")
-    for path in ("/dev/null/run", "x" * 300):
+        for path, piece in (("", "an empty path"), ("a\0b", "which is no valid path")):
+            fails([*command, path], capsys, name, piece)
+    for path in ("file", "file/below", "/dev/null/run", "x" * 300):
         fails([*commands["--out"], path], capsys, path[:20])
-    # Root may write everywhere, so that a folder closed to us is best told by the system's own answer.
+    for path in ("p.csv", "file/p.csv", "none/p.csv"):
+        for name in ("--output", "'--output'"):
+            fails([*commands[name], path], capsys, "output: got")
+    # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
-    fails([*commands["--out"], "new"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
-    fails([*commands["'--output'"], "new.csv"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
-    fails([*commands["--output"], "a.csv"], capsys, f"the rule: {tmp_path} is a folder that may be written to")
+    for name, path in (("--out", "new"), ("--output", "a.csv")):
+        fails([*commands[name], path], capsys, f"the rule: {tmp_path} is a folder that may be written to")
     assert tree(tmp_path) == {"file": b"mine"}
 
 
 def test_the_name_of_a_device_is_one_of_ours() -> None:
     for name in ("cpu:0", "xla", "vulkan"):
-        with pytest.raises(ArgumentError, match=r"^device: got"):
+        with pytest.raises(ArgumentError, match=r"^device must be "):
             inference.pick_device(name)

@@ -1,4 +1,4 @@
-"""The options of the commands are those of the dataclasses, and nobody has to say a default twice."""
+"""The help pages list the options of the dataclasses with their defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from looped import looped
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
@@ -22,14 +21,12 @@ from raglane.training.settings import Settings
 
 
 def _page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> str:
-    """A help page."""
     monkeypatch.setenv("COLUMNS", "300")
     assert main([command, "--help"]) == 0
     return _without_frames(capsys.readouterr().out)
 
 
 def _without_frames(page: str) -> str:
-    """A page in one line."""
     return re.sub(r"[│\s]+", " ", page)
 
 
@@ -42,7 +39,7 @@ def page_of_train() -> str:
     return _without_frames(printed.getvalue())
 
 
-@looped("name", [field.name for field in dataclasses.fields(Settings)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
 def test_every_setting_is_an_option(name: str, page_of_train: str) -> None:
     option, default, page = options(Settings)[name], getattr(Settings(), name), page_of_train
     flag = option.flag or f"--{name.replace('_', '-')}"

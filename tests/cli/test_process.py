@@ -1,4 +1,4 @@
-"""The command in a process of its own: start, silence, Ctrl-C, death, a disk that is full."""
+"""The command in its own process: output, Ctrl-C, SIGKILL, a full disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -91,23 +90,6 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
     assert (ended, errors) == (0, "")
     assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed
     assert len((tmp_path / "run" / "curves.csv").read_text().splitlines()) == state.epoch + 3
-
-
-def test_a_killed_run_leaves_whole_files(tmp_path: Path) -> None:
-    _write_data(tmp_path)
-    command = _train_until_saved(tmp_path)
-    time.sleep(0.05)
-    command.signal(signal.SIGKILL)
-    assert command.end() == -signal.SIGKILL
-    # The moment is random: whatever it was, what stands under a name is whole.
-    assert load_model(tmp_path / "run").task == "classify"
-    folders = [tmp_path / "run" / name for name in ("last", ".last.previous")]
-    state, optimizer, _ = load_state(next(folder for folder in folders if folder.is_dir()))
-    assert state.epoch >= 2
-    assert optimizer["state"]
-    rows = (tmp_path / "run" / "curves.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == list(range(1, len(rows) + 1))
-    json.loads((tmp_path / "run" / "run.json").read_text())
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tasks from the command line: data of every form, what is said and written, and what is refused."""
+"""The tasks on the command line: forms of data, output and errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures
+from commands import FAST, fails, tree
 from raglane.cli import main
-
-__all__ = ["undrawn_pictures"]
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -29,34 +27,33 @@ def _read(path: Path) -> list[Any]:
 
 
 def _shape(value: Any) -> Any:
-    """How deep lists are, and how long the innermost: () for a number."""
+    """Return the lengths of nested lists, () for a number."""
     return (len(value), *_shape(value[0])) if isinstance(value, list) else ()
 
 
-def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One or two numbers, per sequence or per element, from JSON lines; the predictions have the form of the data."""
-    forms: dict[str, Any] = {
-        "one": lambda wave: sum(wave),
-        "two": lambda wave: [sum(wave), max(wave)] if len(wave) != 2 else [0.0, 1.0],
-        "each": lambda wave: [2 * x for x in wave],
-        "each-two": lambda wave: [[2 * x, -x] for x in wave],
-    }
-    for name, target in forms.items():
-        rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
-        data, run = _lines(tmp_path / f"{name}.jsonl", rows), tmp_path / name
-        named = ["--sequence-column", "values", "--label-column", "y"]
-        assert main(["train", str(data), "--task", "regress", "--out", str(run), *named, *FAST]) == 0
-        printed = capsys.readouterr().out
-        assert "MAE " in printed
-        assert "(mean: " in printed
-        assert main(["evaluate", str(run), str(data)]) == 0
-        printed = capsys.readouterr().out
-        assert "evaluation: R2 " in printed
-        assert "points.png" in printed
-        assert ("y_1" in printed) == ("two" in name)
-        assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
-        told = _read(tmp_path / "p.jsonl")
-        assert [_shape(row["prediction"]) for row in told] == [_shape(row["y"]) for row in rows]
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("one", sum),
+        ("two", lambda wave: [sum(wave), max(wave)] if len(wave) != 2 else [0.0, 1.0]),
+        ("each", lambda wave: [2 * x for x in wave]),
+        ("each-two", lambda wave: [[2 * x, -x] for x in wave]),
+    ],
+    ids=["one", "two", "each", "each-two"],
+)
+def test_numbers_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: Any) -> None:
+    rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
+    data, run = str(_lines(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
+    named = ["--sequence-column", "values", "--label-column", "y"]
+    assert main(["train", data, "--task", "regress", "--out", run, *named, *FAST]) == 0
+    assert "(mean: " in capsys.readouterr().out
+    assert main(["evaluate", run, data]) == 0
+    printed = capsys.readouterr().out
+    for piece in ("evaluation: R2 ", "MAE ", "points.png"):
+        assert piece in printed
+    assert ("y_1" in printed) == ("two" in name)
+    assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
+    assert [_shape(row["prediction"]) for row in _read(tmp_path / "p.jsonl")] == [_shape(row["y"]) for row in rows]
 
 
 def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,76 +78,53 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: pytest.CaptureFixture
     fails([*command, "--label-column", "mass", "--overwrite"], capsys, "'heavy'", "a finite number")
 
 
-def test_losses_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"values": wave, "y": sum(wave)} for wave in _waves()]
-    data = _lines(tmp_path / "y.jsonl", rows)
-    command = ["train", str(data), "--task", "regress", "--sequence-column", "values", *FAST, "--quiet"]
-    for loss in (["mae"], ["huber"], ["quantile", "--quantile", "0.9"]):
-        assert main([*command, "--out", str(tmp_path / loss[0]), "--loss", *loss]) == 0
-    assert main(["evaluate", str(tmp_path / "quantile"), str(data)]) == 0
-    assert "share below " in capsys.readouterr().out
-    fails([*command, "--loss", "cross_entropy"], capsys, "--loss: got 'cross_entropy'", "mse, mae, huber, quantile")
-    fails([*command, "--quantile", "0.9"], capsys, "--quantile: got 0.9", "--loss quantile")
-    fails([*command, "--loss", "quantile", "--quantile", "1"], capsys, "--quantile: got 1")
+def _kinds(x: float) -> list[str]:
+    return ["up"] * (x > 0) + ["high"] * (x > 0.5)
 
 
-def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def labels(x: float) -> list[str]:
-        return [name for name, is_there in (("up", x > 0), ("high", x > 0.5)) if is_there]
-
-    forms: dict[str, Any] = {
-        "list": lambda wave: labels(sum(wave)),
-        "text": lambda wave: "; ".join(labels(sum(wave))),
-        "each": lambda wave: [labels(x) for x in wave],
-    }
-    for name, target in forms.items():
-        rows = [{"values": wave, "kinds": target(wave)} for wave in _waves(30)]
-        data, run = _lines(tmp_path / f"{name}.jsonl", rows), tmp_path / name
-        named = ["--sequence-column", "values", "--label-column", "kinds"]
-        assert main(["train", str(data), "--task", "multilabel", "--out", str(run), *named, *FAST, "--quiet"]) == 0
-        assert main(["evaluate", str(run), str(data)]) == 0
-        printed = capsys.readouterr().out
-        assert "micro F1 " in printed
-        assert "all labels micro F1 " in printed
-        assert "threshold" in printed
-        assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
-        told = _read(tmp_path / "p.jsonl")
-        lengths = [len(row["prediction"]) for row in told]
-        if name == "each":
-            assert lengths == [len(wave) for wave in _waves(30)]
-        assert set(told[0]) == {"id", "prediction", "p_high", "p_up"}
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda wave: _kinds(sum(wave)),
+        lambda wave: "; ".join(_kinds(sum(wave))),
+        lambda wave: [_kinds(x) for x in wave],
+    ],
+    ids=["list", "text", "each"],
+)
+def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: Any) -> None:
+    rows = [{"values": wave, "kinds": target(wave)} for wave in _waves(30)]
+    data, run = str(_lines(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
+    named = ["--sequence-column", "values", "--label-column", "kinds"]
+    assert main(["train", data, "--task", "multilabel", "--out", run, *named, *FAST, "--quiet"]) == 0
+    assert main(["evaluate", run, data]) == 0
+    printed = capsys.readouterr().out
+    for piece in ("micro F1 ", "all labels micro F1 ", "threshold"):
+        assert piece in printed
+    assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--probabilities", "-q"]) == 0
+    predicted = _read(tmp_path / "p.jsonl")
+    assert set(predicted[0]) == {"id", "prediction", "p_high", "p_up"}
+    if target([1.0]) == [["up", "high"]]:
+        assert [len(row["prediction"]) for row in predicted] == [len(wave) for wave in _waves(30)]
 
 
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad: list[tuple[str, Any, str]] = [
-        ("regress", [1.0, 2.0, 3.0], "3 numbers in row 1 (line 2)"),
-        ("regress", float("nan"), "column 'y'"),
-        ("multilabel", [["a"]], "1 lists of labels for 2 elements"),
-    ]
-    for task, wrong, piece in bad:
-        good: Any = {3: [1.0, 2.0], 1: [["a"], []]}.get(len(wrong), 1.0) if isinstance(wrong, list) else 1.0
-        rows = [{"values": [0.1, 0.2], "y": good}, {"values": [0.1, 0.2], "y": wrong}]
-        data = _lines(tmp_path / "y.jsonl", rows)
-        before = tree(tmp_path)
-        named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
-        fails(["train", str(data), "--task", task, *named, *FAST], capsys, piece)
-        assert tree(tmp_path) == before
-    for task in ("regress", "multilabel"):
-        folder = tmp_path / "texts"
-        folder.mkdir(exist_ok=True)
-        (folder / "a.txt").write_text("abc\n")
-        fails(["train", str(folder), "--task", task, *FAST], capsys, f"a folder for the task {task}")
-
-
-def test_a_target_in_ts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    head = "@timeStamps false\n@univariate true\n@targetLabel true\n@data\n"
-    data = tmp_path / "y.ts"
-    data.write_text(head + "".join(f"{number},{number + 1}:{number / 2}\n" for number in range(12)))
-    command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
-    fails([*command, "--task", "classify"], capsys, "@targetLabel", "--task regress")
-    assert main([*command, "--task", "regress"]) == 0
-    (tmp_path / "bad.ts").write_text(head + "1,2:?\n")
-    fails(["train", str(tmp_path / "bad.ts"), "--task", "regress", *FAST], capsys, "line 5", "the target '?'")
+@pytest.mark.parametrize(
+    ("task", "good", "wrong", "piece"),
+    [
+        ("regress", [1.0, 2.0], [1.0, 2.0, 3.0], "3 numbers in row 1 (line 2)"),
+        ("regress", 1.0, float("nan"), "column 'y'"),
+        ("multilabel", [["a"], []], [["a"]], "1 lists of labels for 2 elements"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, good: Any, wrong: Any, piece: str
+) -> None:
+    data = _lines(tmp_path / "y.jsonl", [{"values": [0.1, 0.2], "y": target} for target in (good, wrong)])
+    named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
+    fails(["train", str(data), "--task", task, *named, *FAST], capsys, piece)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("abc\n")
+    fails(["train", str(tmp_path / "texts"), "--task", task], capsys, f"a folder for the task {task}")
+    assert tree(tmp_path).keys() == {"y.jsonl", "texts/a.txt"}
 
 
 def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,12 +146,14 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: pytest.C
     halves = _lines(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails([*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse")
-    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon: got 8")
+    fails(["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"], capsys, "--horizon must be ... got 8")
 
 
 def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "words.txt"
     text.write_text("the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4)
+    assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
+    assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
     command = ["train", str(text), "--task", "language", *FAST]
     for split in ("characters", "words", "bytes"):
         run = str(tmp_path / split)
@@ -200,40 +176,38 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     fails(
         ["train", str(text), "--task", "classify", *FAST],
         capsys,
-        "a text file",
         "with labels, for the task classify",
         "--task language",
     )
-    fails([*command, "--split", "letters"], capsys, "--split: got 'letters'")
+    fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
-    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature: got -1")
+    fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
     data = _lines(tmp_path / "waves.jsonl", [{"values": wave} for wave in _waves()])
     fails(["train", str(data), "--task", "language", *FAST], capsys, "reads tokens")
     assert main(["train", str(data), "--task", "forecast", "--out", str(tmp_path / "waves"), *FAST, "--quiet"]) == 0
     fails(["sample", str(tmp_path / "waves")], capsys, "a model of the task forecast")
 
 
-def test_the_task_is_guessed_from_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labels: dict[str, Any] = {
-        "classify": lambda wave: str(len(wave)),
-        "tag": lambda wave: ["up" if x > 0 else "down" for x in wave],
-        "regress": lambda wave: sum(wave),
-        "multilabel": lambda wave: ["long", "odd", "x", "y", "z", "w", "v"][: len(wave) % 2],
-    }
-    for task, label in labels.items():
-        data = _lines(tmp_path / f"{task}.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
-        named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / task)]
-        assert main(["train", str(data), *named, *FAST]) == 0
-        assert ("guessed; --task chooses" in capsys.readouterr().out) == (task != "classify")
-        assert json.loads((tmp_path / task / "run.json").read_text())["settings"]["task"] == task
-    text = tmp_path / "words.txt"
-    text.write_text("the dog\na cat\n" * 4)
-    assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
-    assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
-    bad = _lines(tmp_path / "bad.jsonl", [{"values": [1.0], "label": None}])
-    before = tree(tmp_path)
-    fails(["train", str(bad), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
-    assert tree(tmp_path) == before
+@pytest.mark.parametrize(
+    ("task", "label"),
+    [
+        ("classify", lambda wave: str(len(wave))),
+        ("tag", lambda wave: ["up" if x > 0 else "down" for x in wave]),
+        ("regress", sum),
+        ("multilabel", lambda wave: ["long", "odd"][: len(wave) % 2]),
+    ],
+    ids=["classify", "tag", "regress", "multilabel"],
+)
+def test_the_task_is_guessed_from_the_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, label: Any
+) -> None:
+    data = _lines(tmp_path / "data.jsonl", [{"values": wave, "label": label(wave)} for wave in _waves()])
+    named = ["--sequence-column", "values", "--label-column", "label", "--out", str(tmp_path / "run")]
+    assert main(["train", str(data), *named, *FAST]) == 0
+    assert ("guessed; --task chooses" in capsys.readouterr().out) == (task != "classify")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["task"] == task
+    data.write_text('{"values": [1.0], "label": null}\n')
+    fails(["train", str(data), "--out", str(tmp_path / "no"), *FAST], capsys, "no candidate for the label column")
 
 
 def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +229,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "(--tokens chooses)" in printed
         assert f" {kind}, from " in printed
         assert main(["evaluate", str(tmp_path / "run"), str(numbers), "--quiet"]) == 0
-    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens: got 'perhaps'")
+    fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
 
 def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +249,6 @@ def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest
 
 
 def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a label that could be a class, the loss makes a set or a number; and without labels a forecast."""
     rows = [{"values": wave, "y": f"{'ab'[number % 2]}", "n": number} for number, wave in enumerate(_waves())]
     data = _lines(tmp_path / "waves.jsonl", rows)
     values = ["--sequence-column", "values"]

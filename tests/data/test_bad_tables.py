@@ -32,7 +32,7 @@ def test_a_text_that_is_not_utf8_is_named_by_its_row(tmp_path: Path) -> None:
         ({"x": [[1], [], [2, 3]], "y": lists}, tags, "row 2, step 0, column 'y'"),
     ):
         parquet.write_table(pa.table(table), path := tmp_path / "data.parquet")
-        with pytest.raises(DataError, match=rf"got b'caf.*xe9' in {place}; the rule: a text in UTF-8. Fix: "):
+        with pytest.raises(DataError, match=rf"a text in UTF-8, got b'caf.*xe9' in {place}"):
             read(path, columns)
 
 
@@ -76,9 +76,9 @@ _UNSUPPORTED = [
 def test_columns_of_types_that_are_no_sequence(tmp_path: Path, column: Any) -> None:
     path = tmp_path / "data.parquet"
     parquet.write_table(pa.table({"x": column, "y": ["a"]}), path)
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: lists of numbers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"lists of numbers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="x", label="y"))
-    with pytest.raises(DataError, match=r"in column 'x'; the rule: strings, integers|a null in row 0, column 'x'"):
+    with pytest.raises(DataError, match=r"strings, integers.* in column 'x'|a null in row 0, column 'x'"):
         read(path, Columns(sequence="y", label="x"))
 
 

@@ -45,7 +45,7 @@ def _written(path: Path, labels: list[Any]) -> Path:
 def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: Path) -> None:
     """Both ways to read several files name both, and both kinds."""
     before, after = (re.escape(str(file)) for file in files)
-    words = rf"{after}.*: got labels that are {kinds[1]}.*, after {kinds[0]} in {before}"
+    words = rf"{after}.* must be .*, after {kinds[0]} in {before}.*, got labels that are {kinds[1]}"
     for on_bad_row in ("fail", "skip"):
         with pytest.raises(DataError, match=words):
             convert(files, out, columns, on_bad_row=on_bad_row, overwrite=True)

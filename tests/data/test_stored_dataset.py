@@ -209,7 +209,9 @@ def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:
         if kind == "words":
             assert data.take([0, 1, 2]).lengths.tolist() == [2, 1, 3]
         else:
-            with pytest.raises(DataError, match="a language model reads tokens"):
+            with pytest.raises(
+                DataError, match="another task for sequences of numbers, since a language model reads tokens"
+            ):
                 data.take([0, 1])
 
 

@@ -25,11 +25,11 @@ def test_targets_that_a_folder_was_not_made_with(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="converted for the task multilabel"):
         Dataset(tmp_path / "folder", Columns(task="regress"))
     data = Dataset(tmp_path / "folder")
-    with pytest.raises(DataError, match="no numbers to learn"):
+    with pytest.raises(DataError, match="no targets"):
         Preprocessor.fit(data, task="regress")
     few = Preprocessor.fit(read(tmp_path / "a.parquet", data.columns), task="multilabel")
     few = Preprocessor.from_config({**few.to_config(), "labels": ["a", "b"]})
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got the label 'c' in row 3;"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got the label 'c' in row 3"):
         data.with_preprocessor(few).take(range(8))
 
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_names_file_and_row(tmp_path: Path) -> None:
     pq.write_table(other, tmp_path / "b.parquet")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
     data = Dataset([tmp_path / "c.parquet", tmp_path / "b.parquet"])
-    with pytest.raises(DataError, match=r"b\.parquet, row group 0: got features .*after features"):
+    with pytest.raises(DataError, match=r"b\.parquet, row group 0 must be .*after features.*, got features "):
         Dataset([tmp_path / "c.parquet", _wide(tmp_path, rows)]).take([0, 12])
     assert len(data) == 18
 
@@ -109,7 +109,7 @@ def test_offsets_that_fall_are_refused_whatever_the_checksums_say(tmp_path: Path
     del description["checksum"]
     description["shards"][0]["checksums"] = checksums(path)
     described.write_text(json.dumps(seal(description)))
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file; the rule"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file"):
         Dataset(tmp_path / "out").take([0, 1])
 
 
@@ -128,11 +128,13 @@ def test_zeroed_bytes_of_a_shard_are_noticed_by_whatever_reads_them(tmp_path: Pa
     # Blocks are verified as they are read: those without damage are good.
     assert len(data.take([0, 5, 299])) == 3
     for rows_read in ([200], [199, 200, 201], range(300)):
-        with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: the checksum of the bytes"):
+        with pytest.raises(
+            DataError, match=r"part-00000\.arrow must be .*got a damaged file: the checksum of the bytes"
+        ):
             Dataset(tmp_path / "out").take(rows_read)
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: its checksum differs"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
         read(tmp_path / "out")
-    with pytest.raises(DataError, match=r"part-00000\.arrow: got a damaged file: its checksum differs"):
+    with pytest.raises(DataError, match=r"part-00000\.arrow must be .*got a damaged file: its checksum differs"):
         convert(tmp_path / "out", tmp_path / "again", Columns(label="kind"))
 
 

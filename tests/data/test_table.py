@@ -298,7 +298,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"x": ["\\ud83d\\ude42 \\u00e9"], "y": 1}\n\n' + line + b"\n")
     got = "half a surrogate pair" if b"\\u" in line else "the byte 0xed, which is not UTF-8"
-    with pytest.raises(DataError, match=f"line 3: got {got}"):
+    with pytest.raises(DataError, match=f"line 3 must be .*got {got}"):
         read(path)
 
 
@@ -307,7 +307,7 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, line: bytes) -> None:
     [
         ('{"x": [1], "y": 1}\n\n{"x": [1, "y": 2}\n', 3, ["bad JSON", "character"]),
         ('{"x": [1], "y": 1}\n{"x": [1], "y"', 2, ["bad JSON"]),
-        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "one JSON object per line"]),
+        ('{"x": [1], "y": 1}\n[1, 2]\n', 2, ["a JSON list", "a JSON object"]),
         ('{"x": [1], "y": 1}\n"text"\n', 2, ["a JSON string"]),
         ('{"x": [1], "y": 1}\n{"x": [1, "a"], "y": 1}\n', 2, ["list of number and string", "'x'"]),
         ('{"x": [1], "y": 1}\n{"x": ["a"], "y": 1}\n', 2, ["list of string", "after a list of number", "'x'"]),

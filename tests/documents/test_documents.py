@@ -16,12 +16,8 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import undrawn_pictures
-from looped import looped
 from markdown_files import Block, blocks
 from raglane.cli import main
-
-__all__ = ["undrawn_pictures"]
 
 ROOT = Path(__file__).parents[2]
 _CHECKER = doctest.OutputChecker()
@@ -68,7 +64,7 @@ def _run_commands(block: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert _CHECKER.check_output(expected, printed, _FLAGS), f"{command}\nprinted:\n{printed}\nnot:\n{expected}"
 
 
-@looped("block", README)
+@pytest.mark.parametrize("block", README)
 def test_block(block: str) -> None:
     _run(block, {"__name__": "readme", "rl": rl}, "README.md")
 

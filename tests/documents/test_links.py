@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from looped import looped
+import pytest
+
 from markdown_files import anchors, blocks, broken_links, links
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def test_documents_are_found() -> None:
     }
 
 
-@looped("path", DOCUMENTS)
+@pytest.mark.parametrize("path", DOCUMENTS)
 def test_links_lead_somewhere(path: Path) -> None:
     assert broken_links(path, ROOT) == []
 

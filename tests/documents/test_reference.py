@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import raglane
 import raglane.cells
-from looped import looped
 
 DOCS = Path(__file__).parents[2] / "docs"
 _PACKAGE = "raglane"
@@ -55,7 +56,7 @@ def test_public_modules_are_found() -> None:
     assert set(_public_modules()) >= {"raglane", "raglane.data", "raglane.errors", "raglane.nn", "raglane.nn.losses"}
 
 
-@looped("module", _public_modules())
+@pytest.mark.parametrize("module", _public_modules())
 def test_every_public_name_is_in_the_reference(module: str) -> None:
     documented = _documented()
     objects = [_find(name) for name in documented]
@@ -70,7 +71,7 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert missing == []
 
 
-@looped("cell", _CELLS)
+@pytest.mark.parametrize("cell", _CELLS)
 def test_the_equations_of_each_cell_are_in_the_page_of_cells(cell: type[Any]) -> None:
     behind = (inspect.getdoc(cell) or "").split("::\n\n", maxsplit=1)[1].split("\n")
     end = next((place for place, line in enumerate(behind) if line and not line.startswith("    ")), len(behind))

@@ -72,13 +72,13 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
 def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run()
     beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
-    with pytest.raises(ExportError, match=r"features: got 1 in columns of their own; .*run\.model"):
+    with pytest.raises(ExportError, match=r"features must be .*run\.model.*, got 1 in columns of their own"):
         RunModule(run.model, beside)
     folder = tmp_path / "model"
     run.save(folder)
     for place, words in {
         "model.txt": "ends in .onnx",
-        "no/model.onnx": "no/model.onnx'; the rule: a file in a folder that exists. Fix: mkdir -p",
+        "no/model.onnx": "a file in a folder that exists, got ... no/model.onnx'. ",
         "model/m.onnx": "no file of",
     }.items():
         assert main(["export", str(folder), str(tmp_path / place)]) == 2

@@ -92,9 +92,9 @@ def test_sizes_are_those_that_the_sequences_fill() -> None:
 
 def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
     sparse = replace(found, summary=replace(found.summary, fill=0.2))
-    assert "and no padding, where one padded batch of all would be 80% padding." in sparse.sentence
+    assert "and no padding; one padded batch of all sequences would be 80% padding." in sparse.sentence
     padded = replace(found.plan.best, schedule="padded", elements=1000, waste=200)
-    assert "and 20% padding, where" in replace(found, plan=replace(found.plan, best=padded)).sentence
+    assert "and 20% padding; one" in replace(found, plan=replace(found.plan, best=padded)).sentence
 
 
 def test_the_text_counts_what_exists(found: Inspection) -> None:
@@ -119,10 +119,10 @@ def test_the_json_counts_what_exists(found: Inspection) -> None:
 
 
 def test_the_tables_of_the_page_are_shares_of_the_right_whole(found: Inspection, drawn: str) -> None:
-    buckets = _table(drawn, "Buckets of about as many sequences each")
+    buckets = _table(drawn, "Buckets with similar numbers of sequences")
     assert [row[-1] for row in buckets] == [f"{one.elements / 25_250:.0%}" for one in found.buckets]
     assert [row[3] for row in buckets] == [f"{one.fill:.0%}" for one in found.buckets]
-    features = _table(drawn, "Features, and where they are NaN or infinite")
+    features = _table(drawn, "Features, with their NaN or infinite elements")
     assert features == [["a", "0", "0.0%"], ["b", "505", "2.0%"]]  # of 25,250 elements
     assert _table(drawn, "Labels, one per sequence") == [["x", "300", "60.0%"], ["y", "200", "40.0%"]]
     bins = _table(drawn, "Sequences by length")
@@ -135,7 +135,7 @@ def test_the_page_marks_the_best_and_says_what_waiting_costs(found: Inspection, 
     assert len(marked) == 1
     assert "256 sequences, grouped" in marked[0]
     assert f"as recommended {best.rank_spread - 1:.0%} more." in drawn
-    waits = _table(drawn, "Time of a step in proportion to the mean of its processes")
+    waits = _table(drawn, "Time of a step relative to the mean of its processes")
     assert [row[2] for row in waits] == [f"{row.rank_spread:.2f}" for row in found.spreads]
 
 

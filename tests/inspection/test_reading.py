@@ -1,4 +1,4 @@
-"""What is read before an inspection: lengths of text files, and of Parquet files against the reader of whole ones."""
+"""Reading for inspections: text files of lengths, Parquet files in pieces and as a whole, converted folders."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_line_that_is_no_length_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError) as caught:
             reading.lengths_of_text(path, Progress())
-        assert f"lengths.txt, line {line}: got {quoted}" in str(caught.value), content[:20]
+        assert f"got {quoted} in line {line} of" in str(caught.value), content[:20]
         assert len(str(caught.value)) < 500
 
 
@@ -81,19 +81,8 @@ def test_lines_are_counted_over_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "lengths.txt"
     path.write_bytes(b"10\n" * 1000 + b"ten\n")
     monkeypatch.setattr(reading, "_CHUNK", 64)
-    with pytest.raises(DataError, match="line 1001: got 'ten'"):
+    with pytest.raises(DataError, match=r"line 1001 must be .*got 'ten'"):
         reading.lengths_of_text(path, Progress())
-
-
-def test_a_folder_of_texts_is_no_file_of_lengths(tmp_path: Path) -> None:
-    folder = tmp_path / "names.txt"
-    folder.mkdir()
-    (folder / "cat.txt").write_text("tom\ntiger\n")
-    (folder / "dog.txt").write_text("rex\n")
-    found = _read(folder)
-    assert (found.kind, found.lengths.tolist()) == ("tokens", [3, 5, 3])
-    assert found.labels is not None
-    assert found.labels.counts == {"cat": 2, "dog": 1}
 
 
 def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
@@ -192,16 +181,8 @@ def test_labels_are_not_needed_unless_their_column_is_named(tmp_path: Path) -> N
     assert labels.counts == {"x": 6, "y": 6}
 
 
-def test_what_is_missing_is_counted_by_column(tmp_path: Path) -> None:
-    found = _read(write_steps(tmp_path / "gaps.csv", cells={"b": "nan"}))
-    missing = {feature.name: feature.missing for feature in found.features}
-    assert missing == {"a": 0, "b": 1}
-    assert found.missing == 1
-    assert found.inputs() == (4, [])
-
-
 def test_what_is_missing_beside_is_counted_where_it_is_a_number() -> None:
-    """A model reads a category more than there are: the one of a word that it does not know, or that is missing."""
+    """A model has one more category, for unknown and missing words."""
     beside = (
         Beside("age", np.array([31, np.nan], np.float32), per_sequence=True),
         Beside("city", np.array(["Rome", "", "Bonn"], dtype=object)),
@@ -219,24 +200,6 @@ def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_fo
     assert found.lengths.tolist() == [2, 1]
     with pytest.raises(DataError, match="a null in row 1"):
         reading.read(path, Columns(sequence="seq", label="label"), None, Progress(), "fail")
-
-
-def test_nothing_to_compute_is_refused(tmp_path: Path) -> None:
-    for name, content, got in (
-        ("zeros.txt", "0\n0\n", "2 sequences, none of which has an element"),
-        ("empty.txt", "", "an empty file"),
-        ("blank.txt", "\n\n", "no length"),
-        ("zeros.jsonl", '{"s":[],"l":"x"}\n', "1 sequence, none of which has an element"),
-    ):
-        path = tmp_path / name
-        path.write_text(content)
-        with pytest.raises(DataError, match=got):
-            _read(path)
-
-
-def test_the_embedded_default_is_its_training_part() -> None:
-    found = reading.read(None, Columns(), None, Progress())
-    assert (found.name, len(found.lengths), len(found.features)) == ("Japanese vowels", 270, 12)
 
 
 def test_of_a_converted_folder_no_sequence_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

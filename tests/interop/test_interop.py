@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 
 import raglane as rl
-from looped import looped
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths, sequences_of
 
@@ -59,7 +58,7 @@ def test_lists_of_lists_become_channels() -> None:
         rl.Ragged.from_arrow(pa.array([[[1.0, 2.0], [3.0]]]))
 
 
-@looped("rows", [[[1, None]], [[1], None], [[[1.0, None]]], [[[1.0], None]]])
+@pytest.mark.parametrize("rows", [[[1, None]], [[1], None], [[[1.0, None]]], [[[1.0], None]]])
 def test_a_null_is_an_error(rows: list[Any]) -> None:
     with pytest.raises(ArgumentError, match=r"1 null.*fill_null"):
         rl.Ragged.from_arrow(pa.array(rows))

@@ -180,5 +180,5 @@ def test_what_the_layers_of_the_kernels_refuse() -> None:
     network = make("mingru", [3, 2])
     (weights,) = network.weights
     offsets = offsets_from_lengths(network.lengths)
-    with pytest.raises(ArgumentError, match="checkpoint_every: got 4; the rule: 0 for an element-wise"):
+    with pytest.raises(ArgumentError, match=r"checkpoint_every must be 0 for an element-wise.*, got 4"):
         layer_of("mingru", offsets, (network.values, *weights), len(weights), (17,), 1, checkpoint_every=4)

@@ -24,7 +24,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installation without the kernels."""
 
     def fail() -> None:
-        raise MissingExtraError("the cpu kernels are missing. Fix: install them.")
+        raise MissingExtraError("the cpu kernels are missing. Install them.")
 
     monkeypatch.setattr(native_library, "library", fail)
     native_library.cell_facts.cache_clear()
@@ -71,4 +71,4 @@ def test_a_cell_that_the_kernels_do_not_have_is_refused_by_name() -> None:
 def test_without_kernels_every_cell_is_refused_for_that_reason() -> None:
     assert not native_library.has_cell("gru")
     for cell in CELLS:
-        assert BACKEND.refuses(traits(cell), "lanes") == "the cpu kernels are missing. Fix: install them"
+        assert BACKEND.refuses(traits(cell), "lanes") == "the cpu kernels are missing. Install them"

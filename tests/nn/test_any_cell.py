@@ -187,7 +187,7 @@ def test_summary() -> None:
         (single(padded, lengths=told), "a padded tensor"),
         (single(batch, return_output=False), "NoneType"),
     ):
-        with pytest.raises(ArgumentTypeError, match=f"out: got .*{says}"):
+        with pytest.raises(ArgumentTypeError, match=f"out must be .*{says}.*, got "):
             single.summary(*wrong)
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))
     out, state = torchs(batch)

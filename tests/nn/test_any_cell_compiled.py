@@ -144,7 +144,7 @@ def test_a_deleted_module() -> None:
     del layer
     torch._dynamo.reset()
     gc.collect()
-    with pytest.raises(DispatchError, match=r"cell: got 'module Decaying .* is alive, in the process"):
+    with pytest.raises(DispatchError, match=r"cell must be .* is alive, in the process.*, got 'module Decaying "):
         graph(*inputs)
 
 

@@ -138,18 +138,18 @@ def test_accelerate() -> None:
     trained(model[1], given)
     assert [each.checkpoint_every for each in rl.accelerate(model)[1:]] == [3, 3]
     assert not hasattr(rl.unaccelerate(model)[1], "checkpoint_every")
-    with pytest.raises(ArgumentError, match="checkpoint_every: got 0"):
+    with pytest.raises(ArgumentError, match=r"checkpoint_every must be .*got 0"):
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", True, 1 << 40])
 def test_wrong_numbers_of_steps(wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"checkpoint_every: got .*; the rule: (a whole number|at most)"):
+    with pytest.raises(ArgumentError, match=r"checkpoint_every must be (a whole number|at most).*, got .*"):
         rl.nn.LSTM(5, 7, checkpoint_every=wrong)
     layer = rl.nn.LSTM(5, 7)
     layer(batch())  # the cached plan must not be used after the change
     layer.checkpoint_every = wrong
-    with pytest.raises(ArgumentError, match="checkpoint_every: got "):
+    with pytest.raises(ArgumentError, match=r"checkpoint_every must be .*got "):
         layer(batch())
 
 

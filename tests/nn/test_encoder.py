@@ -82,7 +82,7 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
 @pytest.mark.parametrize("cell", LAYERS)
 def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
     if layer_norm and cell not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"cell: got .*one of lstm, gru with layer_norm=True"):
+        with pytest.raises(ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "):
             SequenceEncoder(D, H, cell, layer_norm=True)
         return
     encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
@@ -107,28 +107,43 @@ _TOKENS = Ragged([[1, 2], [3]])
 @pytest.mark.parametrize(
     ("options", "batch", "kind", "says"),
     [
-        ({"cell": "foo"}, None, ArgumentError, "cell: got 'foo'"),
-        ({"pooling": "median"}, None, ArgumentError, "pooling: got 'median'"),
-        ({"input_size": 0}, None, ArgumentError, "input_size: got 0"),
-        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size: got 2.5"),
-        ({"num_layers": 0}, None, ArgumentError, "num_layers: got 0"),
+        ({"cell": "foo"}, None, ArgumentError, "cell must be .*got 'foo'"),
+        ({"pooling": "median"}, None, ArgumentError, "pooling must be .*got 'median'"),
+        ({"input_size": 0}, None, ArgumentError, "input_size must be .*got 0"),
+        ({"hidden_size": 2.5}, None, ArgumentError, "hidden_size must be .*got 2.5"),
+        ({"num_layers": 0}, None, ArgumentError, "num_layers must be .*got 0"),
         (
             {"cell": nn.GRU},
             None,
             ArgumentTypeError,
-            r"cell: got a function that returns a torch\..*GRU; .* a class of rl\.nn",
+            r"cell must be .*a class of rl\.nn.*, got a function that returns a torch\..*GRU",
         ),
-        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell: got GRU\(3, 4\); .* a function that returns a layer"),
-        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell: got <lambda>\(size\), with too many"),
-        ({"cell": lambda *_, **__: 3}, None, ArgumentTypeError, r"cell: got a function that returns a builtins\.int"),
-        ({"pooling": ["last"]}, None, ArgumentError, r"pooling: got \['last'\]"),
-        ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional: got 1"),
-        ({"dtype": torch.int64}, None, ArgumentError, r"dtype: got torch\.int64"),
-        ({"foo": 1}, None, ArgumentTypeError, "foo: got 1"),
-        ({"embedding": 0}, None, ArgumentError, "embedding: got 0"),
-        ({"dropout": 1.5}, None, ArgumentError, "dropout: got 1.5"),
+        (
+            {"cell": GRU(D, H)},
+            None,
+            ArgumentError,
+            r"cell must be .*a function that returns a layer.*, got GRU\(3, 4\)",
+        ),
+        (
+            {"cell": lambda size: GRU(size, H)},
+            None,
+            ArgumentTypeError,
+            r"cell must be .*got <lambda>\(size\), with too many",
+        ),
+        (
+            {"cell": lambda *_, **__: 3},
+            None,
+            ArgumentTypeError,
+            r"cell must be .*got a function that returns a builtins\.int",
+        ),
+        ({"pooling": ["last"]}, None, ArgumentError, r"pooling must be .*got \['last'\]"),
+        ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional must be .*got 1"),
+        ({"dtype": torch.int64}, None, ArgumentError, r"dtype must be .*got torch\.int64"),
+        ({"foo": 1}, None, ArgumentTypeError, "foo must be .*got 1"),
+        ({"embedding": 0}, None, ArgumentError, "embedding must be .*got 0"),
+        ({"dropout": 1.5}, None, ArgumentError, "dropout must be .*got 1.5"),
         ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
-        ({}, torch.zeros(2, 3), ArgumentTypeError, "batch: got a Tensor"),
+        ({}, torch.zeros(2, 3), ArgumentTypeError, "batch must be .*got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),

@@ -158,7 +158,7 @@ def test_copies_are_not_frozen() -> None:
 
 
 def test_what_cannot_be_frozen() -> None:
-    with pytest.raises(ArgumentTypeError, match="model: got list"):
+    with pytest.raises(ArgumentTypeError, match=r"model must be .*got list"):
         rl.freeze([])  # type: ignore[type-var]
     with pytest.raises(DispatchError, match=r"no recurrent layer of rl\.nn"):
         rl.freeze(nn.Linear(2, 2))
@@ -310,7 +310,7 @@ def test_freezing_again_in_another_way() -> None:
 def test_what_is_refused() -> None:
     layer = build_wide("GRU")
     for dtype in (torch.float16, torch.uint8, "int8"):
-        with pytest.raises(ArgumentError, match=r"dtype: got .*torch\.int8, or None"):
+        with pytest.raises(ArgumentError, match=r"dtype must be .*got .*torch\.int8, or None"):
             rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"training mode.*call model\.eval\(\) first"):
         to_int8(nn.Sequential(layer.train()))

@@ -204,15 +204,19 @@ class Gives(nn.Module):
 @pytest.mark.parametrize(
     ("made", "kind", "says"),
     [
-        (lambda _: None, ArgumentTypeError, "initial_state: got a NoneType; the rule: a tensor"),
-        (lambda batch: (batch.mean(),) * 2, ArgumentTypeError, "initial_state: got a tuple"),
+        (lambda _: None, ArgumentTypeError, "initial_state must be a tensor.*, got a NoneType"),
+        (lambda batch: (batch.mean(),) * 2, ArgumentTypeError, "initial_state must be .*got a tuple"),
         (
             lambda batch: torch.zeros(len(batch), H),
             ShapeError,
-            r"initial_state \(h\): got shape \(2, 4\); .* \(1, 2, 4\)",
+            r"initial_state \(h\) must be .*\(1, 2, 4\).*, got shape \(2, 4\)",
         ),
-        (lambda _: torch.zeros(1, 3, H), ShapeError, r"initial_state \(h\): got shape \(1, 3, 4\)"),
-        (lambda _: torch.zeros(1, 2, H), ShapeError, r"initial_state \(h\): got torch.float32; .* torch.float64"),
+        (lambda _: torch.zeros(1, 3, H), ShapeError, r"initial_state \(h\) must be .*got shape \(1, 3, 4\)"),
+        (
+            lambda _: torch.zeros(1, 2, H),
+            ShapeError,
+            r"initial_state \(h\) must be .*torch.float64.*, got torch.float32",
+        ),
     ],
 )
 def test_a_module_with_a_wrong_result(made: Any, kind: type[Exception], says: str) -> None:
@@ -223,5 +227,7 @@ def test_a_module_with_a_wrong_result(made: Any, kind: type[Exception], says: st
 
 @pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfLength])
 def test_no_such_initial_state(given: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"initial_state: got .* 'zeros', 'learned', 'lengths', or a module"):
+    with pytest.raises(
+        ArgumentError, match=r"initial_state must be .* 'zeros', 'learned', 'lengths', or a module.*, got "
+    ):
         build("gru", initial_state=given)

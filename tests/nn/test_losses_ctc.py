@@ -190,7 +190,7 @@ def test_cannot_be_differentiated_twice() -> None:
     pairs = [(4, 1)]
     values, targets = draw(pairs)
     (gradient,) = torch.autograd.grad(ctc_loss(batch_of(values, pairs), targets), values, create_graph=True)
-    with pytest.raises(ArgumentError, match="a second derivative; the rule: the first derivative"):
+    with pytest.raises(ArgumentError, match=r"the first derivative.*, got a second derivative"):
         gradient.square().sum().backward()
 
 
@@ -237,11 +237,19 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
         (lambda: ctc_loss(LOG_PROBS, TARGETS[:1]), ShapeError, "each of the 2"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS + 3), ArgumentError, "label 4.*from 0 to 3"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS - 1), ArgumentError, "not the blank"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank: got 0\.0"),  # type: ignore[arg-type]
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=False), ArgumentTypeError, "blank: got False"),
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=0.0), ArgumentTypeError, r"blank must be .*got 0\.0"),  # type: ignore[arg-type]
+        (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=False), ArgumentTypeError, "blank must be .*got False"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS > 0), ArgumentTypeError, "integer dtype"),
-        (lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])), ArgumentError, "weights: got nan"),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.tensor([1, -2])), ArgumentError, "weights: got -2"),
+        (
+            lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])),
+            ArgumentError,
+            "weights must be .*got nan",
+        ),
+        (
+            lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.tensor([1, -2])),
+            ArgumentError,
+            "weights must be .*got -2",
+        ),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "blank is one of"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sum"), ArgumentError, "'none'"),  # type: ignore[arg-type]

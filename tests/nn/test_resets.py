@@ -270,15 +270,19 @@ def test_compiled(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("resets", "kind", "says"),
     [
-        ([True, False], ArgumentTypeError, "resets: got a list; .* a Ragged"),
-        (torch.zeros(2, 3, dtype=torch.bool), ArgumentTypeError, "resets: got a Tensor; .* a Ragged"),
-        (rl.Ragged([torch.zeros(3), torch.zeros(2)]), ArgumentTypeError, r"resets: got values of torch.float32"),
+        ([True, False], ArgumentTypeError, "resets must be .*a Ragged.*, got a list"),
+        (torch.zeros(2, 3, dtype=torch.bool), ArgumentTypeError, "resets must be .*a Ragged.*, got a Tensor"),
+        (
+            rl.Ragged([torch.zeros(3), torch.zeros(2)]),
+            ArgumentTypeError,
+            r"resets must be .*got values of torch.float32",
+        ),
         (ragged_marks([[0, 0], [0, 0, 0]]), ShapeError, r"resets: .* lengths \[2, 3\]; .* \[3, 2\]"),
         (ragged_marks([[0, 0, 0]]), ShapeError, r"resets: .* lengths \[3\]"),
         (
             rl.Ragged([torch.zeros(3, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)]),
             ShapeError,
-            r"resets: got elements of shape \(1,\)",
+            r"resets must be .*got elements of shape \(1,\)",
         ),
     ],
 )
@@ -291,7 +295,7 @@ def test_resets_that_do_not_fit(resets: Any, kind: type[Exception], says: str) -
 def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     inputs = torch.zeros(3, 2, 3, dtype=torch.float64)
     for lengths in (None, torch.tensor([3, 2])):
-        with pytest.raises(ShapeError, match=r"resets: got shape .*; the rule: .* \(3, 2\)"):
+        with pytest.raises(ShapeError, match=r"resets must be .* \(3, 2\).*, got shape .*"):
             build("gru")(inputs, lengths=lengths, resets=torch.zeros(shape, dtype=torch.bool))
 
 

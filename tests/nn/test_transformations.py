@@ -233,10 +233,10 @@ TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
 
 REFUSALS: dict[str, str] = {
     "torch.compile(fullgraph=True)": r"`disable`|disable\(\)`|[Dd]ata-dependent|PendingUnbacked",
-    "torch.export.export": "Fix: (export|pass)",
+    "torch.export.export": "(export|pass)",
     "make_fx": "get value out of a tracing tensor",
-    "torch.jit.trace": r"torch\.jit\.trace: got a layer LSTM; .* Fix: use torch\.export",
-    "torch.jit.script": r"torch\.jit\.script: got a layer LSTM; .* Fix: use torch\.compile or torch\.export",
+    "torch.jit.trace": r"torch\.jit\.trace must be .*, got a layer LSTM. Use torch\.export",
+    "torch.jit.script": r"torch\.jit\.script must be .*, got a layer LSTM. Use torch\.compile or torch\.export",
     "torch.fx.symbolic_trace": "is_leaf_module|symbolically traced|got a Proxy",
 }
 

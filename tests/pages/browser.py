@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-__all__ = ["PHONE", "WIDE", "Scheme", "Visit", "serve", "start_browser", "visit"]
-
 WIDE, PHONE = 1280, 390
 """Widths of a window in pixels: of a computer and of a phone."""
 

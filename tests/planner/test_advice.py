@@ -10,7 +10,7 @@ import torch
 
 import raglane as rl
 from planner.made_up import Measured, costs, held, make_up, seen
-from raglane.planner import advice, words
+from raglane.planner import Plan, advice, words
 from raglane.planner.model import Floats, Profile, Way
 from raglane.planner.rows import Row
 
@@ -25,7 +25,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
     return make_up(monkeypatch)
 
 
-def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> rl.Plan:
+def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> Plan:
     return rl.plan(lengths, layer or rl.nn.LSTM(3, 4), **{"threads": [1, 2], **options})  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_memory_limits_the_batch(measured: list[Measured]) -> None:
     free = _plan().best
     limited = _plan(memory=free.peak_bytes - 1).best
     assert limited.peak_bytes < free.peak_bytes
-    with pytest.raises(rl.errors.ArgumentError, match=r"memory: got 1 bytes; the rule: the smallest batch .* takes"):
+    with pytest.raises(rl.errors.ArgumentError, match=r"memory must be the smallest batch .* takes.*, got 1 bytes"):
         _plan(memory=1)
 
 
@@ -241,27 +241,27 @@ def test_lengths_come_in_many_forms(measured: list[Measured]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lengths": []}, "lengths: got 0 sequences"),
-        ({"lengths": [0, 0]}, "lengths: got 2 sequences, none of which has an element"),
+        ({"lengths": []}, "lengths must be .*got 0 sequences"),
+        ({"lengths": [0, 0]}, "lengths must be .*got 2 sequences, all of length 0"),
         ({"lengths": [-1]}, "lengths"),
         ({"lengths": [1.5]}, "lengths"),
-        ({"ranks": 0}, "ranks: got 0"),
+        ({"ranks": 0}, "ranks must be .*got 0"),
         ({"ranks": 1.5}, "ranks"),
-        ({"batch_sizes": []}, "batch_sizes: got"),
-        ({"batch_sizes": [0]}, "batch_sizes: got 0"),
-        ({"batch_sizes": 32}, "batch_sizes: got 32"),
-        ({"batch_sizes": "32"}, "batch_sizes: got '32'"),
-        ({"batch_sizes": iter([])}, "batch_sizes: got"),
-        ({"threads": [0]}, "threads: got 0"),
-        ({"threads": 2}, "threads: got 2"),
-        ({"memory": 0}, "memory: got 0"),
-        ({"fresh": "yes"}, "fresh: got"),
-        ({"dtypes": ["float32"]}, "dtypes: got"),
-        ({"dtypes": [torch.int64]}, "dtypes: got"),
-        ({"dtypes": torch.bfloat16}, "dtypes: got torch.bfloat16"),
-        ({"backends": "cpu"}, "backends: got 'cpu'"),
-        ({"backends": 5}, "backends: got 5"),
-        ({"backends": []}, "backends: got"),
+        ({"batch_sizes": []}, "batch_sizes must be "),
+        ({"batch_sizes": [0]}, "batch_sizes must be .*got 0"),
+        ({"batch_sizes": 32}, "batch_sizes must be .*got 32"),
+        ({"batch_sizes": "32"}, "batch_sizes must be .*got '32'"),
+        ({"batch_sizes": iter([])}, "batch_sizes must be "),
+        ({"threads": [0]}, "threads must be .*got 0"),
+        ({"threads": 2}, "threads must be .*got 2"),
+        ({"memory": 0}, "memory must be .*got 0"),
+        ({"fresh": "yes"}, "fresh must be "),
+        ({"dtypes": ["float32"]}, "dtypes must be "),
+        ({"dtypes": [torch.int64]}, "dtypes must be "),
+        ({"dtypes": torch.bfloat16}, "dtypes must be .*got torch.bfloat16"),
+        ({"backends": "cpu"}, "backends must be .*got 'cpu'"),
+        ({"backends": 5}, "backends must be .*got 5"),
+        ({"backends": []}, "backends must be "),
     ],
 )
 def test_bad_arguments(measured: list[Measured], options: dict[str, object], words: str) -> None:
@@ -290,9 +290,11 @@ def test_lists_that_are_read_once(measured: list[Measured]) -> None:
 def test_backends_are_those_asked_for(measured: list[Measured]) -> None:
     assert {row.backend for row in _plan(backends=["torch"]).rows} == {"torch"}
     assert all(call.way.backend == "torch" for call in measured)
-    with pytest.raises(rl.errors.DispatchError, match=r"backends: got .*torch.*can be run by program, reference"):
+    with pytest.raises(
+        rl.errors.DispatchError, match=r"backends must be .*torch.*can be run by program, reference.*, got "
+    ):
         _plan(layer=rl.nn.PeepholeLSTM(3, 4), backends=["torch"])
-    with pytest.raises(rl.errors.DispatchError, match="backend: got 'cuda'"):
+    with pytest.raises(rl.errors.DispatchError, match=r"backend must be .*got 'cuda'"):
         _plan(backends=["cuda"])
 
 

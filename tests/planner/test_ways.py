@@ -44,7 +44,7 @@ def test_torchs_layers_are_taken_and_left_alone(kind: Any) -> None:
 
 def test_what_is_no_layer_is_refused() -> None:
     for wrong in (nn.Linear(3, 4), nn.Sequential(rl.nn.LSTM(3, 4)), "lstm", None, rl.nn.LSTM):
-        with pytest.raises(rl.errors.ArgumentTypeError, match=r"layer: got .*; the rule: a recurrent layer of rl\.nn"):
+        with pytest.raises(rl.errors.ArgumentTypeError, match=r"layer must be a recurrent layer of rl\.nn.*, got .*"):
             as_layer(wrong)
 
 

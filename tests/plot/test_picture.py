@@ -96,7 +96,7 @@ for call in calls:
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["matplotlib is not installed. Fix: pip install 'raglane[plot]'."] * 11
+    assert done.stdout.splitlines() == ["matplotlib is not installed. Run pip install 'raglane[plot]'."] * 11
 
 
 def test_the_package_loads_without_matplotlib() -> None:
@@ -107,9 +107,9 @@ def test_the_package_loads_without_matplotlib() -> None:
 
 
 def test_wrong_names(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"name: got 'blue'; the rule: one of light, dark"), plot.theme("blue"):
+    with pytest.raises(ArgumentError, match=r"name must be one of light, dark.*, got 'blue'"), plot.theme("blue"):
         pass
     for name in ("a.pdf", "a", ".svg"):
-        with pytest.raises(ArgumentError, match=r"path: got .*; the rule: a name that ends in \.svg or \.png"):
+        with pytest.raises(ArgumentError, match=r"path must be a name that ends in \.svg or \.png.*, got .*"):
             plot.packed(SIX).save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -150,9 +150,9 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
         (lambda: run.predict(sequence, batch_size=0), ArgumentError, "batch_size"),
         (lambda: run.predict(sequence, device="tpu"), ArgumentError, "device"),
         (lambda: run.predict(sequence, column="a"), ArgumentTypeError, "'column'"),
-        (lambda: run.predict(sequence, features=[1]), ArgumentTypeError, "features: got 1"),
+        (lambda: run.predict(sequence, features=[1]), ArgumentTypeError, "features must be .*got 1"),
         (lambda: run.predict(sequence)["p"], ArgumentError, "'prediction'"),
-        (lambda: run.evaluate(sequence), DataError, "labels: got none"),
+        (lambda: run.evaluate(sequence), DataError, "labels must be .*got none"),
         (lambda: run.evaluate(sequence, ["z"]), DataError, "the label 'z' in row 0"),
         (lambda: run.evaluate(place / "steps.csv", ["x"]), ArgumentTypeError, "labels"),
         (lambda: copy.copy(run).evaluate(), ArgumentError, "no test data"),
@@ -176,4 +176,4 @@ def test_a_run_with_data_in_memory_goes_on_from_python_alone(
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out=")
-    fails(["evaluate", str(folder)], capsys, "names no test data")
+    fails(["evaluate", str(folder)], capsys, "this run has no test data")

@@ -1,4 +1,4 @@
-"""A search: what is searched, what a kill leaves, other data, and the best run at the end."""
+"""Searches: the search space, resumption, errors and the best run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
@@ -25,8 +25,6 @@ from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_spa
 from raglane.training.run import load_description
 from raglane.training.settings import Settings
 from raglane.training.tasks import TASKS
-
-__all__ = ["undrawn_pictures"]
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 
@@ -77,10 +75,10 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
     fails(["tune", str(other), *command[2:]], capsys, "--out: got", "a study of other data")
-    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size: got 5", "was started with 4")
-    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer: got 'sgd'", "was started with")
-    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip: got 2", "was started with")
-    fails([*command, "--epochs", "3"], capsys, "--epochs: got 3", "was started with 2")
+    fails([*command, "--hidden-size", "5"], capsys, "--hidden-size must be ... got 5", "was started with 4")
+    fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
+    fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")
+    fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
     fails(command, capsys, "--cell: got", "the search space of the study")
     assert tree(out) == whole
@@ -135,9 +133,9 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     fails(["tune", data, "--out", str(tmp_path / "lost"), *_FIXED], capsys, "study.db: got", "but a folder trials")
     fails(["tune", data, "--out", str(tmp_path / "empty"), *_FIXED], capsys, "study.db: got", "no study in it")
     for more, piece in (
-        (["--trials", "0"], "--trials: got 0"),
-        (["--minutes", "-1"], "--minutes: got -1"),
-        (["--minutes", "nan"], "--minutes: got nan"),
+        (["--trials", "0"], "--trials must be ... got 0"),
+        (["--minutes", "-1"], "--minutes must be ... got -1"),
+        (["--minutes", "nan"], "--minutes must be ... got nan"),
         (["--validation-fraction", "0"], "losses a search can compare"),
         (["--batch-size", "auto"], "a number in a search"),
     ):
@@ -156,7 +154,6 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
 
 
 def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
-    """A search whose study is this one."""
     nothing: Any = None
     search = Search(folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None)
     search.study = study
@@ -164,8 +161,6 @@ def _search(folder: Path, study: Any, settings: Settings | None = None) -> Searc
 
 
 class _Study:
-    """A study that keeps what it is told."""
-
     def __init__(self, complete: int) -> None:
         self.complete = complete
         self.told: dict[str, Any] = {}
@@ -180,7 +175,7 @@ class _Study:
 @pytest.mark.parametrize(
     ("complete", "is_late", "told"),
     [
-        # Out of time: the best so far counts only where there is nothing else to choose.
+        # Out of time: the best loss so far counts only without complete trials.
         (0, True, {"values": 0.5}),
         (1, True, {"state": "PRUNED"}),
         (0, False, {"state": "PRUNED"}),

@@ -12,10 +12,9 @@ import pytest
 from faults import place
 from faults.__main__ import main
 from faults.place import ROOT, Fault, NoPlaceError, all_faults
-from looped import looped
 
 
-@looped("name", all_faults())
+@pytest.mark.parametrize("name", all_faults())
 def test_every_fault_has_a_place_and_its_tests(name: str) -> None:
     """If this fails, the source has changed: tools/faults/README.md says how to mend a fault."""
     fault = all_faults()[name]

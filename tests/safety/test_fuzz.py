@@ -82,7 +82,8 @@ def test_fuzzers_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), MemoryError(), DataError("no fix"), DataError("Fix: " + "x" * 5000), TimeoutError()]
+    "error",
+    [ValueError("x"), MemoryError(), DataError("no fix"), DataError("x must be y, got " + "z" * 5000), TimeoutError()],
 )
 def test_what_no_reader_may_raise(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -149,10 +149,10 @@ def test_default_lanes() -> None:
 @pytest.mark.parametrize(
     ("lanes", "kind", "words"),
     [
-        (0, ArgumentError, "lanes: got 0; the rule: at least 1. Fix: pass an int of at least 1, or None for 16"),
-        (-3, ArgumentError, "lanes: got -3"),
-        (2.0, ArgumentTypeError, r"lanes: got 2\.0; the rule: a whole number"),
-        (True, ArgumentTypeError, "lanes: got True; the rule: a whole number"),
+        (0, ArgumentError, "lanes must be at least 1, got 0. Pass an int of at least 1, or None for 16"),
+        (-3, ArgumentError, "lanes must be .*got -3"),
+        (2.0, ArgumentTypeError, r"lanes must be a whole number.*, got 2\.0"),
+        (True, ArgumentTypeError, "lanes must be a whole number.*, got True"),
     ],
 )
 def test_wrong_lanes(method: str, lanes: Any, kind: type[Exception], words: str) -> None:

@@ -8,8 +8,6 @@ from torch import Tensor
 import raglane as rl
 from strategies import sequences_of
 
-__all__ = ["numbered", "random_batch", "same"]
-
 
 def same(batch: rl.Ragged, sequences: list[Tensor]) -> bool:
     """Return True if a batch contains exactly these sequences, bit for bit."""

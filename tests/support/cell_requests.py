@@ -14,17 +14,6 @@ from raglane.cells import CELLS, CellSpec
 from raglane.kernels.contract import Request, Result
 from raglane.segments import offsets_from_lengths
 
-__all__ = [
-    "LENGTHS",
-    "few_lanes",
-    "gradients",
-    "largest_error",
-    "leaves_of",
-    "possible",
-    "random_request",
-    "random_weights",
-]
-
 LENGTHS: dict[str, list[int]] = {
     "no sequences": [],
     "empty ones only": [0, 0],

@@ -22,8 +22,6 @@ import raglane as rl
 from raglane import plot
 from raglane.plot import Picture
 
-__all__ = ["EIGHT", "IMAGES", "PICTURES", "SIX", "WRONG", "difference", "faults_of_texts"]
-
 _DPI = 50
 IMAGES = Path(__file__).parents[1] / "plot" / "images"
 

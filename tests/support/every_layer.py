@@ -19,32 +19,6 @@ from raglane.native import missing_kernels
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.schedules import SCHEDULES
 
-__all__ = [
-    "GATED",
-    "KINDS",
-    "LAYERS",
-    "LENGTHS",
-    "PAIRS",
-    "READ",
-    "READING",
-    "SINGLE",
-    "D",
-    "H",
-    "Kind",
-    "a_batch",
-    "a_state",
-    "assert_alike_everywhere",
-    "assert_same",
-    "assert_same_for_every_input",
-    "build",
-    "gradients",
-    "parts",
-    "regularisation_of",
-    "results_of",
-    "slopes",
-    "truth_of",
-]
-
 D, H = 3, 4
 LENGTHS = [3, 0, 1, 5, 2]
 

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 
-__all__ = ["FEW", "D", "a_batch", "largest_error", "run_file", "truth"]
-
 D = 3
 FEW = [[3, 0, 1, 5], [1], [0, 7], [0, 0, 2], [0, 0], [300, 2, 10], [0]]
 """Lengths of batches, many of them 0."""

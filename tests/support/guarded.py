@@ -14,8 +14,6 @@ from torch import Tensor
 from raglane.native import library as library_module
 from raglane.native.library import Library
 
-__all__ = ["chosen_library", "guarded", "guarded_allocations", "release"]
-
 _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["looped"]
-
 Test = Callable[..., None]
 
 

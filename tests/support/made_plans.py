@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from raglane.planner import Plan, Row, words
 
-__all__ = ["made_plans", "make_plan"]
-
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 # Backend, schedule, nanoseconds per element, and True if it computes padding.
 _WAYS = (("cpu", "lanes", 40.0, False), ("torch", "padded", 90.0, True), ("torch", "packed", 160.0, False))

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raglane.kernels.contract import Request, Result
 
-__all__ = ["NAIVE_STEPS", "Run", "naive_network", "naive_run", "naive_step"]
-
 State = tuple[Tensor, ...]
 
 

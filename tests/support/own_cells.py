@@ -10,8 +10,6 @@ from torch import Tensor, nn
 import raglane as rl
 from every_layer import D, parts
 
-__all__ = ["OWN", "Fixed", "Halved", "Leaky", "Listed", "Moved", "Whole", "naive"]
-
 
 class Leaky(nn.Module):
     """The smallest cell: one state of hidden_size zeros, and an output that differs from the state."""

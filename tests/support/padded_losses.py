@@ -14,18 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import raglane as rl
 from raglane.nn import losses
 
-__all__ = [
-    "CASES",
-    "CLASSES",
-    "CLASS_WEIGHTS",
-    "IGNORED",
-    "POSITIVE",
-    "REDUCTIONS",
-    "Case",
-    "largest_tensor",
-    "padded_loss",
-]
-
 CLASSES = 4
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.0], dtype=torch.float64, device="cpu")
 POSITIVE = torch.tensor([0.5, 3.0, 1.0], dtype=torch.float64, device="cpu")

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-__all__ = ["CONTEXT", "Command", "run", "start"]
-
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["raglane.cli", "raglane.training.run", "raglane.training.trainer", "raglane.report.figures"]

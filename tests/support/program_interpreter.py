@@ -10,8 +10,6 @@ import numpy as np
 
 from raglane.programs.program import Instruction, Operand, Program
 
-__all__ = ["run_program"]
-
 Array = Any  # an ndarray; NumPy's functions have no better types
 
 

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 import raglane as rl
 
-__all__ = ["Answer", "Engine", "RandomCell", "ask", "difference", "engine", "naive"]
-
 _POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,

@@ -14,8 +14,6 @@ from program_interpreter import run_program
 from raglane.kernels.cpu.programs import run
 from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Operand, Program, Weight
 
-__all__ = ["Case", "draw", "draw_lengths", "tensors_for"]
-
 _WIDTHS = (1, 2, 5, 8, 16, 17, 33, 64, 70, 128)
 # Operations that keep numbers small, so that rounding stays small; and all operations.
 _TAME = (

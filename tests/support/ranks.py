@@ -21,8 +21,6 @@ from raglane.training.settings import Settings
 
 _Kinds = list[tuple[Settings, torch.dtype]]
 
-__all__ = ["fork_ranks", "forked", "gradients"]
-
 
 def forked(pipe: Connection) -> tuple[Any, Callable[[], int | None]]:
     """A process that does what one of ``launch.start_process`` does."""

@@ -9,8 +9,6 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-__all__ = ["Ended", "Script"]
-
 _SERVER = """
 import json, os, signal, sys, torch, traceback
 

@@ -19,8 +19,6 @@ from raglane.data import Columns, Dataset, shards
 from raglane.data.formats import csv, ipc, pieces
 from raglane.data.records import Records
 
-__all__ = ["ROWS", "WRITERS", "asked", "joined", "same", "small_steps"]
-
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
 

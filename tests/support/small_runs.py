@@ -13,8 +13,6 @@ from raglane.data.records import offsets_of
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
 
-__all__ = ["QUICK", "Watcher", "small_records"]
-
 QUICK = Settings(epochs=4, hidden_size=5, batch_size=4, lr=0.05, dropout=0.3, threads=1)
 
 

@@ -9,8 +9,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-__all__ = ["small_table", "written"]
-
 
 def small_table(rows: int = 40) -> pa.Table:
     chance = np.random.default_rng(3)

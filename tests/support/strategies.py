@@ -6,8 +6,6 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-__all__ = ["lengths", "sequences_of"]
-
 
 def lengths(most: int = 6, longest: int = 9) -> st.SearchStrategy[list[int]]:
     """Draw lengths of a batch: any, all equal, or one long and many short."""

@@ -17,8 +17,6 @@ from raglane.programs.compiled import CompiledStep
 from raglane.programs.rules import trace
 from raglane.programs.step import Step
 
-__all__ = ["agree", "compiled_of", "module_cell", "weights_of"]
-
 OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # lengths 3, 0, 1, 5
 N, B = 9, 4
 

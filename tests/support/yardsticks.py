@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from harness import timing
 
-__all__ = ["short_samples", "shorten"]
-
 
 def shorten(set_to: Callable[[Any, str, Any], None]) -> None:
     """Set samples of one call, no pauses and small yardsticks, with ``setattr`` or that of a MonkeyPatch."""

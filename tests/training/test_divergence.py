@@ -34,7 +34,7 @@ def test_a_learning_rate_that_is_far_too_large(
     command = ["train", data, "--out", str(tmp_path / "run"), *FAST, "--quiet", "--optimizer", optimizer]
     command += ["--grad-clip", "0"]
     for rate in ("1e30", "1e38", "3.4e38"):
-        pieces = [f"lr: got {float(rate):g}, and ", "in epoch 1", "--grad-clip 1", "a smaller --lr, e.g. 0.003"]
+        pieces = [f"lr must be ... got {float(rate):g}, and ", "in epoch 1", "--grad-clip 1", "--lr, e.g. 0.003"]
         for options in ([], ["--validation-fraction", "0"], ["--task", "forecast"], ["--grad-clip", "0.1"]):
             expected = [piece for piece in pieces if piece != "--grad-clip 1" or "--grad-clip" not in options]
             fails([*command, "--lr", rate, *options], capsys, *expected, code=3)
@@ -69,7 +69,7 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: py
     # A resumed run would diverge again.
     for options in ([], ["--epochs", "60"], ["--device", "cpu"]):
         resume = ["train", "--resume", "--out", str(run), *options]
-        pieces = ("resume: got", "a run that diverged: a training loss of", "in epoch", "--overwrite")
+        pieces = ("resume must be ", "a run that diverged: a training loss of", "in epoch", "--overwrite")
         fails(resume, capsys, *pieces, code=3)
         assert tree(tmp_path) == before
     assert main(["evaluate", str(run), data, "--quiet"]) == 0
@@ -77,7 +77,7 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: py
     # The process may have been killed before run.json said that the run diverged.
     description = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(description | {"diverged": None}))
-    fails(["train", "--resume", "--out", str(run), "--quiet"], capsys, "lr: got 0.003", code=3)
+    fails(["train", "--resume", "--out", str(run), "--quiet"], capsys, "lr must be ... got 0.003", code=3)
     assert json.loads((run / "run.json").read_text()) == description
     assert main(["train", data, "--out", str(run), *FAST, "--overwrite", "--quiet"]) == 0
     assert json.loads((run / "run.json").read_text())["diverged"] is None
@@ -102,7 +102,7 @@ def test_nothing_to_learn_from_is_no_divergence(tmp_path: Path, capsys: pytest.C
     single = tmp_path / "single.csv"
     single.write_text("id,x\n" + "".join(f"s{n},{n}.5\n" for n in range(12)))
     command = ["train", str(single), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST, "--quiet"]
-    fails(command, capsys, "data: got no target")
+    fails(command, capsys, "data must be ... got no target")
     assert not (tmp_path / "run").exists()
 
 

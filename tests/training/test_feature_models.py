@@ -162,7 +162,7 @@ def test_features_of_elements_are_not_known_ahead() -> None:
     data = changed(_records(), labels=None)
     run = rl.fit(data, task="forecast", epochs=1, **_QUICK)
     assert len(run.predict(data)) == 40
-    with pytest.raises(DataError, match="horizon: got 2, with the features 'day'"):
+    with pytest.raises(DataError, match=r"horizon must be .*got 2, with the features 'day'"):
         run.predict(data, horizon=2)
 
 

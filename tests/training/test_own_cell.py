@@ -122,12 +122,12 @@ def test_a_file_that_has_changed(work: Path, capsys: pytest.CaptureFixture[str])
     spy = work / "ran"
     cell.write_text(f"open({str(spy)!r}, 'w')\n" + cell.read_text())
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Fix: restore the file, or train again")
+        fails([*command, *CELL], capsys, "mine.py' with the SHA-256", "Restore the file, or train again")
     with pytest.raises(CheckpointError, match=r"cell TwoSpeeds: .*in training it had"):
         rl.load("run", cell="cells/mine.py:TwoSpeeds")
     cell.unlink()
     for command in commands_of("run"):
-        fails([*command, *CELL], capsys, "mine.py': No such file", "Fix: pass the path of a readable file.")
+        fails([*command, *CELL], capsys, "mine.py': No such file", "Pass the path of a readable file.")
     assert not spy.exists()  # no line of the changed file was run
     assert not (work / "p.csv").exists()
 
@@ -201,12 +201,12 @@ def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("code", "piece"),
     [
-        (None, "No such file or directory; the rule: a readable file"),
-        ("def (", "line 1: SyntaxError: invalid syntax; the rule: a file that Python can run"),
+        (None, "a readable file ... No such file or directory"),
+        ("def (", "a file that Python can run ... line 1: SyntaxError: invalid syntax"),
         ("x = 1\nimport nothing_there", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "line 1: SystemExit: 0"),
         ("class B:\n    def step(self): ...", "a class with step(x_t, state), and '"),
-        ("A = 3", "has none. Fix: name one of the classes"),
+        ("A = 3", "has none. Name one of the classes"),
         ("class A: ...", "cell"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
     command = ["train", "ok.csv", "--cell", "cells/broken.py:TwoSpeeds", *FAST, "--quiet", "--out", "other"]
-    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Fix: correct it; --debug shows the traceback.")
+    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; --debug shows the traceback.")
     assert not (work / "other").exists()
 
 

@@ -203,7 +203,7 @@ def test_files_contain_the_settings_as_passed(tmp_path: Path) -> None:
     chosen = replace(_QUICK, ranks=2, threads=None, epochs=1)
     train(chosen, _records(), None, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
-    with pytest.raises(ArgumentError, match="got 600; the rule: at most"):
+    with pytest.raises(ArgumentError, match=r"at most .*, got 600"):
         check_machine(replace(chosen, ranks=600))
     assert check_machine(replace(chosen, ranks=600, engine="ray", device="cpu")).type == "cpu"
 
@@ -262,7 +262,7 @@ def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(batches, "make_batch", dies)
-        with pytest.raises(LostRankError, match=r"workers: got one that died.*Fix: go on with resume=True"):
+        with pytest.raises(LostRankError, match=r"workers must be .*, got one that died, .*Resume with resume=True"):
             train(chosen, _records(), _records(9), tmp_path / "died", callback=Watcher(note))
     assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
     train(chosen, _records(), _records(9), tmp_path / "died", resume=True)

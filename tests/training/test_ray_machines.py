@@ -53,12 +53,12 @@ GOOD = (__version__, True)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (("0.0.1", True), r"engine: got the machine b, with Raglane 0\.0\.1; the rule: .* on every machine"),
+        (("0.0.1", True), r"engine must be .* on every machine.*, got the machine b, with Raglane 0\.0\.1"),
         (ModuleNotFoundError("long\nNo module named 'raglane'"), r"machine b, with Raglane none .*No module named"),
         (RuntimeError(""), "no reason"),
         (
             (__version__, False),
-            r"out: got '.*run', which does not exist on the machine b; the rule: .*machines share",
+            r"out must be .*machines share.*, got '.*run', which does not exist on the machine b",
         ),
     ],
 )

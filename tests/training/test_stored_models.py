@@ -116,10 +116,10 @@ def test_damaged_json(work: Path, file: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"format_version": 99}, "format version 99; the rule: at most 2 for this version"),
+        ({"format_version": 99}, "at most 2 for this version ... format version 99"),
         ({"format": "other"}, "format 'other'"),
         ({"model": {"task": "classify"}}, "whole and unchanged"),
-        ({"model": {"cell": "other"} | _MODEL}, "config.json: cell: got 'other'"),
+        ({"model": {"cell": "other"} | _MODEL}, "config.json: cell must be ... got 'other'"),
         ({"model": _MODEL}, "model without the entry 'cell'"),
         ({"model": {"cell": "gru", "layer": "gru"} | _MODEL}, "model with the unknown entry 'layer'"),
     ],
@@ -176,7 +176,7 @@ def test_a_damaged_scaling(work: Path, name: str, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("scaling", [{"std": (value,)} for value in (0.0, -1.0, math.nan, 1e39)] + [{"mean": (-1e39,)}])
 def test_a_preprocessor_refuses_a_scaling(scaling: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"^{next(iter(scaling))}: got .*the rule: finite float32 numbers"):
+    with pytest.raises(ArgumentError, match=f"^{next(iter(scaling))} must be finite float32 numbers.*, got "):
         Preprocessor("classify", ("a",), **{"mean": (0.0,), "std": (1.0,)} | scaling, labels=("x", "y"))
 
 

@@ -172,7 +172,7 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     saved = load_model(tmp_path)
     with pytest.raises(DataError, match=r"no numbers to learn.*numbers per sequence"):
         evaluate(saved, records)
-    with pytest.raises(DataError, match=r"2 numbers to learn.*1 as in training: 'y'"):
+    with pytest.raises(DataError, match=r"(?=.*\b2 )(?=.*'y')"):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
     with pytest.raises(DataError, match=r"targets per element.*one per sequence"):
         evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
@@ -236,7 +236,7 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
         assert row["step"] == step + 1
         for name, answer in (("MAE", predicted), ("persistence_MAE", last), ("mean_MAE", np.full((1, 3), mean))):
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
-    with pytest.raises(DataError, match="horizon: got 9"):
+    with pytest.raises(DataError, match=r"horizon must be .*got 9"):
         evaluate(saved, records, horizon=9)
 
 
@@ -284,7 +284,7 @@ def test_the_likeliest_classes(tmp_path: Path) -> None:
     hits = np.mean([label in row for label, row in zip(labels, columns["top"], strict=True)])
     assert evaluate(saved, data, top=2).numbers["top2_accuracy"] == pytest.approx(hits)
     assert evaluate(saved, data, top=9).numbers["top4_accuracy"] == 1
-    with pytest.raises(ArgumentError, match="top: got 0"):
+    with pytest.raises(ArgumentError, match=r"top must be .*got 0"):
         predict(saved, data, top=0)
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from fuzz.odd_files import build
 from raglane.cli import main as raglane
 
-__all__ = ["start"]
-
 _ODD = ["", " ", "-1", "0", "1", "2", "nan", "inf", "1e999", "x", "9" * 30, "9" * 5000, "\x1b[31m", "[red]", "0.5",
         "\u202e", "a,b", "--", "None", "true", "..", "/", "/dev/null", "~", "*", "%s"]  # fmt: skip
 _MODEL = {

@@ -22,8 +22,6 @@ from fuzz.crashes import ended, kill_after, same
 from raglane.data import Columns, convert
 from small_files import small_steps
 
-__all__ = ["Yard", "start"]
-
 _COLUMNS = Columns(sequence="x", label="kind", id="id")
 
 

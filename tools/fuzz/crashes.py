@@ -16,8 +16,6 @@ from commands import tree
 from processes import CONTEXT
 from raglane._utils import files
 
-__all__ = ["contents", "ended", "has_begun", "kill_after", "same"]
-
 # The calls by which files.py, lock.py and shutil.rmtree change a folder.
 _CALLS = ("open", "replace", "rename", "mkdir", "unlink", "rmdir", "fsync", "ftruncate", "write")
 _TIMES = ("seconds", "elements_per_second")

@@ -23,8 +23,6 @@ from fuzz.crashes import contents, ended, has_begun, kill_after, same
 from raglane.cli import main as raglane
 from raglane.training.checkpoint import read_tensors, to_safetensors
 
-__all__ = ["STORIES", "Workshop", "start"]
-
 # ``die`` and ``fail`` are those of ``ended``; after ``die twice`` the repairing command dies too; ``kill`` is SIGKILL.
 WAYS = {"die": 4, "die twice": 4, "fail": 3, "kill": 1}
 _SMALL = ["--hidden-size", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]

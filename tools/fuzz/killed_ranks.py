@@ -24,8 +24,6 @@ from fuzz.crashes import contents, has_begun, same
 from processes import Command
 from processes import start as start_command
 
-__all__ = ["Track", "start"]
-
 _RANKS = (1, 2)
 
 

@@ -25,8 +25,6 @@ from fuzz.odd_files import build
 from raglane.data import Columns, Dataset, Preprocessor, convert, read
 from raglane.errors import RaglaneError
 
-__all__ = ["check", "start"]
-
 # Seconds and additional kilobytes that a reader of a few kilobytes cannot need.
 _LIMIT, _ROOM = 60, 1_000_000
 
@@ -102,7 +100,7 @@ def check(path: Path, form: str | None, columns: Columns) -> None:
                 _convert(path, columns, form, records)
     except RaglaneError as error:
         message = str(error)
-        if not message.isprintable() or len(message) > 2000 or "Fix: " not in message:
+        if not message.isprintable() or len(message) > 2000 or ", got " not in message:
             raise AssertionError(f"a message that is not one short clear line: {message[:300]!a}") from error
     more = _peak_memory() - before
     assert more < _ROOM, f"{more} kilobytes more memory"

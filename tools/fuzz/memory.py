@@ -24,8 +24,6 @@ from fuzz.networks import KERNEL_LAYERS, drawn_kernels, error, hx
 from guarded import guarded, guarded_allocations
 from raglane.errors import RaglaneError
 
-__all__ = ["WRONG", "start"]
-
 Change = Callable[[Tensor], Tensor]
 
 # Changes that keep the numbers of a tensor.

@@ -19,8 +19,6 @@ from guarded import chosen_library
 from raglane.native.library import Library, has_cell
 from raglane.nn.recurrent.stack import one_or_tuple
 
-__all__ = ["KERNEL_LAYERS", "LAYERS", "drawn_kernels", "error", "hx"]
-
 LAYERS: dict[str, Callable[..., Any]] = {
     **{kind.cell: partial(getattr(rl.nn, kind.layer), **kind.options) for kind in every_layer.KINDS},
     "lstm projected": lambda d, h, **options: rl.nn.LSTM(d, h, proj_size=max(1, h // 2), **options),

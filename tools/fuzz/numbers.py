@@ -22,8 +22,6 @@ from cell_requests import possible
 from every_layer import gradients, results_of
 from fuzz.networks import KERNEL_LAYERS, LAYERS, drawn_kernels, error, hx
 
-__all__ = ["Round", "start"]
-
 # Smaller errors, as shares of the largest number, are not examined.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 3e-5, torch.bfloat16: 0.03}
 

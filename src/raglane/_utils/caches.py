@@ -1,8 +1,7 @@
-"""Small files kept between processes in the user's folder of caches; any of them may be lost at any time.
+"""A cache of small files in the user's cache folder, shared by processes.
 
-Whoever reads finds a whole file or none: what is written gets its name at once, by a rename. So any number of processes
-may read and write. A folder that cannot be written is passed over, and so is what is read there from somebody else:
-a file that another user could have written.
+Writes are atomic, by a rename. Folders that are not writable, and files that another user could have written, are
+ignored.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# Of each kind; the oldest go. A tenth goes at a time, so that a full folder is not sorted at each write.
+# Most files of each kind. A tenth, the oldest, is removed at a time, so that few writes sort the folder.
 _MOST = 1000
 _LARGEST = 1 << 24
 
 
 def folder(kind: str) -> Path:
-    """Where files of a kind lie: in ``RAGLANE_CACHE``, or else in ``raglane`` in the user's folder of caches."""
+    """Return the folder of one kind of file: in ``RAGLANE_CACHE``, or in ``raglane`` in the user's cache folder."""
     chosen = os.environ.get("RAGLANE_CACHE")
     if chosen:
         return Path(chosen) / kind
@@ -32,7 +31,7 @@ def folder(kind: str) -> Path:
 
 
 def load(kind: str, key: str) -> str | None:
-    """The text saved under a key; None without one that can be read."""
+    """Return the text saved under a key, or None."""
     try:
         with open(folder(kind) / f"{key}.json", encoding="utf-8", opener=_at_once) as file:
             return file.read() if _is_ours(os.fstat(file.fileno())) else None
@@ -41,19 +40,19 @@ def load(kind: str, key: str) -> str | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a file, whatever has its name: a pipe would wait for a writer."""
+    """Open without blocking, in case the name is a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """True for a regular file of bounded size that only this user or root could write."""
+    """Return True if this is a regular file of bounded size that only this user or root could write."""
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
         return False
     return not hasattr(os, "geteuid") or (found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022)
 
 
 def save(kind: str, key: str, content: str) -> None:
-    """Keep a text, whole or not at all; a folder or a disk that cannot be written is passed over."""
+    """Save a text atomically; ignore a folder or disk that is not writable."""
     partial = ""
     if len(content) > _LARGEST:
         return
@@ -72,7 +71,7 @@ def save(kind: str, key: str, content: str) -> None:
 
 
 def _bound(place: Path) -> None:
-    """Remove the oldest files where there are too many; others may be at it, too."""
+    """Remove the oldest files if there are too many; other processes may do the same."""
     with os.scandir(place) as entries:
         names = [entry.name for entry in entries]
     if len(names) <= _MOST:

@@ -1,6 +1,6 @@
-"""Arguments of users, checked where they are passed: each function returns the argument, or raises an error.
+"""Checks of the arguments of public functions. Each function returns the argument or raises an error.
 
-Nothing here waits for a device: numbers that are on one are taken on trust.
+No function waits for a device: numbers on a device are not checked.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from raglane._utils.messages import message, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
 
-# More elements than any memory holds, and few enough that sums of them are exact.
+# Larger than any number of elements, and small enough for exact sums.
 _MOST = 2**62
 
 _CAST_BY_AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 _NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError)
-"""The errors of torch and NumPy for what is not an array of numbers."""
+"""Errors of torch and NumPy for objects that are not arrays of numbers."""
 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def as_tensor(data: Any, device: str | None = None) -> Tensor:
-    """A tensor that shares memory with a tensor or NumPy array, a read-only one too, and copies anything else."""
+    """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything else."""
     if isinstance(data, Tensor):
         return data
     if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
-        # torch has neither the other byte order nor strides that run backwards.
+        # torch supports neither foreign byte order nor negative strides.
         data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))
     if isinstance(data, np.ndarray) and not data.flags.writeable:
         with warnings.catch_warnings():
@@ -48,52 +48,56 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
 
 
 def check_tensor(name: str, given: Any, least: int = 0, fix: str = "pass a torch.Tensor") -> Tensor:
-    """A dense tensor as it is."""
+    """Return a dense tensor unchanged."""
     if not isinstance(given, Tensor):
         raise ArgumentTypeError(message(name, f"a {type(given).__name__}", "a tensor", fix))
     if given.is_nested or given.layout is not torch.strided or given.is_quantized:
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else f"{given.layout}"
-        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "convert it first"))
+        raise ArgumentTypeError(message(name, f"a tensor that is {kind}", "a dense tensor", "call .to_dense() first"))
     if given.dim() < least:
         what = f"at least {least} dimension" + "s" * (least > 1)
-        raise ShapeError(message(name, f"shape {tuple(given.shape)}", what, "the first dimension counts elements"))
+        raise ShapeError(
+            message(name, f"shape {tuple(given.shape)}", what, "pass a tensor whose first dimension is the elements")
+        )
     return given
 
 
 def check_dense(name: str, given: Tensor) -> None:
-    """Refuse a sparse tensor."""
+    """Raise if a tensor is sparse."""
     if given.layout is not torch.strided:
-        raise ShapeError(message(name, f"a tensor of layout {given.layout}", "dense tensors", "call .to_dense() on it"))
+        raise ShapeError(
+            message(name, f"a tensor of layout {given.layout}", "a dense tensor", "call .to_dense() on it")
+        )
 
 
 def check_device(name: str, given: Tensor, device: torch.device) -> None:
-    """Refuse a tensor on another device."""
+    """Raise if a tensor is on another device."""
     if given.device != device:
-        rule = f"one device for all, {device}"
+        rule = f"on {device}, like the other tensors"
         raise ShapeError(message(name, f"a tensor on {given.device}", rule, "move it with .to()"))
 
 
 def check_fits(name: str, given: Tensor, other: Tensor) -> None:
-    """Refuse a tensor of another dtype, which autocast does not convert, device or layout than what it meets."""
+    """Raise if a tensor differs from another in layout, device or dtype, unless autocast converts the dtype."""
     check_dense(name, given)
     check_device(name, given, other.device)
     if given.dtype == other.dtype:
         return
     casts = given.dtype in _CAST_BY_AUTOCAST and other.dtype in _CAST_BY_AUTOCAST
     if not (casts and torch.is_autocast_enabled(given.device.type)):
-        rule, fix = f"one dtype for weights, input and state, {other.dtype}", f"convert it with .to({other.dtype})"
+        rule, fix = f"of dtype {other.dtype}, like weights, input and state", f"convert it with .to({other.dtype})"
         if given.is_floating_point():
             fix = f"{fix}, or the layer with .to({given.dtype})"
         raise ShapeError(message(name, str(given.dtype), rule, fix))
 
 
 def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> None:
-    """Refuse what a kernel cannot compute with."""
+    """Raise if an argument is not a tensor of a shape that a kernel can use with ``like``."""
     if not isinstance(given, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to one"))
+        raise ArgumentTypeError(message(name, f"a {type(given).__name__}", f"a tensor {shape}", "set it to a tensor"))
     check_dense(name, given)
     if tuple(given.shape) != shape:
-        rule = f"{shape}, from the layer's cell and its sizes as they are now"
+        rule = f"of shape {shape}, which the sizes of the layer require"
         fix = "give it a tensor of that shape, or build a layer of the sizes that you need"
         raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
     check_fits(name, given, like)
@@ -101,19 +105,19 @@ def check_like(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> N
 
 
 def check_storage(name: str, given: Tensor) -> None:
-    """Refuse a tensor whose storage was made smaller than what the tensor shows of it."""
+    """Raise if the storage of a tensor is smaller than its shape and strides require."""
     if records_operators() or given.numel() == 0:
         return
     try:
         there = given.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):
-        return  # a tensor that others compute with, and which has no memory of its own
+        return  # a wrapper without memory
     if given.is_contiguous() and there >= given.storage_offset() * given.element_size() + given.nbytes:
         return
     last = sum([(size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True)])
     needed = (given.storage_offset() + last + 1) * given.element_size()
     if there < needed:
-        rule = f"{needed} bytes, which its shape {tuple(given.shape)} needs"
+        rule = f"a tensor whose storage has {needed} bytes, for the shape {tuple(given.shape)}"
         fix = "do not shrink or free the storage of a tensor that is still used"
         raise ShapeError(message(name, f"a storage of {there} bytes", rule, fix))
 
@@ -122,22 +126,22 @@ def check_storage(name: str, given: Tensor) -> None:
 
 
 def check_kind(name: str, given: Any, kind: Any, rule: str, fix: str) -> None:
-    """Refuse what is not an instance of a class."""
+    """Raise if an argument is not an instance of a class."""
     if not isinstance(given, kind):
-        # Not the numbers of a tensor, which may be many, or on a device.
+        # The numbers of a tensor may be many, or on a device.
         got = f"a {type(given).__name__}" if isinstance(given, Tensor) else quote(given)
         raise ArgumentTypeError(message(name, got, rule, fix))
 
 
 def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeError) -> bool:
-    """A yes or no as a bool."""
+    """Return a flag as a bool."""
     if not isinstance(given, (bool, np.bool_)):
         raise error(message(name, quote(given), "True or False", "choose one of them"))
     return bool(given)
 
 
 def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
-    """One of several names as it is."""
+    """Return one of several names unchanged."""
     if not isinstance(given, str) or given not in choices:
         raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
@@ -151,7 +155,7 @@ def check_real(
     fix: str,
     kind: type[RaglaneError] = ArgumentTypeError,
 ) -> float:
-    """A real number for which a rule holds, as a float; ``kind`` is raised for what is no real number."""
+    """Return a real number for which a rule holds as a float; raise ``kind`` if it is not a real number."""
     if isinstance(given, bool) or not isinstance(given, Real):
         raise kind(message(name, quote(given), rule, fix))
     if not _fits(float, given) or not holds(float(given)):
@@ -160,12 +164,12 @@ def check_real(
 
 
 def check_number(name: str, given: Any, rule: str, holds: Callable[[float], bool]) -> float:
-    """:func:`check_real` for the numbers of layers and losses, which are arguments of a wrong value, of any kind."""
+    """Return a number of a layer or loss as a float; raise ArgumentError for any other value."""
     return check_real(name, given, rule, holds, "pass such a number", ArgumentError)
 
 
 def check_whole(name: str, given: Any, least: int | None = None, fix: str = "check where it comes from") -> int:
-    """A whole number as an int."""
+    """Return a whole number as an int."""
     whole: int | None = None
     is_bool = isinstance(given, bool) or (isinstance(given, Tensor) and given.dtype is torch.bool)
     if not is_bool and not isinstance(given, np.ndarray):
@@ -182,7 +186,7 @@ def check_whole(name: str, given: Any, least: int | None = None, fix: str = "che
 
 
 def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
-    """A number that a dtype can hold, as torch takes it; another would be cut off, wrapped around or refused."""
+    """Return a number that a dtype can represent; torch would truncate, wrap around or reject another."""
     if isinstance(given, Tensor) and given.numel() == 1 and given.is_cpu and not given.is_quantized:
         given = given.item()
     kind: Callable[[Any], Any] = complex if dtype.is_complex else float if dtype.is_floating_point else int
@@ -197,7 +201,7 @@ def check_value(name: str, given: Any, dtype: torch.dtype) -> Any:
 
 
 def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
-    """True if a number converts to a kind: no complex number to a real one, and none that is too large."""
+    """Return True if a number converts to a kind without an error."""
     try:
         kind(given)
     except (OverflowError, TypeError, ValueError):
@@ -209,7 +213,7 @@ def _fits(kind: Callable[[Any], Any], given: Any) -> bool:
 
 
 def check_count(name: str, given: Any) -> int:
-    """A size."""
+    """Return a size as an int."""
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ArgumentError(message(name, quote(given), "a whole number of at least 1", "pass 1 or more"))
     if int(given) >= 2**31:
@@ -218,54 +222,54 @@ def check_count(name: str, given: Any) -> int:
 
 
 def check_every(steps: Any) -> int | None:
-    """A layer's ``checkpoint_every``."""
+    """Return a layer's ``checkpoint_every``."""
     return None if steps is None else check_count("checkpoint_every", steps)
 
 
 def check_clip(clip: float | None) -> float | None:
-    """A cell's ``clip``."""
+    """Return a cell's ``clip``."""
     if clip is not None:
         check_number("clip", clip, "a finite number above 0", lambda number: 0 < number < math.inf)
     return clip
 
 
 def check_dropout(dropout: Any) -> float:
-    """A dropout between layers."""
+    """Return the dropout between layers."""
     return check_number("dropout", dropout, "a probability from 0 to 1", lambda share: 0 <= share <= 1)
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse a dtype that parameters cannot have."""
+    """Raise if parameters cannot have a dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         rule = "a floating-point dtype, or None for torch's default"
-        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.float32, say"))
+        raise ArgumentError(message("dtype", quote(dtype), rule, "pass e.g. torch.float32"))
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no module."""
+    """Raise if an argument is not a module."""
     if not isinstance(model, torch.nn.Module):
         fix = "pass the model, before torch.compile"
         raise ArgumentTypeError(message("model", type(model).__name__, "a torch.nn.Module", fix))
 
 
 def check_signature(name: str, function: Callable[..., Any], rule: str, *args: Any, **kwargs: Any) -> None:
-    """Refuse a function of the caller's that does not take what it will be called with."""
+    """Raise if a function does not accept the arguments with which it will be called."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # a function that does not say what it takes
+        return  # a function without a signature
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         got = f"{getattr(function, '__name__', type(function).__name__)}{signature}, with {error}"
-        raise ArgumentTypeError(message(name, got, rule, "let it take these arguments")) from None
+        raise ArgumentTypeError(message(name, got, rule, "give it these parameters")) from None
 
 
 # -- values, lengths and offsets --------------------------------------------------------------------------------------
 
 
 def read_values(data: Any, name: str) -> Tensor:
-    """Flat values ``(N, *features)``; a tensor or NumPy array is not copied."""
+    """Return flat values ``(N, *features)``; a tensor or NumPy array is not copied."""
     fix = "pass a tensor or an array of numbers; Ragged(sequences) takes a list of them"
     try:
         if not isinstance(data, str | bytes):
@@ -277,9 +281,9 @@ def read_values(data: Any, name: str) -> Tensor:
 
 
 def _given_integers(data: Any, name: str) -> Tensor:
-    """Integers in one dimension, in the dtype in which they are given, so that they need not be copied."""
+    """Return one-dimensional integers in their own dtype, without a copy."""
     try:
-        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        # Python numbers stay on the host for any default device of torch.
         tensor = as_tensor(data, "cpu")
     except _NO_ARRAY as error:
         got, fix = f"a {type(data).__name__} that is not an array of numbers", "pass a list of them, or wrap sequences"
@@ -287,33 +291,35 @@ def _given_integers(data: Any, name: str) -> Tensor:
     check_tensor(name, tensor)
     if tensor.dim() != 1:
         fix = "pass them in a flat list"
-        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "integers in one dimension", fix))
-    if tensor.shape[0] == 0:  # an empty list has no dtype of its own
+        raise ShapeError(message(name, f"shape {tuple(tensor.shape)}", "one-dimensional", fix))
+    if tensor.shape[0] == 0:  # an empty list has no integer dtype
         return tensor.new_empty(0, dtype=torch.int64)
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
         raise ArgumentTypeError(message(name, f"{tensor.dtype}", "integers", "convert with .to(torch.int64)"))
-    # NumPy adds 64 bits up without a sign to floats.
+    # NumPy sums uint64 to floats.
     return tensor.detach().resolve_neg().to(torch.int64 if tensor.dtype is torch.uint64 else tensor.dtype)
 
 
 @index_arithmetic
 def read_integers(data: Any, name: str) -> Tensor:
-    """Lengths or offsets ``(M,)`` as int64, on the device where they are; no number is looked at."""
+    """Return lengths or offsets ``(M,)`` as int64 on their device, without checking numbers."""
     return _given_integers(data, name).to(torch.int64)
 
 
 @index_arithmetic
 def given_lengths(data: Any) -> Tensor:
-    """Lengths ``(B,)`` on the CPU, in the dtype and memory that they have, not uint64; no number is looked at."""
+    """Return lengths ``(B,)`` on the CPU in their dtype (uint64 as int64), without checking numbers."""
     given = _given_integers(data, "lengths")
     if given.is_meta:
-        raise ArgumentTypeError(message("lengths", "a tensor without data, on meta", "integers", "pass real ones"))
+        raise ArgumentTypeError(
+            message("lengths", "a tensor without data, on meta", "integers", "pass a tensor with data")
+        )
     return given.cpu()
 
 
 @index_arithmetic
 def read_lengths(data: Any) -> Tensor:
-    """Lengths ``(B,)`` int64 on the CPU, each at least 0; lengths on a device are waited for."""
+    """Return lengths ``(B,)`` int64 on the CPU, each at least 0. Waits for lengths on a device."""
     lengths = given_lengths(data).to(torch.int64)
     check_lengths(lengths)
     return lengths
@@ -321,65 +327,67 @@ def read_lengths(data: Any) -> Tensor:
 
 @index_arithmetic
 def check_lengths(lengths: Tensor) -> None:
-    """Refuse lengths ``(B,)`` on a CPU of which one is below 0, or whose sum is too large to count."""
-    # In float64, which a wrong length does not make wrap around.
+    """Raise if a length ``(B,)`` on the CPU is negative, or their sum does not fit 64 bits."""
+    # A sum in float64 does not wrap around.
     if float(lengths.sum(dtype=torch.float64)) >= _MOST:
-        rule = "the elements can be counted"
+        rule = "lengths whose sum fits 64 bits"
         raise ArgumentError(message("lengths", "a sum beyond 64-bit integers", rule, "check the data"))
     below = lengths < 0
     if bool(below.any()):
         place = int(below.nonzero()[0, 0])
         got, fix = f"{int(lengths[place])} at index {place}", "check the data; an empty sequence has length 0"
-        raise ArgumentError(message("lengths", got, "a length is at least 0", fix))
+        raise ArgumentError(message("lengths", got, "at least 0", fix))
 
 
 @index_arithmetic
 def check_offsets(offsets: Tensor, total: int, name: str) -> None:
-    """Refuse int64 offsets on a CPU, or the "lengths" that they came from, that do not describe ``total`` elements."""
-    # In NumPy, whose operations cost a third of torch's to start.
+    """Raise if int64 offsets on the CPU, or the lengths they came from, do not describe ``total`` elements."""
+    # NumPy's operations have a third of torch's overhead.
     given = offsets.resolve_neg().numpy()
-    # A sum that wraps around falls somewhere.
+    # Offsets that wrap around fall somewhere.
     if len(given) and given[0] == 0 and given[-1] == total and not (given[1:] < given[:-1]).any():
         return
-    fix = "check that both belong together"
+    fix = "pass lengths or offsets of these values"
     lengths = offsets.diff()
     outside = (lengths < 0) | (lengths > total)
     if bool(outside.any()):
         index = int(outside.nonzero()[0, 0])
-        rule = f"each length is from 0 to the {total} elements of values"
+        rule = f"from 0 to {total}, the number of elements of values"
         raise ShapeError(message(name, f"length {int(lengths[index])} at index {index}", rule, fix))
     last = int(offsets[-1]) if offsets.shape[0] else "nothing"
     got = f"a sum of {last}" if name == "lengths" else f"{offsets[:4].tolist()}..., ending in {last}"
-    rule = "they add up to" if name == "lengths" else "they start with 0 and end in"
+    rule = "lengths that add up to" if name == "lengths" else "offsets that start with 0 and end in"
     raise ShapeError(message(name, got, f"{rule} the {total} elements of values", fix))
 
 
 def read_index(index: Any, count: int) -> Tensor:
-    """The numbers ``(M,)`` of the sequences that an index or a mask chooses, on the CPU, none negative."""
-    rule, fix = "integer or bool numbers", "pass a list of integers, or a tensor: index.long(), or a mask"
+    """Return the non-negative positions ``(M,)`` of the sequences that an index or mask chooses, on the CPU."""
+    rule, fix = "integers or bools", "pass a list of integers, or a tensor: index.long(), or a mask"
     try:
-        # Numbers that the caller wrote down stay on the host, whatever torch's default device is.
+        # Python numbers stay on the host for any default device of torch.
         read = as_tensor(index, "cpu")
     except _NO_ARRAY as error:
         raise ArgumentTypeError(message("index", quote(index), rule, fix)) from error
     check_tensor("index", read)
-    if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no dtype of its own
+    if read.dim() == 1 and read.shape[0] == 0:  # an empty list has no integer dtype
         read = read.new_empty(0, dtype=torch.int64)
     if read.is_floating_point() or read.is_complex() or read.is_meta:
         raise ArgumentTypeError(message("index", f"{read.dtype} on {read.device}", rule, fix))
     is_mask = read.dtype is torch.bool
     if read.dim() != 1 or (is_mask and read.shape[0] != count):
         got = f"shape {tuple(read.shape)}, {read.dtype}"
-        what = f"one dimension, and for a mask one entry for each of the {count} sequences"
+        what = f"one-dimensional, and a mask must have one entry for each of the {count} sequences"
         raise ShapeError(message("index", got, what, "pass the positions of the sequences, or a mask (B,)"))
     on_host = read.cpu()
     if is_mask:
         return on_host.nonzero().view(-1)
-    # Before uint64, which torch cannot compare, becomes int64, in which its largest numbers count from the end.
+    # torch cannot compare uint64, and as int64 its largest numbers would be negative indices.
     numbers: Any = on_host.numpy() if on_host.dtype is torch.uint64 else on_host
     outside = (numbers < -count) | (numbers >= count)
     if bool(outside.any()):
-        what = f"from {-count} to {count - 1}, since there are {count} sequences"
-        raise DimensionError(message("index", f"{int(numbers[outside][0])}", what, "choose among them"))
+        what = f"from {-count} to {count - 1}, for {count} sequences"
+        raise DimensionError(
+            message("index", f"{int(numbers[outside][0])}", what, "pass indices of sequences of the batch")
+        )
     chosen = on_host.long()
     return torch.where(chosen < 0, chosen + count, chosen)

@@ -1,7 +1,6 @@
-"""Colours of all pictures, and figures of matplotlib that disturb nothing.
+"""Colours of all pictures, and figures of matplotlib without pyplot's global state or a display.
 
-Figures are used as objects: nothing touches pyplot's global state, a display, or the settings of the program around it.
-matplotlib is imported where a figure is made, not before.
+matplotlib is imported when a figure is created.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The colours by Okabe and Ito, which people with any colour vision tell apart; their black is ink here.
+# The colours of Okabe and Ito, which suit all kinds of colour vision; their black is replaced by the ink.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
@@ -24,13 +23,13 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW)
 
 @dataclass(frozen=True)
 class Look:
-    """The colours of everything that is not data."""
+    """The colours of everything except data."""
 
     paper: str  # the background
     ink: str  # text and axes
-    faint: str  # what is less important: hatching, baselines
+    faint: str  # hatching and baselines
     grid: str  # lines behind the data
-    padding: str  # the area of what does not exist
+    padding: str  # elements that do not exist
 
 
 LIGHT = Look(paper="#FFFFFF", ink="#333333", faint="#666666", grid="#DDDDDD", padding="#E4E4E4")
@@ -40,7 +39,7 @@ DARK = Look(paper="#15181D", ink="#E0E0E0", faint="#A8A8A8", grid="#3A3F46", pad
 def new_figure(
     width: float, height: float, extra: str, look: Look = LIGHT, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """An empty figure, drawn by Agg whatever the program around uses."""
+    """Create an empty figure with the Agg backend."""
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, extra)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -52,7 +51,7 @@ def new_figure(
 
 
 def title_of(figure: Figure, text: str, look: Look = LIGHT) -> None:
-    """Write a title above all axes; a dollar sign in it is one, and no formula."""
+    """Write a title above all axes; dollar signs are not formulas."""
     lines = "\n".join(map(printable, text.splitlines()))
     figure.suptitle(lines, fontsize=12, color=look.ink, parse_math=False)
 
@@ -63,7 +62,7 @@ def frame(
     hidden: tuple[str, ...] = ("top", "right"),
     grid: Literal["x", "y", "both", ""] = "both",
 ) -> None:
-    """Give axes their colours, a grid behind the data, and fewer edges."""
+    """Set the colours, grid and edges of axes."""
     axes.set_facecolor(look.paper)
     if grid:
         axes.grid(axis=grid, color=look.grid, linewidth=0.8)
@@ -79,14 +78,14 @@ def frame(
 
 
 def png(figure: Figure, dpi: int) -> bytes:
-    """The bytes of a PNG file."""
+    """Return a figure as a PNG file."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=dpi)
     return content.getvalue()
 
 
 def svg(figure: Figure) -> bytes:
-    """The bytes of an SVG file: the same for the same picture, and its letters are shapes."""
+    """Return a figure as an SVG file, with text as paths; equal figures give equal bytes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()

@@ -1,12 +1,11 @@
-"""Files that a user names, opened only where they are files; and files and folders written whole or not at all.
+"""Atomic writes of files and folders, and checks of paths that a user passes.
 
-What is new is written beside its destination under a name of its own, brought to the disk, and renamed. A rename
-happens or does not, so whoever reads finds the old content or the new, never a part. A leftover of a killed
-process bears a fixed name, and the next write, or :func:`settle`, removes it or brings it back. Since the name is
-fixed, two processes that write one file take turns.
+New content is written to a temporary name in the same folder, synced to the disk, and renamed, so readers find either
+the old or the new content. The temporary name is fixed: the next write, or :func:`settle`, removes or restores what a
+killed process left, and two processes that write one file take turns.
 
-A FIFO makes whoever opens it wait for a writer, a device may have no end, a socket cannot be opened at all. So a path
-of a user is checked before it is opened; the error is an ``OSError``, which the caller words for what it reads.
+A path is checked before it is opened: opening a FIFO waits for a writer, a device may be endless, and a socket cannot
+be opened. The check raises an ``OSError``.
 """
 
 from __future__ import annotations
@@ -33,22 +32,19 @@ _OTHERS = (
 
 
 def no_formula(entry: Any) -> Any:
-    """An entry of a CSV file that spreadsheets do not execute: a text that looks like a formula, behind an apostrophe.
-
-    Source: OWASP, CSV Injection.
-    """
+    """Put an apostrophe before text that a spreadsheet would execute as a formula (OWASP, CSV Injection)."""
     return f"'{entry}" if isinstance(entry, str) and entry.startswith(("=", "+", "-", "@", "\t", "\r")) else entry
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     with whole_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to that is at its place once all is written, and not before; after an error there is none."""
+    """Open a file that is put in its place when it is complete; after an error it is removed."""
     partial = _partial(path)
     with turn(partial):
         try:
@@ -64,13 +60,13 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_files(files: Mapping[Path, bytes]) -> None:
-    """Write files that belong together: each whole, and none, also where the disk fills, if one cannot be written."""
+    """Write several files atomically; if one cannot be written, none is."""
     partials = {path: _partial(path) for path in files}
     new = {path for path in files if not os.path.lexists(path)}
     placed: list[Path] = []
     with ExitStack() as turns:
         try:
-            # In one order, so that no two processes wait for each other.
+            # A fixed order avoids deadlocks.
             for path in sorted(files, key=os.path.abspath):
                 with _naming(path):
                     turns.enter_context(turn(partials[path]))
@@ -89,10 +85,9 @@ def write_files(files: Mapping[Path, bytes]) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder of files whole or not at all.
+    """Write a folder of files atomically.
 
-    A folder cannot be renamed over another, so an old one steps aside for the moment between two renames;
-    :func:`whole_folder` finds it there should the process die in that moment.
+    An old folder has a temporary name between two renames. If the process dies there, :func:`whole_folder` finds it.
     """
     partial = _partial(path)
     try:
@@ -108,7 +103,7 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def put_folder(whole: Path, path: Path) -> None:
-    """Rename a whole folder in place of another that has its name; :func:`settle` repairs what is half done."""
+    """Replace a folder by another one; :func:`settle` repairs an interrupted replacement."""
     previous = _previous(path)
     try:
         sync_folder(whole)
@@ -125,12 +120,12 @@ def put_folder(whole: Path, path: Path) -> None:
 
 
 def whole_folder(path: Path) -> Path | None:
-    """Where the folder that :func:`write_folder` last finished is, or None."""
+    """Return the path of the folder that :func:`write_folder` completed last, or None."""
     return next((folder for folder in (path, _previous(path)) if folder.is_dir()), None)
 
 
 def settle(path: Path) -> None:
-    """Finish what a killed process left of its writing: what is half goes, and what is whole stands under its name."""
+    """Clean up after a killed process: remove incomplete files and folders, and rename complete ones to ``path``."""
     remove(_partial(path))
     previous = _previous(path)
     if previous.exists() and not path.exists():
@@ -139,7 +134,7 @@ def settle(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all it holds, if there is one."""
+    """Remove a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     elif os.path.lexists(path):
@@ -147,29 +142,31 @@ def remove(path: Path) -> None:
 
 
 def check_place(given_as: str, folder: Path) -> None:
-    """Refuse a folder that nothing can be written to, before any work is done; it need not exist yet."""
+    """Raise if a folder, which may not exist yet, is not writable."""
     place = folder.absolute()
     there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        rule = f"{there} is a folder that may be written to"
+        rule = f"in a writable folder, which {there} is not"
         raise ArgumentError(message(given_as, repr(str(folder)), rule, f"give another {argument(given_as)}"))
 
 
 def check_new_file(given_as: str, path: Path) -> None:
-    """Refuse a file that nothing can be written to, before any work is done; it need not exist yet."""
+    """Raise if a file, which may not exist yet, is not writable."""
     try:
         check_file(path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IsADirectoryError as error:
-        raise ArgumentError(message(given_as, quote(str(path)), "a file, not a folder", "name a file in it")) from error
+        raise ArgumentError(
+            message(given_as, quote(str(path)), "a file, not a folder", "name a file in the folder")
+        ) from error
     except NotAFileError as error:
-        # A link to what is not there yet is replaced, as a link to a file is.
+        # A dangling link is replaced, like a link to a file.
         if error.errno != errno.ENOENT:
             got = f"{quote(str(path))}, {error.strerror}"
             raise ArgumentError(message(given_as, got, "a file, or the name of a new one", "name a file")) from error
     if not path.parent.is_dir():
-        fix = f"mkdir -p '{path.parent}'"
+        fix = f"create the folder with mkdir -p '{path.parent}'"
         raise ArgumentError(message(given_as, quote(str(path)), "a file in a folder that exists", fix))
     check_place(given_as, path.parent)
 
@@ -184,7 +181,7 @@ def _previous(path: Path) -> Path:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the file in an error of writing, which does not say of itself where the disk was full."""
+    """Add the name of the file to errors without one, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -201,7 +198,7 @@ def _write_to_disk(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring renames in a folder to the disk; a system that cannot open folders (Windows) does without."""
+    """Sync renames in a folder to the disk, if the system can open folders (not Windows)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -209,7 +206,7 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        # Some network file systems refuse to sync a folder; the files in it are synced.
+        # Some network file systems do not sync folders; the files are synced.
         return
     finally:
         os.close(descriptor)
@@ -219,27 +216,27 @@ def sync_folder(folder: Path) -> None:
 
 
 class NotAFileError(OSError):
-    """A path that leads to no file; ``strerror`` says to what it leads."""
+    """The path is not a file; ``strerror`` names what it is."""
 
 
 def as_path(path: Any) -> Path:
-    """A path that a caller gives."""
+    """Return a path argument as a Path."""
     if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
-        raise ArgumentTypeError(message("path", quote(path), "a path", "pass a str or a pathlib.Path"))
+        raise ArgumentTypeError(message("path", quote(path), "a str or a pathlib.Path", "pass a str or a pathlib.Path"))
     return Path(path)
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is not a regular file, without opening it."""
+    """Raise if a path is not a regular file, without opening it."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # a zero byte, or half a surrogate pair
         raise NotAFileError(errno.EINVAL, "a name that no file can have", str(path)) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise NotAFileError(errno.ELOOP, "a link that leads back to itself", str(path)) from error
+            raise NotAFileError(errno.ELOOP, "a circular link", str(path)) from error
         if isinstance(error, FileNotFoundError) and path.is_symlink():
-            raise NotAFileError(errno.ENOENT, "a link to what is not there", str(path)) from error
+            raise NotAFileError(errno.ENOENT, "a dangling link", str(path)) from error
         raise
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -249,6 +246,6 @@ def check_file(path: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file."""
+    """Return the content of a regular file."""
     check_file(path)
     return path.read_bytes()

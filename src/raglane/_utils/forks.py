@@ -1,7 +1,6 @@
-"""Detects a fork of a process in which PyTorch may have had threads, which a fork leaves behind.
+"""Detect a fork of this process after PyTorch may have started threads.
 
-OpenMP waits forever for threads that are gone, whoever started them: a product of torch's in the parent is enough. So
-what counts is not who uses the kernels first, but whether there was a fork since ``import raglane``.
+Threads do not survive a fork, and OpenMP waits for them forever, even if only torch's own operations started them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import os
 import sys
 
 threads_before: int | None = None
-"""How many threads torch might use when this process was forked; None where it was not, or torch was not there."""
+"""Number of torch's threads at the fork of this process; None without a fork, or without torch."""
 
 
 def _note() -> None:

@@ -1,7 +1,7 @@
-"""One command at a time in a folder: a lock that ends with the process that holds it, however that dies.
+"""Locks of folders, which end with the process that holds them.
 
-The lock is the system's, on a file in the folder, and not the file itself: what a killed process leaves of it stops
-nobody. Where a file system or a system has no such locks, commands run without.
+The system's lock on a file is used, not the existence of the file, so a killed process blocks no other. Systems and
+file systems without locks run without them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ else:
     HAS_LOCKS = True
 
 LOCK = ".lock"
-# How often somebody else may come between; beyond it the file system is one on which files have no lasting identity.
+# Attempts if other processes interfere; more would mean that the file system has no stable file identities.
 _TRIES = 1000
 
-# The folders that this process has locked, and by which thread: the system's lock keeps processes apart, not threads.
+# Locked folders of this process, by thread: the system's locks only exclude other processes.
 _HELD: dict[str, int] = {}
 
 
 @contextmanager
 def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
-    """Lock a folder; a thread that already holds the lock may take it again."""
+    """Lock a folder; re-entrant per thread."""
     key, thread = os.path.realpath(folder), threading.get_ident()
     if _HELD.get(key) == thread:
         yield
@@ -51,14 +51,14 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
     finally:
         del _HELD[key]
         for path in made:
-            # One in which something has been put stays.
+            # Folders with content remain.
             with suppress(OSError):
                 path.rmdir()
 
 
 @contextmanager
 def turn(partial: Path) -> Iterator[None]:
-    """Wait until no other process writes a file under a passing name; a system without such locks does not wait."""
+    """Wait until no other process writes a temporary file, if the system has locks."""
     if not HAS_LOCKS:
         yield
         return
@@ -67,7 +67,7 @@ def turn(partial: Path) -> Iterator[None]:
         try:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Once the other has finished, what was opened bears the final name.
+            # When the other process has finished, the opened file has its final name.
             if _is_at(descriptor, partial):
                 yield
                 return
@@ -77,23 +77,23 @@ def turn(partial: Path) -> Iterator[None]:
 
 
 def _take(folder: Path, given_as: str) -> int | None:
-    """An open file that is locked, or the error of a folder in which somebody is at work; None without locks."""
+    """Open and lock the lock file; raise if another process holds it; return None without locks."""
     path = folder / LOCK
     for _ in range(_TRIES):
         folder.mkdir(parents=True, exist_ok=True)
         if not HAS_LOCKS:
             return None
         try:
-            # Never through a link: what it leads to is not ours to write to.
+            # O_NOFOLLOW: a link could lead to a file of the user.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            # Who had it before has removed the folder, which was empty.
+            # The previous owner removed the empty folder.
             continue
         try:
             if not _lock(descriptor):
                 owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
                 raise _busy(folder, given_as, owner)
-            # Who had it before may have removed the file in between: then this one is nobody's.
+            # The previous owner may have removed the file in the meantime.
             if _is_at(descriptor, path):
                 _sign(descriptor)
                 return descriptor
@@ -105,9 +105,9 @@ def _take(folder: Path, given_as: str) -> int | None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file; False where another process has locked it, True where the file system has no locks."""
+    """Lock a file; return False if another process holds it, True if the file system has no locks."""
     try:
-        # This kind is not handed on to the processes that a DataLoader forks, which live on for a while.
+        # lockf is not inherited by forked DataLoader workers, which may outlive this process.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EAGAIN)
@@ -115,7 +115,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    """Write who has the lock, for the message to whoever comes second."""
+    """Write the owner of the lock, for the messages of other processes."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -125,7 +125,7 @@ def _give_back(path: Path, descriptor: int | None) -> None:
     if descriptor is None:
         return
     try:
-        # Not one that came after the folder was replaced.
+        # Keep the file of a folder that replaced this one.
         if _is_at(descriptor, path):
             path.unlink()
     finally:
@@ -133,7 +133,7 @@ def _give_back(path: Path, descriptor: int | None) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """True while an open file has its name."""
+    """Return True if an open file still has its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -141,5 +141,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _busy(folder: Path, given_as: str, owner: str) -> ArgumentError:
-    got = f"{str(folder)!r}, where {owner} is at work"
-    return ArgumentError(message(given_as, got, "one command at a time writes in a folder", "wait until it has ended"))
+    got = f"{str(folder)!r}, in which {owner} writes"
+    return ArgumentError(
+        message(given_as, got, "a folder in which no other command writes", "wait until that process has ended")
+    )

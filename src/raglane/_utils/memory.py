@@ -1,4 +1,4 @@
-"""How much memory a model needs, and how much there is, asked before any is taken."""
+"""Estimates of required and available memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
-# The bytes of a weight; and those that PyTorch and Python spend on a tensor of weights whatever its size, in a model
-# and in training, with what is saved: measured on thousands of layers of one unit.
+# Bytes of a weight, and the overhead of a tensor in a model and in training, measured on thousands of layers of one
+# unit.
 FLOAT, TENSOR, TRAINED_TENSOR = 4, 1024, 10 * 1024
 
-# Limits of a container, by the two versions of Linux's control groups.
+# Limits of a container in both versions of Linux's control groups.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def available_memory() -> float:
-    """The bytes of memory that this process can still get; infinity where the system does not tell."""
+    """Return the bytes of memory available to this process; infinity if unknown."""
     return min(_free(), *map(_limit, _LIMITS))
 
 
 def check_memory(what: str, needed: int, fix: str, available: float | None = None) -> None:
-    """Refuse what there is no memory for, before any of it is taken."""
+    """Raise if less memory is available than needed."""
     most = available_memory() if available is None else available
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
@@ -32,7 +32,7 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
 
 
 def mapped_bytes() -> int:
-    """Bytes of files that are mapped into this process and are in memory; 0 where the system does not say."""
+    """Return the resident bytes of mapped files; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
@@ -40,7 +40,7 @@ def mapped_bytes() -> int:
 
 
 def is_mapped(address: int, size: int) -> bool:
-    """True for memory of a file that this process cannot write to; False where the system does not tell."""
+    """Return True if memory is mapped from a file that this process cannot modify; False if unknown."""
     try:
         lines = Path("/proc/self/maps").read_bytes().splitlines() if size >= 1 << 20 else []
     except OSError:
@@ -54,7 +54,7 @@ def is_mapped(address: int, size: int) -> bool:
 
 
 def _free() -> float:
-    """Memory that Linux calls available, with caches that it would give up; elsewhere all that is built in."""
+    """Return MemAvailable on Linux, and the physical memory elsewhere."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

@@ -82,10 +82,10 @@ def argument(name: str, value: Any = None, of: str | None = None) -> str:
 
 
 def message(argument: str, got: str, rule: str, fix: str) -> str:
-    """Join the four parts of a message: the argument, its value, the rule, the fix."""
+    """Join the parts of a message: the argument, the rule, which completes "must be", the value, the fix."""
     argument = _flags.get(argument, argument)
     argument, got, rule, fix = (shorten(printable(part), _PART) for part in (argument, got, rule, fix))
-    return f"{argument}: got {got}; the rule: {rule}. Fix: {fix}."
+    return f"{argument} must be {rule}, got {got}. {fix[:1].upper()}{fix[1:]}."
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
@@ -102,5 +102,5 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is not None and module != error.name and not module.startswith(error.name + "."):
             raise
         raise MissingExtraError(
-            f"{module.split('.')[0]} is not installed. Fix: pip install 'raglane[{extra}]'."
+            f"{module.split('.')[0]} is not installed. Run pip install 'raglane[{extra}]'."
         ) from error

@@ -1,4 +1,4 @@
-"""A table of results, written in one way wherever it goes: to a terminal, into Markdown, CSV or a page."""
+"""Tables of results as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from typing import Any
 from raglane._utils.files import no_formula
 from raglane._utils.messages import printable, shorten
 
-# Characters of a cell of text.
+# Most characters of a cell.
 _WIDEST = 60
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under the names of their columns. None and NaN are dashes, and other floats have three decimals."""
+    """Rows and the names of their columns. None and NaN are dashes; other floats have three decimals."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    words: int = 1  # columns of words, from the left; the others hold numbers
+    words: int = 1  # left columns that are text; the others are numbers
     best: int | None = None  # a row that a page marks
     bars: int | None = None  # a column of percentages that a page draws
 
     @classmethod
     def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table:
-        """A table of rows with the same keys; one without columns where there are no rows."""
+        """Build a table from rows with the same keys."""
         listed = list(rows)
         columns = [name.replace("_", " ") for name in (listed[0] if listed else ())]
         return cls(caption, columns, [tuple(row.values()) for row in listed], words)
 
     @property
     def cells(self) -> list[list[str]]:
-        """The rows as a reader sees them in Markdown or on a page: digits in groups of three."""
+        """The rows as text, with thousands separators."""
         return [
             [f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _cell(value) for value in row]
             for row in self.rows
         ]
 
     def text(self) -> str:
-        """Lines that line up."""
+        """Return aligned lines."""
         rows = [[shorten(printable(_cell(value)), _WIDEST) for value in row] for row in self.rows]
         return "\n".join(aligned([self.columns, *rows], self.words))
 
     def markdown(self) -> str:
-        """The table below its caption."""
+        """Return the caption and the table in Markdown."""
         marks = [":--" if place < self.words else "--:" for place in range(len(self.columns))]
         names, *rows = ["| " + " | ".join(map(escaped, row)) + " |" for row in [self.columns, *self.cells]]
         return "\n".join([f"{escaped(self.caption)}:", "", names, f"| {' | '.join(marks)} |", *rows])
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
-    """Rows as lines of one width: columns of words begin below each other, and numbers end there."""
+    """Align rows: text to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -67,17 +67,17 @@ def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
 
 
 def as_text(tables: Iterable[Table]) -> str:
-    """Tables below their captions, for a terminal."""
+    """Return tables with captions for a terminal."""
     return "\n\n".join(f"{printable(table.caption)}\n{table.text()}" for table in tables)
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
-    """Tables as a file of Markdown."""
+    """Return tables in Markdown."""
     return "\n\n".join(table.markdown() for table in tables) + "\n"
 
 
 def as_csv(tables: Sequence[Table]) -> bytes:
-    """Tables as one, with the caption in its first column, ``data``, and every digit."""
+    """Return one CSV table, with the captions in the column ``data``, and unrounded numbers."""
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     text = io.StringIO()
     writer = csv.DictWriter(text, ["data", *columns], lineterminator="\n")
@@ -90,7 +90,7 @@ def as_csv(tables: Sequence[Table]) -> bytes:
 
 
 def escaped(text: str) -> str:
-    """A text that Markdown shows unchanged."""
+    """Escape text for Markdown."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#!" else sign for sign in printable(text))
 
 

@@ -1,8 +1,8 @@
-"""Where Raglane's code meets PyTorch's transformations: ``torch.compile``, :mod:`torch.func` and :mod:`torch.jit`.
+"""Support of PyTorch's transformations: ``torch.compile``, :mod:`torch.func` and :mod:`torch.jit`.
 
-NOTE (integers): lengths, offsets and what is computed from them say where sequences are. They have no derivative and
-are the same for every sample of a ``vmap``, but within :mod:`torch.func` the result of every operation is wrapped, and
-the host can read the numbers of a wrapped tensor no more. So index arithmetic is done outside of the transformation.
+NOTE (integers): lengths and offsets have no derivative and are equal for all samples of a ``vmap``. But within
+:mod:`torch.func` all results are wrapped, and the host cannot read the numbers of a wrapped tensor. So index arithmetic
+is done outside of the transformation.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 def constant_when_traced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` call a function once while it traces, and keep the answer in the graph.
+    """Make ``torch.compile`` treat the result of a function as a constant.
 
-    NOTE: this is ``torch.compiler.assume_constant_result``, which imports the whole compiler (seconds) to set one mark.
+    ``torch.compiler.assume_constant_result`` does the same, but imports the compiler, which takes seconds.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def never_traced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have ``torch.compile`` leave a function out of its graphs: one ends before it, another begins after it."""
+    """Make ``torch.compile`` break the graph at a function."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_dynamo_compiling():
-            # Not before: torch.compiler.disable imports the whole compiler.
+            # Called only here, because torch.compiler.disable imports the compiler.
             outside: Callable[P, R] = torch.compiler.disable(function)
             return outside(*args, **kwargs)
         return function(*args, **kwargs)
@@ -47,21 +47,20 @@ def never_traced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def records_operators() -> bool:
-    """True if a compiler, an export or a mode follows the calls of operators, so that a kernel must be one."""
+    """Return True if a compiler, an export or a dispatch mode records operators, so kernels must be operators."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_jit_traced() -> bool:
-    """True while :func:`torch.jit.trace` records, which sees only torch's operations and keeps one batch's sizes."""
+    """Return True while :func:`torch.jit.trace` records."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 
 @constant_when_traced
 def is_exporting() -> bool:
-    """True within ``torch.export``.
+    """Return True within ``torch.export``.
 
-    NOTE: this is what ``torch.compiler.is_exporting`` reads; that function itself says yes within ``torch.compile`` of
-    torch 2.11 as well.
+    ``torch.compiler.is_exporting`` reads the same flag, but in torch 2.11 is also True within ``torch.compile``.
     """
     return bool(torch.compiler._is_exporting_flag)
 
@@ -73,14 +72,14 @@ def _traced_transforms_active() -> bool:
 
 
 def are_transforms_active() -> bool:
-    """True within a transformation of :mod:`torch.func`."""
+    """Return True within a transformation of :mod:`torch.func`."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """True for a tensor that :mod:`torch.func` wraps, which has no memory of its own to read."""
+    """Return True if :mod:`torch.func` wraps a tensor, whose memory cannot be read."""
     if torch.compiler.is_dynamo_compiling():
         return _traced_transforms_active()
     functorch: Any = torch._C._functorch
@@ -92,22 +91,22 @@ def is_transformed(tensor: Tensor) -> bool:
 
 
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
-    """True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
+    """Return True if a tensor has a tangent of :mod:`torch.autograd.forward_ad`."""
     if forward_ad._current_level < 0:
         return False
     return any(part is not None and forward_ad.unpack_dual(part).tangent is not None for part in tensors)
 
 
 def are_transformed(tensors: Iterable[Tensor | None]) -> bool:
-    """True if :func:`is_transformed` holds for any of them."""
-    for part in tensors:  # noqa: SIM110 (quicker than any of a generator)
+    """Return True if any of the tensors is transformed."""
+    for part in tensors:  # noqa: SIM110 (faster than any())
         if part is not None and is_transformed(part):
             return True
     return False
 
 
 def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
-    """Do what a function computes from integers outside of the transformations of :mod:`torch.func`."""
+    """Run a function of integers outside of the transformations of :mod:`torch.func`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,13 +128,13 @@ def index_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def plain(part: T) -> T:
-    """A tensor of integers without the wrappers of transformations; anything else as it is."""
+    """Remove the wrappers of transformations from a tensor of integers; return anything else unchanged."""
     if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
         return part
     functorch = torch._C._functorch
     while isinstance(part, Tensor) and functorch.is_functorch_wrapped_tensor(part):
         if functorch.is_batchedtensor(part):
-            got, rule = "other numbers for each sample of torch.vmap", "all samples have the same lengths"
+            got, rule = "different numbers for each sample", "the same for all samples of torch.vmap"
             fix = "map over values, states or weights, or make one Ragged batch of all samples"
             raise ArgumentError(message("lengths or offsets", got, rule, fix))
         part = functorch.get_unwrapped(part)  # type: ignore[assignment]

@@ -64,7 +64,7 @@ class GRUD(CellSpec):
             rule = (
                 "a multiple of 3: for each channel its value, a mark if it is missing, and the time since it was seen"
             )
-            fix = "make them with rl.data.observations(batch)"
+            fix = "make the columns with rl.data.observations(batch)"
             raise ArgumentError(message("input_size", str(input_size), rule, fix))
         channels, rows = input_size // 3, 3 * hidden_size
         return {

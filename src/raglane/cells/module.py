@@ -43,7 +43,7 @@ class ModuleCell(CellSpec):
         prepared = weights.prepare(values.clone(), offsets)
         where, fix = f"{type(weights).__name__}.prepare", "return a tensor with a row for each row of values"
         if not isinstance(prepared, Tensor) or prepared.dim() != 2 or prepared.shape[0] != values.shape[0]:
-            rule = f"one row per element: ({values.shape[0]}, features)"
+            rule = f"a tensor with one row per element: ({values.shape[0]}, features)"
             raise ShapeError(message(where, _shape(prepared), rule, fix))
         _check_dtype(where, prepared)
         return prepared
@@ -66,7 +66,7 @@ class ModuleCell(CellSpec):
         _check(f"{where}: output", output, (rows, self.output_size), "set output_size if it is not hidden_size")
         if len(new) != len(state):
             rule = f"{len(state)} tensors, like the initial state"
-            raise ShapeError(message(f"{where}: state", f"{len(new)} tensors", rule, "return them all"))
+            raise ShapeError(message(f"{where}: state", f"{len(new)} tensors", rule, "return all of them"))
         for part, before in zip(new, state, strict=True):
             _check(f"{where}: state", part, tuple(before.shape), "return a state of the same shape")
         # States keep their first dtype. Under autocast a step may return another one, and the dtype of a result must
@@ -82,8 +82,8 @@ def _check(name: str, part: Any, shape: tuple[int, ...], fix: str) -> None:
 
 def _check_dtype(name: str, part: Tensor) -> None:
     if not part.is_floating_point():
-        rule = "a floating-point dtype"
-        raise ArgumentTypeError(message(name, str(part.dtype), rule, "convert it where it is returned"))
+        rule = "of a floating-point dtype"
+        raise ArgumentTypeError(message(name, str(part.dtype), rule, "convert it before it is returned"))
 
 
 def _shape(part: Any) -> str:

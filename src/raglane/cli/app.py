@@ -110,11 +110,11 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         got = "a worker that died, e.g. because memory was full"
         fix = "pass fewer workers; --resume continues the run from its last checkpoint"
-        return message("--workers", got, "alive until the end", fix), 2
+        return message("--workers", got, "processes that run until the end", fix), 2
     place = place_of_error(error)
     if place is not None:
         return message(
-            "--cell", shorten(place, _LONGEST), "a cell whose step runs", "correct it; --debug shows the traceback"
+            "--cell", shorten(place, _LONGEST), "a cell whose step runs", "correct it; use --debug for the traceback"
         ), 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (internal error; --debug shows the traceback)", 1

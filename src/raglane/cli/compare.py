@@ -182,6 +182,6 @@ def size_of(text: str) -> Size:
     match = re.fullmatch(r"(\d{1,7})x(\d{1,7})x(\d{1,7})", text, re.ASCII)
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or not all(1 <= number <= _MOST for number in numbers):
-        rule = f"sequences x units x features, each from 1 to {_MOST:,}"
+        rule = f"sequences x units x features, with each number from 1 to {_MOST:,}"
         raise ArgumentError(message("sizes", quote(text), rule, "pass e.g. 64x256x256"))
     return Size(*numbers)

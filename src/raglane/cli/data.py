@@ -63,7 +63,7 @@ def convert(
     # As strings, because a Path would merge the two slashes of a URL.
     *inputs, output = places
     if not inputs:
-        rule, fix = "files to read, and a folder to write", f"pass both: raglane convert {output} OUT"
+        rule, fix = "data to read, and a folder to write", f"pass both: raglane convert {output} OUT"
         raise ArgumentError(message("IN... OUT", f"only {output}", rule, fix))
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))
@@ -192,7 +192,7 @@ def _check_outputs(data: Path | None, **places: Path | None) -> None:
             got = f"{quote(str(path))}, the file of the data"
             raise ArgumentError(message(name, got, "another file than the data", "name another file"))
     if len(outputs) == 2 and _is_same(*outputs.values()):
-        got = f"{quote(str(outputs['json']))}, which is also the page"
+        got = f"{quote(str(outputs['json']))}, which is the page"
         raise ArgumentError(message("json", got, "another file than the page", "name another file"))
     if "html" in outputs:
         for module in ("altair", "vl_convert", "matplotlib"):

@@ -237,8 +237,8 @@ def names_of(keys: Iterable[str], known: Mapping[str, Key], where: str = "--igno
         if name is None:
             # The key may be the name in Python, which can differ from the flag.
             near = known[key].name if key in known else nearest(key, [option.name for option in known.values()])
-            rule, fix = "an option of this command, by its flag without dashes", "see --help for all options"
-            got = f"the unknown option {quote(key)}"
+            rule, fix = "a file of options of this command, named as flags without dashes", "see --help for all options"
+            got = f"the option {quote(key)}"
             raise ArgumentError(message(where, got, rule, f"write {near}" if near else fix))
         names.append(name)
     return names

@@ -14,7 +14,7 @@ from raglane._utils.messages import message, require
 from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
 from raglane.errors import ArgumentError
-from raglane.runs.configuration import Entry, as_toml, entries, key_of, other_entries
+from raglane.runs.configuration import as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
 from raglane.training.settings import PLANNED, Settings, left_to_plan
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from raglane.runs.training import Trained
     from raglane.runs.tuning import Search
     from raglane.training.run import TrainingResult
+
+
+_GUESSED = "guessed from the labels of the data"
 
 
 @options.command
@@ -67,9 +70,14 @@ def train(
         if resume:
             rule = "used without --resume, because run.toml has the settings of a run"
             raise ArgumentError(message("--show-config", "it with --resume", rule, "leave one out"))
-        others = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test, "out": out}
+        others |= {"overwrite": overwrite, "quiet": quiet}
+        changes: dict[str, Any] = {key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices}
+        if "task" not in choices and data is not None:
+            changes["task"] = {"value": None, "unset": _GUESSED}
         if is_first:
-            _show(choices, source.columns, others | {"overwrite": overwrite, "quiet": quiet}, origins)
+            default_out = "runs/<data>-<task>-<cell>"
+            _print_config(settings_of(choices), source.columns, others, origins, changes, default_out)
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
@@ -118,28 +126,19 @@ def settings_of(choices: options.Given) -> Settings:
     return Settings(**left_to_plan(choices)[0])
 
 
-def _show(
-    choices: options.Given,
+def _print_config(
+    settings: Settings,
     columns: ColumnNames,
-    others: dict[str, Any],
+    others: Mapping[str, Any],
     origins: options.Origins,
+    changes: Mapping[str, Mapping[str, Any]],
+    default_out: str,
 ) -> None:
-    """Print every option with its value and origin, as a file for --config."""
-    chosen = {entry.key: entry for entry in entries(settings_of(choices), origins)}
-    for name in PLANNED:
-        if name in choices:
-            key = name.replace("_", "-")
-            chosen[key] = replace(chosen[key], value=choices[name])
-    if "task" not in choices and others["data"] is not None:
-        chosen["task"] = replace(chosen["task"], value=None, unset="guessed from the labels of the data")
-    console.say(*_listed(chosen, columns, others, origins, "runs/<data>-<task>-<cell>"))
-
-
-def _listed(
-    chosen: Mapping[str, Entry], columns: ColumnNames, others: Mapping[str, Any], origins: options.Origins, out: str
-) -> list[str]:
-    """Return all options of a command as the lines of a file for --config."""
-    return as_toml([*other_entries(others, origins, out), *entries(columns, origins), *chosen.values()]).splitlines()
+    """Print every option with its value and origin, as a file for --config; ``changes`` replaces fields of entries."""
+    listed = {entry.key: entry for entry in entries(settings, origins)}
+    listed |= {key: replace(listed[key], **fields) for key, fields in changes.items()}
+    everything = [*other_entries(others, origins, default_out), *entries(columns, origins), *listed.values()]
+    console.say(*as_toml(everything).splitlines())
 
 
 def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> None:
@@ -233,7 +232,7 @@ def tune(
     from raglane._utils.checks import check_whole
     from raglane.runs.card import Parts
     from raglane.runs.training import guessed, read_parts
-    from raglane.runs.tuning import Search, default_space, read_space
+    from raglane.runs.tuning import Search, as_table, default_space, read_space
     from raglane.training.machine import check_machine
 
     check_whole("trials", trials, 1, "pass e.g. 30")
@@ -264,34 +263,22 @@ def tune(
     if show_config:
         others: dict[str, Any] = {"data": data, "format": format, "validation": validation, "test": test}
         others |= {"trials": trials, "minutes": minutes, "out": out, "quiet": quiet}
+        changes = {key_of(settings, name): {"value": None, "unset": "searched", "comment": ""} for name in space}
+        if origins["task"] == DEFAULT and data is not None:
+            changes["task"] = {"comment": _GUESSED}
+        _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
-        _show_search(settings, source.columns, others, origins, space, tables)
+        console.say("", *as_table(space, tables).splitlines())
         return
     sources = _sources(source, validation, test)
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
-        raise ArgumentError(message("validation", "no validation part", rule, fix))
+        raise ArgumentError(message("validation", "no validation data", rule, fix))
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])
     _search(Search(folder, settings, space, parts, kept, source.found_in(training), trials, say, seconds))
-
-
-def _show_search(
-    settings: Any, columns: ColumnNames, others: dict[str, Any], origins: options.Origins, space: Any, tables: Any
-) -> None:
-    """Print every option with its value and origin, and the search space, as a file for --config."""
-    from raglane.runs.tuning import as_table
-
-    fixed = {entry.key: entry for entry in entries(settings, origins)}
-    for name in space:
-        key = key_of(settings, name)
-        fixed[key] = replace(fixed[key], value=None, unset="searched", comment="")
-    if origins["task"] == DEFAULT and others["data"] is not None:
-        fixed["task"] = replace(fixed["task"], comment="guessed from the labels of the data")
-    listed = _listed(fixed, columns, others, origins, "runs/tune-<data>-<task>")
-    console.say(*listed, "", *as_table(space, tables).splitlines())
 
 
 def _search(search: Search) -> None:

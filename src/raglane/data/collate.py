@@ -92,8 +92,8 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         >>> collate([torch.ones(4, 12), torch.ones(2, 13)])
         Traceback (most recent call last):
         ...
-        raglane.errors.ShapeError: samples[1]: got features (13,); the rule: features (12,), as in samples[0]. \
-Fix: give every sample the same trailing dimensions.
+        raglane.errors.ShapeError: samples[1] must be features (12,), as in samples[0], got features (13,). \
+Give every sample the same trailing dimensions.
     """
     if isinstance(samples, Samples):
         return samples.batch()
@@ -114,7 +114,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
     for number, sample in enumerate(samples):
         # Skips the slower comparison of kinds for samples of exactly the first type.
         if type(sample) is not type(first) and _kind(sample, field, number) is not kind:
-            got, rule = _name(sample), f"{_name(first)}, as in samples[0]{field}"
+            got, rule = _name(sample), f"{_name(first)}, like samples[0]{field}"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "give every sample the same kind"))
     if kind is Tensor:
         return _tensors(samples, field)
@@ -196,7 +196,7 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]], field: str) -> Ragged | Ten
     shapes = [sample.shape for sample in samples]
     for number, sample in enumerate(samples):
         if sample.dtype.kind not in "biufc":
-            got, rule = f"dtype {sample.dtype}", "booleans, integers, floats or complex numbers"
+            got, rule = f"dtype {sample.dtype}", "of booleans, integers, floats or complex numbers"
             raise ArgumentTypeError(message(_place(number, field), got, rule, "convert the array"))
     _check_alike(samples, shapes, field)
     native = samples[0].dtype.newbyteorder("=")
@@ -229,7 +229,7 @@ def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any
     for number, sample in enumerate(samples):
         if sample.keys() != first.keys():
             odd = ", ".join(sorted(map(repr, sample.keys() ^ first.keys())))
-            got, rule = f"a dict that differs in {odd}", f"the keys of {_place(0, field)}"
+            got, rule = f"a dict that differs in {odd}", f"a dict with the keys of {_place(0, field)}"
             raise ArgumentError(message(_place(number, field), got, rule, "give every sample the same keys"))
     return {key: _collate([sample[key] for sample in samples], f"{field}[{key!r}]") for key in first}
 
@@ -279,7 +279,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
             if isinstance(element, list) != isinstance(first, list):
                 return ArgumentTypeError(message(place, _name(element), rule, fix))
             if isinstance(element, list) and len(element) != len(first):
-                got, same = f"a list of {len(element)}", f"a list of {len(first)}, as the first element"
+                got, same = f"a list of {len(element)}", f"a list of {len(first)}, like the first element"
                 return ShapeError(message(place, got, same, "give every element the same channels"))
             for entry in element if isinstance(element, list) else [element]:
                 if isinstance(entry, str):
@@ -287,7 +287,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
                 if type(entry) not in (bool, int, float):
                     return ArgumentTypeError(message(place, _name(entry), rule, fix))
                 if has_bool and not isinstance(entry, bool):
-                    same = "booleans, or numbers, but not both"
+                    same = "a boolean, or a number, like the other entries"
                     return ArgumentTypeError(message(place, _name(entry), same, "convert the others"))
                 if isinstance(entry, int):
                     _check_int(entry, place)
@@ -296,7 +296,7 @@ def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field
 
 def _check_int(number: int, place: str) -> None:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(message(place, quote(number), "an int of 64 bits", "give it as a float or a str"))
+        raise ArgumentError(message(place, quote(number), "an integer that fits 64 bits", "pass a float or a str"))
 
 
 def _dataclasses(samples: Sequence[Any], field: str) -> Any:

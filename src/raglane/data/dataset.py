@@ -123,7 +123,14 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(message("index", f"{index}", f"there are {len(self)} sequences", "see len(dataset)"))
+            raise IndexError(
+                message(
+                    "index",
+                    f"{index}",
+                    f"an index of one of the {len(self)} sequences",
+                    "use an index below len(dataset)",
+                )
+            )
         item = self.take([row]).item(0) if self._tensors is None else self._tensors.item(row)
         return {**item, "index": torch.tensor(row)}
 

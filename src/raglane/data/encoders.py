@@ -62,7 +62,7 @@ class FeatureEncoder:
         check_scale("std", (self.std,))
         if self.vocabulary is not None and self.vocabulary[:1] != (UNKNOWN,):
             got = f"{quote(self.vocabulary)}"[:80]
-            raise ArgumentError(message("vocabulary", got, f"categories, the first {UNKNOWN}", "fit it again"))
+            raise ArgumentError(message("vocabulary", got, f"categories that begin with {UNKNOWN}", "fit it again"))
 
     @property
     def kind(self) -> str:
@@ -105,14 +105,16 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     for name, counts in counted.items():
         if counts.missing and missing == "error":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
-            raise DataError(message("data", got, "complete features", f"correct the data, or {how_to_fill()}"))
+            raise DataError(
+                message("data", got, "data with complete features", f"correct the data, or {how_to_fill()}")
+            )
         if counts.channel is not None:
             encoders.append(FeatureEncoder(name, counts.per_sequence, counts.channel.mean, counts.channel.deviation))
             continue
         words = fit_vocabulary({word: count for word, count in counts.words.items() if word})
         if len(words) > _MOST:
-            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "at most 2**24 categories"
-            raise DataError(message("data", got, rule, "group the rare ones"))
+            got, rule = f"{len(words) - 1:,} categories of {quote(name)}", "limited to 2**24 categories"
+            raise DataError(message("data", got, rule, "merge rare categories"))
         encoders.append(FeatureEncoder(name, counts.per_sequence, vocabulary=words))
     return tuple(encoders)
 
@@ -157,7 +159,7 @@ def _refuse_missing(feature: Feature, source: str) -> None:
     if absent.any():
         place = f"{'sequence' if feature.per_sequence else 'element'} {int(absent.argmax())}"
         got = f"nothing for {place} in the feature {quote(feature.name)}"
-        raise DataError(message(source, got, "complete features", f"correct the data, or {how_to_fill()}"))
+        raise DataError(message(source, got, "data with complete features", f"correct the data, or {how_to_fill()}"))
 
 
 def fit_vocabulary(
@@ -174,8 +176,8 @@ def fit_vocabulary(
 
 def no_tokens() -> DataError:
     """Return the error for a language model with sequences of numbers."""
-    rule = "another task, because a language model reads tokens"
-    return DataError(message("task", "'language' and sequences of numbers", rule, "use forecast"))
+    rule = "another task for sequences of numbers, since a language model reads tokens"
+    return DataError(message("task", "'language'", rule, "use forecast"))
 
 
 def between_ends(values: Tensor, offsets: Tensor, *, with_last: bool) -> tuple[Tensor, Tensor]:
@@ -231,7 +233,7 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
         if kind == "class":
             return {"labels": labels}
         if not labels:
-            rule = "at least one label"
+            rule = "data with at least one label"
             raise DataError(message(source, "no label", rule, "check the column of labels"))
         return {"labels": labels, "per_element": statistics.per_element}
     if not statistics.targets:
@@ -242,7 +244,7 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
     std = tuple(channel.deviation for channel in statistics.targets.values())
     for name, numbers in (("mean", mean), ("deviation", std)):
         if not all(abs(number) <= _LARGEST and (name == "mean" or number > 0) for number in numbers):
-            got, rule = f"targets of {name} {list(numbers)}", "targets whose mean and deviation fit float32"
+            got, rule = f"targets of {name} {list(numbers)}", "data with targets whose mean and deviation fit float32"
             raise DataError(message(source, got, rule, "convert them to another unit"))
     return {
         "per_element": statistics.per_element,
@@ -258,9 +260,9 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     column = f"name their column with {argument('label', of='Columns')}"
     if kind.label == "class":
         got = "no label for each element" if kind.per == "element" else "no labels"
-        return DataError(message(source, got, f"one label per {kind.per}, for the task {task}", column))
+        return DataError(message(source, got, f"data with one label per {kind.per}, for the task {task}", column))
     names = "numbers" if kind.label == "numbers" else "sets of labels"
-    rule = f"{names} per sequence or per element, for the task {task}"
+    rule = f"data with {names} per sequence or per element, for the task {task}"
     fix = f"{column}, and read with {argument('task', task)}"
     return DataError(message(source, f"no {names} to learn", rule, fix))
 

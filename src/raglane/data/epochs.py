@@ -88,7 +88,7 @@ class Epochs(Generic[Item]):
     def _check_done(self, name: str, done: int) -> None:
         if done > len(self):
             rule = f"from 0 to the number of batches, {len(self)}"
-            raise ArgumentError(message(name, quote(done), rule, "pass the batches of this epoch"))
+            raise ArgumentError(message(name, quote(done), rule, "pass a number of batches of this epoch"))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue where :meth:`state_dict` was called: the next iteration returns exactly the remaining items.
@@ -98,12 +98,12 @@ class Epochs(Generic[Item]):
             ArgumentError: the state belongs to other sequences or arguments.
         """
         kind = type(self).__name__
-        check_kind("state", state, Mapping, f"a state of this {kind}", "pass the result of state_dict()")
+        check_kind("state", state, Mapping, f"the state of this {kind}", "pass the result of state_dict()")
         for name, mine in {**dict.fromkeys(self._state_names), **self._identity()}.items():
             if name not in state or (mine is not None and state[name] != mine):
                 got = f"{name} = {quote(state.get(name))}"
-                rule = f"a state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
-                raise ArgumentError(message("state", got, rule, f"make the {kind} with the same arguments"))
+                rule = f"the state of this {kind}" if mine is None else f"of this {kind}, which has {name} = {mine}"
+                raise ArgumentError(message("state", got, rule, f"create the {kind} with the same arguments"))
         for name in self._state_names:
             check_least(f"state[{name!r}]", state[name], 0)
         self._restore(state)

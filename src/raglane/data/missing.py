@@ -51,7 +51,7 @@ def refuse_absent(
         share += "; a number beyond 3.4e38 does not fit float32 and is read as infinite"
     got = f"{value} in {sequence}, step {step}, channel {quote(channels[channel])} ({share})"
     fix = f"correct the data, or {how_to_fill()}"
-    raise DataError(message(source, got, "finite numbers", fix))
+    raise DataError(message(source, got, "data with finite numbers", fix))
 
 
 def fill_missing(
@@ -114,14 +114,16 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if len(batch.features) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
-        raise ShapeError(message("batch", got, "floating-point values (N, channels)", "reshape or convert them"))
+        raise ShapeError(
+            message("batch", got, "a batch of floating-point values (N, channels)", "reshape or convert them")
+        )
     times = None
     if gaps is not None:
         check_kind("gaps", gaps, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
         if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
             got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
             rule = "one number per element of batch"
-            raise ShapeError(message("gaps", got, rule, "make both of the same sequences"))
+            raise ShapeError(message("gaps", got, rule, "build both from the same sequences"))
         times = gaps.values.detach().cpu().double().numpy()
     values = batch.values.detach().cpu().float().numpy()
     filled = fill_missing(values, batch.offsets.cpu().numpy(), "elapsed", times)

@@ -178,7 +178,9 @@ def _kind(data: Any) -> str:
 def _flat(values: Any, offsets: Any) -> Records:
     if values.ndim not in (1, 2) or values.shape[1:] == (0,):
         got = f"elements of shape {tuple(values.shape[1:])}"
-        raise ShapeError(message("data", got, "an element is a number, or C channels", "flatten the elements"))
+        raise ShapeError(
+            message("data", got, "sequences whose elements are numbers, or C channels", "flatten the elements")
+        )
     rows = _floats(values, "data")
     rows = rows[:, None] if rows.ndim == 1 else rows
     return Records(
@@ -208,7 +210,7 @@ def _floats(values: Any, name: str) -> npt.NDArray[np.float32]:
 def _array(array: Any) -> Records:
     """``(B, L)`` or ``(B, L, C)``: sequences of one length."""
     if array.ndim not in (2, 3):
-        rule = "(sequences, steps) or (sequences, steps, channels)"
+        rule = "an array (sequences, steps) or (sequences, steps, channels)"
         raise ShapeError(message("data", f"an array of shape {tuple(array.shape)}", rule, "pass a list of sequences"))
     count, steps = array.shape[:2]
     return _flat(array.reshape(count * steps, *array.shape[2:]), np.arange(count + 1) * steps)
@@ -219,8 +221,11 @@ def _numbers(sequences: Sequence[Any]) -> Records:
     typical = next((matrix for matrix in matrices if matrix.size), matrices[0])
     for place, matrix in enumerate(matrices):
         if matrix.ndim not in (1, 2) or (matrix.size and _width(matrix) != _width(typical)):
-            got, rule = f"shape {matrix.shape}", f"(L,) or (L, C), with C = {_width(typical)} as in the others"
-            fix = "give every sequence the same channels; a sequence (channels, steps) has to be transposed"
+            got, rule = (
+                f"shape {matrix.shape}",
+                f"an array (L,) or (L, C), with C = {_width(typical)} as in the other sequences",
+            )
+            fix = "give every sequence the same channels; transpose sequences of shape (channels, steps)"
             raise ShapeError(message(f"data[{place}]", got, rule, fix))
     width = _width(typical) if typical.size else 1
     values = np.concatenate([matrix.reshape(-1, width) for matrix in matrices])
@@ -249,7 +254,7 @@ def _arrow(values: Any, name: str, rule: str) -> Any:
         return arrow.chunked_array([arrow.array(plain)])
     except (arrow.ArrowException, OverflowError, TypeError) as error:
         got = f"values of several kinds ({' '.join(str(error).split()).rstrip('.')})"
-        raise ArgumentTypeError(message(name, got, rule, "give all of one kind")) from error
+        raise ArgumentTypeError(message(name, got, rule, "pass values of one kind")) from error
 
 
 def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
@@ -266,8 +271,8 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
         raise ArgumentTypeError(message("labels", _kind(labels), rule, "pass a list"))
     if len(labels) != len(records):
         got = f"{len(labels)} for {len(records)} sequences"
-        raise ShapeError(message("labels", got, rule, "give each sequence its label"))
-    column = _arrow(list(labels), "labels", "labels are all of one kind: texts, whole numbers, booleans, or lists")
+        raise ShapeError(message("labels", got, rule, "pass one label per sequence"))
+    column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
     words, tags, targets = read_labels(Reader(_LABELS, records.ids, None), column, "labels", records.offsets, task)
     return replace(records, labels=words, tags=tags, targets=targets)
 
@@ -301,7 +306,7 @@ def _converted(make: Any) -> Any:
         return make(arrow)
     except (arrow.ArrowException, TypeError, OverflowError) as error:
         got = f"a table that Arrow cannot hold ({' '.join(str(error).split()).rstrip('.')})"
-        rule = "a column holds values of one kind: numbers, texts, or lists of these"
+        rule = "a table whose columns have values of one kind: numbers, texts, or lists of these"
         raise DataError(message("data", got, rule, "convert the column, or leave it out")) from error
 
 

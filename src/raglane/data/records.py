@@ -164,7 +164,7 @@ class Targets:
             fits = is_matrix and self.values.shape[1] == len(self.names) and bool(np.isfinite(self.values).all())
         if not fits:
             got = f"{self.values.dtype} of shape {self.values.shape} and {len(self.names)} names"
-            rule = "(M, T) float64, finite, with T names, or (M,) object with none"
+            rule = "(M, T) float64, finite, with T names, or (M,) object without names"
             raise DataError(message("targets", got, rule, "convert the values, and name each column of numbers"))
 
     @property
@@ -244,10 +244,10 @@ def check_features(features: Any, sequences: int, elements: int) -> None:
         what = f"the feature {quote(feature.name)}"
         expected, per = (sequences, "sequence") if feature.per_sequence else (elements, "element")
         if len(feature.values) != expected:
-            rule = f"one per {per}, and there are {expected}"
-            raise DataError(message(what, f"{len(feature.values)} values", rule, "pass one each"))
+            rule = f"one value for each of the {expected} {per}s"
+            raise DataError(message(what, f"{len(feature.values)} values", rule, "pass that many"))
         if feature.name in known:
-            raise DataError(message(what, "two of this name", "a feature's name is its own", "rename one"))
+            raise DataError(message(what, "two", "the only feature of this name", "rename one"))
         known.add(feature.name)
 
 
@@ -300,35 +300,37 @@ class Records:
         values, offsets = self.values, self.offsets
         is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
         if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            rule = "(B + 1,) int64, first 0, nowhere falling"
+            rule = "of shape (B + 1,), int64, starting at 0 and never falling"
             raise DataError(message("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
         if values.dtype == object:
             fits = values.ndim == 1 and not self.channels
         else:
             fits = values.dtype == np.float32 and values.ndim == 2 and values.shape[1] == len(self.channels)
         if not fits:
-            rule = "(N, C) float32 with C channels, or (N,) object with none"
+            rule = "(N, C) float32 with C channels, or (N,) object without channels"
             got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
             raise DataError(message("values", got, rule, "convert the values, and name one channel per column"))
         count, total = len(offsets) - 1, int(offsets[-1])
         if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
             got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError(message("tags", got, "(N,) object", "pass one str per element"))
+            raise DataError(message("tags", got, "an array (N,) of objects", "pass one str per element"))
         sizes = {"values": len(values)} if self.tags is None else {"values": len(values), "tags": len(self.tags)}
         for name, size in sizes.items():
             if size != total:
                 got = f"{size} elements"
-                raise DataError(message(name, got, f"offsets end at {total}", "pass one row per element"))
+                raise DataError(
+                    message(name, got, f"as long as offsets require, {total} elements", "pass one row per element")
+                )
         if self.targets is not None:
             expected, per = (total, "element") if self.targets.per_element else (count, "sequence")
             if len(self.targets.values) != expected:
-                rule = f"one row per {per}, and there are {expected}"
-                raise DataError(message("targets", f"{len(self.targets.values)} rows", rule, "pass one each"))
+                rule = f"one row for each of the {expected} {per}s"
+                raise DataError(message("targets", f"{len(self.targets.values)} rows", rule, "pass that many"))
         check_features(self.features, count, total)
         for name, given in (("ids", self.ids), ("labels", self.labels)):
             if given is not None and len(given) != count:
                 got = f"{len(given)} of them"
-                raise DataError(message(name, got, f"one per sequence, and there are {count}", "pass one each"))
+                raise DataError(message(name, got, f"one for each of the {count} sequences", "pass that many"))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -22,7 +22,7 @@ def check_split(split: str) -> None:
     if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
-    rule = f"{', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
+    rule = f"one of {', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
     raise ArgumentError(message("split", got, rule, "pass e.g. characters"))
 
 

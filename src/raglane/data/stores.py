@@ -192,7 +192,7 @@ def stores_of(source: Any, columns: Columns | None, format: str | None) -> tuple
             shards, task = Shards.of(path)
             columns = columns or Columns(task=task)
             if columns.wants_labels and not shards.layout.serves(columns.task):
-                rule = f"{quote(str(path))} was converted for the task {task}, and has no labels of another kind"
+                rule = f"{task}, for which {quote(str(path))} was converted"
                 fix = f"convert the data again, with {argument('task', columns.task)}"
                 raise ArgumentError(message("task", repr(columns.task), rule, fix))
             stores.append(shards)

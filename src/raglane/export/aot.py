@@ -123,7 +123,7 @@ def _compile(program: Any, made: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(made))
     except Exception as error:
         said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        rule, fix = "a graph that AOTInductor compiles", "see that a C++ compiler is installed, or use rl.export.onnx"
+        rule, fix = "a graph that AOTInductor compiles", "check that a C++ compiler is installed, or use rl.export.onnx"
         raise ExportError(message("model", said, rule, fix)) from error
 
 
@@ -199,11 +199,11 @@ def build_operators(folder: str | Path) -> Path:
     if compiler is None or sys.platform != "linux":
         got = "no C++ compiler" if compiler is None else f"the system {sys.platform}"
         fix = "install g++, or set CXX; without operators, rl.export.package uses those of torch, which are slower"
-        raise ExportError(message("operators", got, "a C++20 compiler on Linux", fix))
+        raise ExportError(message("operators", got, "built with a C++20 compiler on Linux", fix))
     target = Path(folder)
     if target.exists() and not target.is_dir():
         rule = "a folder, or the name of a new one"
-        raise ArgumentError(message("folder", quote(str(folder)), rule, "name a folder"))
+        raise ArgumentError(message("folder", quote(str(folder)), rule, "pass the path of a folder"))
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         shutil.copy(kernels, place)
@@ -212,7 +212,7 @@ def build_operators(folder: str | Path) -> Path:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
             fix = "use g++ 11 or clang 14, or a later one"
-            raise ExportError(message("operators", lines[0], "a compiler that builds them", fix))
+            raise ExportError(message("operators", lines[0], "built by a compiler that accepts them", fix))
         for file in (kernels, built):
             write_file(target / file.name, file.read_bytes())
     return target / LIBRARY

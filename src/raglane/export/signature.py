@@ -52,8 +52,8 @@ class Signature:
         parameters = list(inspect.signature(model.forward).parameters)
         names = tuple(parameters[: len(arguments)])
         if len(names) < len(arguments):
-            rule = f"at most the {len(parameters)} that the model's forward names"
-            fix = "wrap the model in a module whose forward names each"
+            rule = f"at most the {len(parameters)} parameters of the model's forward"
+            fix = "wrap the model in a module whose forward has a parameter for each"
             raise ArgumentError(message("example", f"{len(arguments)} arguments", rule, fix))
         signature = cls(names, arguments, layout)  # type: ignore[arg-type]
         for name, part in signature.leaves():

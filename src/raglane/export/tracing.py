@@ -40,7 +40,7 @@ def check_dtype(model: nn.Module) -> None:
     for name, part in model.named_parameters():
         if part.is_floating_point() and part.dtype not in _DTYPES:
             fix = "export model.float(); an ONNX file can be made float16 afterwards, see docs/deploy.md"
-            raise ExportError(message(name, str(part.dtype), "parameters of float32 or float64", fix))
+            raise ExportError(message(name, str(part.dtype), "of float32 or float64", fix))
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def _difference(name: str, array: Any, expected: Tensor, lengths: list[int]) -> 
     wanted = _array(expected)
     if array.shape != wanted.shape:
         got = f"shape {array.shape} for lengths {lengths[:9]}"
-        raise ExportError(message(name, got, f"the model's {wanted.shape}", _REPORT))
+        raise ExportError(message(name, got, f"of the model's shape {wanted.shape}", _REPORT))
     if not np.issubdtype(wanted.dtype, np.floating):
         return 0.0 if bool((array == wanted).all()) else float("inf")
     finite = np.isfinite(wanted)
@@ -169,4 +169,4 @@ def _nudged(model: nn.Module, seed: int) -> nn.Module:
 def _refusal(error: Exception) -> ExportError:
     said = str(error).strip().splitlines()[-1]
     fix = "compute it in another way, or export with verify=False for another runtime"
-    return ExportError(message("model", f"a graph that the runtime refuses: {said}", "one that it runs", fix))
+    return ExportError(message("model", f"an error of the runtime: {said}", "a graph that the runtime accepts", fix))

@@ -107,7 +107,7 @@ class Library:
     def with_isa(self, isa: str) -> Library:
         """Return the same kernels for another instruction set."""
         if isa not in self.isas:
-            rule = f"one of those available here, {', '.join(self.isas)}"
+            rule = f"one of the instruction sets available here, {', '.join(self.isas)}"
             raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
@@ -174,20 +174,20 @@ def library() -> Library:
     if path is None:
         raise MissingExtraError(
             "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
-            " compiler with OpenMP. Fix: install g++ or clang++, then install raglane again"
+            " compiler with OpenMP. Install g++ or clang++, then install raglane again"
         )
     # torch was imported before, so the library shares torch's OpenMP runtime.
     handle = _mapped(path)
     if isinstance(handle, str):
-        raise MissingExtraError(f"{handle}. Fix: free memory or raise its limit, and start again")
+        raise MissingExtraError(f"{handle}. Free memory or raise its limit, and start again")
     if handle.raglane_abi() != ABI:
-        raise MissingExtraError(f"the cpu kernels at {path} are of another version of raglane. Fix: reinstall raglane.")
+        raise MissingExtraError(f"the cpu kernels at {path} are of another version of raglane. Reinstall raglane.")
     structs = _structs(handle)
     for name, size in _SIZES.items():
         if structs[name].size != size:
             raise MissingExtraError(
                 f"the cpu kernels at {path} have a struct {name} of {structs[name].size} bytes, but this version of"
-                f" raglane requires {size}. Fix: reinstall raglane."
+                f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
@@ -273,7 +273,7 @@ def _raise(status: int, buffer: ctypes.Array[ctypes.c_char]) -> NoReturn:
     """Raise the error of a failed call."""
     text = buffer.value.decode(errors="replace")
     if status == _OUT_OF_MEMORY:
-        raise MemoryError(f"raglane's cpu kernels: {text}. Fix: pass a smaller batch, or shorter sequences.")
+        raise MemoryError(f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences.")
     raise ArgumentError(f"raglane's cpu kernels: {text}.")
 
 

@@ -72,7 +72,7 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
     except NO_MEMORY:
         pass  # the error is raised below
     if not isinstance(part, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass one"))
+        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"))
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"

@@ -164,10 +164,10 @@ class SequenceEncoder(nn.Module):
             # A user-defined module checks its own input.
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
-            rule, fix = "tokens, of int64 or int32", "leave embedding out for elements of floats"
+            rule, fix = "a batch of tokens of int64 or int32", "leave embedding out for elements of floats"
             raise ArgumentTypeError(message("batch", f"values of {batch.dtype}", rule, fix))
         if batch.features:
-            rule = "one token per element"
+            rule = "a batch of one token per element"
             raise ShapeError(message("batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"))
         # Only on the CPU: reading values would wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():

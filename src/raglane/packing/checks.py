@@ -164,7 +164,7 @@ def check_permutation(array: IntArray, argument: str, fix: str) -> None:
     # Of count numbers from 0 to count - 1, each occurs once if none is missing.
     counts = np.bincount(array) if array.min() >= 0 and array.max() < count else array[:0]
     if counts.shape[0] != count or np.count_nonzero(counts) != count:
-        raise ShapeError(message(argument, quote(array.tolist()), f"each of 0 to {count - 1} once", fix))
+        raise ShapeError(message(argument, quote(array.tolist()), f"a permutation of 0 to {count - 1}", fix))
 
 
 # -- lists of sequences -----------------------------------------------------------------------------------------------

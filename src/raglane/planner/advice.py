@@ -157,10 +157,8 @@ def plan(
     """
     known = lengths_of(lengths)
     if not bool(known.any()):
-        got = f"{known.shape[0]} sequences, none of which has an element"
-        raise ArgumentError(
-            message("lengths", got, "at least one sequence has an element", "check where they come from")
-        )
+        got = f"{known.shape[0]} sequences, all of length 0"
+        raise ArgumentError(message("lengths", got, "lengths with at least one above 0", "check the lengths"))
     twin = as_layer(layer)
     check_whole("ranks", ranks, 1, "pass the number of processes")
     check_flag("fresh", fresh)
@@ -199,7 +197,7 @@ def plan(
 def _listed(name: str, given: Any, rule: str, example: str) -> list[Any]:
     found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not found:
-        raise ArgumentError(message(name, quote(given), rule, f"pass {example}, say, or leave it out"))
+        raise ArgumentError(message(name, quote(given), rule, f"pass e.g. {example}, or leave it out"))
     return found
 
 
@@ -218,13 +216,13 @@ def _threads(given: Sequence[int] | None) -> list[int]:
 
 
 def _dtypes(given: Sequence[torch.dtype] | None) -> list[torch.dtype]:
-    rule = "torch's floating-point dtypes"
+    rule = "floating-point dtypes of torch"
     if given is None or (isinstance(given, Sequence) and not given):
         return []
     dtypes = _listed("dtypes", given, rule, "[torch.bfloat16]")
     for dtype in dtypes:
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ArgumentTypeError(message("dtypes", quote(dtype), rule, "pass [torch.bfloat16], say"))
+            raise ArgumentTypeError(message("dtypes", quote(dtype), rule, "pass e.g. [torch.bfloat16]"))
     return dtypes
 
 
@@ -237,7 +235,7 @@ def _of_backends(ways: list[Way], wanted: Sequence[str] | None) -> list[Way]:
     found = [way for way in ways if way.backend in names]
     if not found:
         able = ", ".join(dict.fromkeys(way.backend for way in ways))
-        rule = f"this layer can be run by {able}"
+        rule = f"backends that can run this layer, {able}"
         raise DispatchError(message("backends", quote(names), rule, "pass one of these, or leave it out"))
     return found
 
@@ -277,8 +275,8 @@ def _best(offered: Sequence[Row], most: float) -> Row:
     fitting = [row for row in offered if row.peak_bytes <= most]
     if not fitting:
         least = min(row.peak_bytes for row in offered)
-        rule = f"the smallest batch that was asked for takes {least:,} bytes"
-        raise ArgumentError(message("memory", f"{most:,.0f} bytes", rule, "pass more, or smaller batch_sizes"))
+        rule = f"at least {least:,} bytes, which the smallest of batch_sizes needs"
+        raise ArgumentError(message("memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes"))
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
     return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))

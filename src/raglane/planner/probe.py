@@ -233,25 +233,27 @@ def time_layer(cell: str, size: Size, lengths: Sequence[int], mode: str) -> tupl
 
 
 def lengths_of_file(path: Path) -> list[int]:
-    """Read a text file of lengths, an integer of at least 1 per line; empty lines are ignored."""
+    """Read a readable text file of lengths, a file with one integer of at least 1 per line; empty lines are ignored."""
     fix = "write one length per line, and nothing else"
     try:
         lines = read_file(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         got = f"{str(path)!r}, which cannot be read ({why})"
-        raise DataError(message("lengths", got, "a text file", fix)) from error
+        raise DataError(message("lengths", got, "a readable text file", fix)) from error
     found: list[int] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         text = line.strip()
         if not (text.isascii() and text.isdigit() and len(text) <= 7 and 1 <= int(text) <= 10**6):
-            rule = "an integer from 1 to 1,000,000 per line"
+            rule = "a file with one integer from 1 to 1,000,000 per line"
             raise DataError(message("lengths", f"{quote(text)} in line {number} of {path}", rule, fix))
         found.append(int(text))
     if not found:
-        raise DataError(message("lengths", f"no length in {path}", "an integer of at least 1 per line", fix))
+        raise DataError(
+            message("lengths", f"no length in {path}", "a file with one integer of at least 1 per line", fix)
+        )
     return found
 
 

@@ -48,7 +48,7 @@ class Sample:
         drawn = known[index]
         elements = most * longest(drawn)
         if elements > _MOST_ELEMENTS:
-            rule = f"at most {_MOST_ELEMENTS:,} elements in the padded batch that is drawn"
+            rule = f"at most {_MOST_ELEMENTS:,} elements when padded"
             raise ArgumentError(message("lengths", f"{elements:,}", rule, "draw fewer sequences, or their first steps"))
         starts = offsets_from_lengths(known)[index].tolist()
         return cls(known, index, drawn, starts, None if labels is None else read_labels(labels, known, index))
@@ -77,11 +77,11 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """Return the labels of the drawn sequences as texts of printable characters."""
     if isinstance(labels, Ragged) and labels.features == ():
         labels = labels.to_list()
-    rule, fix = "one label for each element", "pass for each sequence a list of its labels"
+    rule, fix = "lists with one label for each element", "pass for each sequence a list of its labels"
     if not isinstance(labels, Sequence) or isinstance(labels, str | bytes):
         raise ArgumentTypeError(message("labels", quote(labels), rule, fix))
     if len(labels) != lengths.shape[0]:
-        raise ShapeError(message("labels", f"{len(labels)} lists", f"{rule}, and {lengths.shape[0]} sequences", fix))
+        raise ShapeError(message("labels", f"{len(labels)} lists", f"{rule}, for {lengths.shape[0]} sequences", fix))
     read = []
     for sequence in index.tolist():
         given = labels[sequence]
@@ -90,7 +90,7 @@ def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
             raise ArgumentTypeError(message("labels", f"{quote(one)} for sequence {sequence}", rule, fix))
         if len(one) != int(lengths[sequence]):
             got = f"{len(one)} for sequence {sequence}"
-            raise ShapeError(message("labels", got, f"{rule}, and it has {int(lengths[sequence])}", fix))
+            raise ShapeError(message("labels", got, f"{rule}, here {int(lengths[sequence])}", fix))
         read.append([printable(f"{text:g}" if isinstance(text, float) else str(text)) for text in one])
     return read
 

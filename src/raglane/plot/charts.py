@@ -169,7 +169,7 @@ _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))
 
 
 def _read_sizes(given: Any) -> list[int]:
-    rule, fix = "a list of at least one batch size", "pass [16, 32, 64], say"
+    rule, fix = "a list of at least one batch size", "pass e.g. [16, 32, 64]"
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
@@ -308,7 +308,7 @@ def _read(
     if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
         raise ArgumentTypeError(message(name, quote(rows), rule, fix))
     if not rows:
-        raise ArgumentError(message(name, "none", f"{rule}, at least one", fix))
+        raise ArgumentError(message(name, "none", f"{rule}, with at least one", fix))
     read = []
     for index, row in enumerate(rows):
         where = f"{name}[{index}]"
@@ -328,8 +328,8 @@ def _read(
 
 def _check_count(name: str, found: Any) -> None:
     if len(found) > _MOST_NAMES:
-        rule = f"at most {_MOST_NAMES} names, which a legend can hold"
-        raise ArgumentError(message(name, f"{len(found)} names", rule, "draw a part of them"))
+        rule = f"at most {_MOST_NAMES} names, the most that fit a legend"
+        raise ArgumentError(message(name, f"{len(found)} names", rule, "draw fewer of them"))
 
 
 def _style(number: int) -> dict[str, Any]:

@@ -139,11 +139,13 @@ def _named(name: str, given: Any, what: str, bounds: tuple[int, int] | None) -> 
 
 def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
     """Return a checked batch as ``(N, units)`` float64 on the CPU."""
-    check_kind(name, given, Ragged, "a Ragged, whose values belong to elements", "wrap it with rl.Ragged(sequences)")
+    check_kind(name, given, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if not given.values.is_floating_point():
-        raise ArgumentTypeError(message(name, str(given.dtype), "floats", "convert the batch with .to(torch.float32)"))
+        raise ArgumentTypeError(
+            message(name, str(given.dtype), "of a floating-point dtype", "convert the batch with .to(torch.float32)")
+        )
     if len(given.features) > 1 or 0 in given.features:
-        rule = "one number per element, or one dimension of them"
+        rule = "one number or one vector per element"
         raise ShapeError(
             message(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
         )

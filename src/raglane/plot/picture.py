@@ -94,12 +94,12 @@ class Picture:
             ArgumentError: the suffix is neither ``.svg`` nor ``.png``.
             OSError: the file cannot be written.
         """
-        check_kind("path", path, (str, PathLike), "the path of a file", 'pass "picture.svg", say')
+        check_kind("path", path, (str, PathLike), "the path of a file", 'pass e.g. "picture.svg"')
         suffix = Path(path).suffix.lower()
         if suffix not in (".svg", ".png"):
             rule = "a name that ends in .svg or .png"
             raise ArgumentError(
-                message("path", quote(str(path)), rule, "for other formats call picture.figure.savefig")
+                message("path", quote(str(path)), rule, "call picture.figure.savefig for other formats")
             )
         Path(path).write_bytes(drawing.svg(self.figure) if suffix == ".svg" else drawing.png(self.figure, _DPI))
 
@@ -132,11 +132,11 @@ def place(axes: Any, size: tuple[float, float], boxes: Sequence[Box]) -> Picture
     given = (
         list(axes.flat) if isinstance(axes, np.ndarray) else list(axes) if isinstance(axes, list | tuple) else [axes]
     )
-    fix = "pass what figure.subplots() gives, or None for a figure of its own"
+    fix = "pass the result of figure.subplots(), or None for a new figure"
     for one in given:
         check_kind("axes", one, Axes, "axes of matplotlib", fix)
     if len(given) != len(boxes):
-        rule = f"{len(boxes)}, one for each part of the picture"
+        rule = f"{len(boxes)} axes, one for each part of the picture"
         raise ShapeError(message("axes", f"{len(given)} axes", rule, fix))
     for one in given:
         drawing.frame(one, look(), grid="")

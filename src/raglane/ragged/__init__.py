@@ -1,7 +1,7 @@
-"""``Ragged``: the value that everything in Raglane passes around.
+"""The class ``Ragged``.
 
-:mod:`~raglane.ragged.batch` holds the class and its conversions, :mod:`~raglane.ragged.operations` what it computes
-sequence by sequence, :mod:`~raglane.ragged.functions` which torch functions accept it.
+:mod:`~raglane.ragged.batch` contains the class, :mod:`~raglane.ragged.operations` its operations per sequence, and
+:mod:`~raglane.ragged.functions` the torch functions that accept it.
 """
 
 from __future__ import annotations

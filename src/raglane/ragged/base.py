@@ -1,4 +1,4 @@
-"""The parts of a ragged batch, and what follows from them without computing on a value."""
+"""The fields of a ragged batch, and the properties that follow from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from raglane.errors import ShapeError
 
 
 class FlatBatch:
-    """Values that lie flat, their offsets, and the lengths as the host knows them: the base of ``Ragged``.
+    """The base of ``Ragged``: flat values, offsets and a copy of the lengths on the host.
 
-    NOTE (host lengths): on a CPU the offsets alone say where the sequences are, so that nothing can contradict them,
-    and ``_host_lengths`` is None. For offsets on a device it is a CPU tensor, or None where the lengths only ever were
-    on the device; then the first property that needs them waits for it, once.
+    NOTE (host lengths): on a CPU the offsets are the only record of the sequences, and ``_host_lengths`` is None. For
+    offsets on a device it is a CPU tensor, or None if the lengths have only been on the device; the first property
+    that needs them then waits for the device, once.
     """
 
     __slots__ = ("_host_lengths", "_offsets", "_values")
@@ -28,11 +28,11 @@ class FlatBatch:
 
     @classmethod
     def _make(cls, values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Self:
-        """Put a batch together from parts that are known to fit."""
+        """Create a batch without checks."""
         batch = cls.__new__(cls)
         batch._values = values
         batch._offsets = offsets
-        # What takes a batch's place while torch handles pytrees may not be a tensor.
+        # In torch's pytrees, placeholders may replace tensors.
         batch._host_lengths = None if getattr(offsets, "is_cpu", False) else host_lengths
         return batch
 
@@ -46,7 +46,7 @@ class FlatBatch:
         return self._make(values, self._offsets, self._host_lengths)
 
     def with_values(self, values: Tensor) -> Self:
-        """The same sequences with other values.
+        """Return the same sequences with other values.
 
         Args:
             values: ``(N, *features)``, one row per element, on the device of the batch; any dtype.
@@ -62,7 +62,7 @@ class FlatBatch:
         """
         check_tensor("values", values, least=1)
         if values.shape[0] != self._values.shape[0]:
-            rule = f"one row per element, {self._values.shape[0]}"
+            rule = f"a tensor with one row for each of the {self._values.shape[0]} elements"
             raise ShapeError(message("values", f"shape {tuple(values.shape)}", rule, "compute them from .values"))
         check_device("values", values, self._offsets.device)
         return self._like(values)
@@ -73,7 +73,7 @@ class FlatBatch:
 
     @property
     def _count(self) -> int:
-        """B as it stands in a graph, where Python's ``len`` would make a constant of it."""
+        """B, symbolic in a graph, where ``len`` would make it a constant."""
         return self._offsets.shape[0] - 1
 
     # -- what it holds ----------------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ class FlatBatch:
 
     @property
     def offsets(self) -> Tensor:
-        """Where each sequence starts, and the end of the last, ``(B + 1,)`` int64 on the values' device."""
+        """The starts of the sequences and the end of the last, ``(B + 1,)`` int64 on the device of the values."""
         return self._offsets
 
     @property
     def host_lengths(self) -> Tensor:
-        """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if the host never knew them."""
+        """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if they are only there."""
         if self._offsets.is_cpu:
             return segments.lengths_from_offsets(self._offsets)
         if self._host_lengths is None or not self._host_lengths.is_cpu:
@@ -98,40 +98,40 @@ class FlatBatch:
         return self._host_lengths
 
     def _known_lengths(self) -> Tensor | None:
-        """The lengths on the host, or None where that would wait for a device."""
+        """Return the lengths on the host, or None if that would wait for a device."""
         return segments.lengths_from_offsets(self._offsets) if self._offsets.is_cpu else self._host_lengths
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths, ``(B,)`` int64, on the values' device; for the copy on the host see ``host_lengths``."""
+        """The lengths, ``(B,)`` int64, on the device of the values; ``host_lengths`` is the copy on the host."""
         return segments.lengths_from_offsets(self._offsets)
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """The offsets as int32, as attention kernels for sequences of different lengths want them."""
+        """The offsets as int32, for attention kernels with variable lengths."""
         return self._offsets.to(torch.int32)
 
     @property
     def segment_ids(self) -> Tensor:
-        """For each element the sequence that it belongs to, ``(N,)`` int64."""
+        """The index of the sequence of each element, ``(N,)`` int64."""
         return segments.segment_ids(self._offsets, self._values.shape[0])
 
     @property
     def positions(self) -> Tensor:
-        """For each element its step, ``(N,)`` int64: 0 for the first of its sequence."""
+        """The step of each element in its sequence, ``(N,)`` int64, from 0."""
         return segments.positions(self._offsets, self._values.shape[0])
 
     @property
     def max_length(self) -> int:
-        """The longest length; 0 for a batch of no sequences. Waits for a GPU if the host never knew the lengths."""
+        """The longest length; 0 for an empty batch. Waits for a GPU if the lengths are only there."""
         lengths = self.host_lengths
         return int(lengths.max()) if lengths.numel() else 0
 
     @property
     def fill(self) -> float:
-        """N / (B x longest), the share of a padded batch that would be real; 1 where that has no elements.
+        """N / (B x longest), the share of real elements in the padded batch; 1 if that is empty.
 
-        Waits for a GPU if the host never knew the lengths.
+        Waits for a GPU if the lengths are only there.
         """
         room = len(self) * self.max_length
         return self._values.shape[0] / room if room else 1.0
@@ -153,13 +153,13 @@ class FlatBatch:
 
     @property
     def requires_grad(self) -> bool:
-        """True if gradients flow to the values."""
+        """True if the values require gradients."""
         return self._values.requires_grad
 
     def mask(self) -> Tensor:
-        """``(B, longest)`` bool: True where a padded batch would hold a real element.
+        """Return the mask of the padded batch, ``(B, longest)`` bool, True for real elements.
 
-        Waits for a GPU if the host never knew the lengths.
+        Waits for a GPU if the lengths are only there.
 
         Example:
             >>> Ragged([torch.ones(2), torch.ones(1)]).mask().tolist()
@@ -173,17 +173,20 @@ class FlatBatch:
         return segments.offsets_from_lengths(self.host_lengths)
 
     def _needs_lengths_of(self, name: str, other: FlatBatch, whose: str) -> None:
-        """Raise where this batch, an argument called ``name``, has other lengths than the batch that it goes with.
+        """Raise if this batch, the argument ``name``, has other lengths than ``other``.
 
-        NOTE (trust): lengths that the host never knew are taken on trust, since to read them would be to wait for a
-        device; and torch.compile cannot trace a question to numbers.
+        NOTE (trust): lengths that are only on a device are not checked, which would wait for it; nor are numbers under
+        torch.compile, which cannot trace a branch on them.
         """
         if self._offsets is other._offsets:
             return
         if self._count != other._count:
-            got, rule = f"{len(self)} sequences", f"as many as {whose}, {len(other)}"
+            got, rule = f"{len(self)} sequences", f"a batch of {len(other)} sequences, like {whose}"
         elif self._values.shape[0] != other._values.shape[0]:
-            got, rule = f"{self._values.shape[0]} elements", f"as many as {whose}, {other._values.shape[0]}"
+            got, rule = (
+                f"{self._values.shape[0]} elements",
+                f"a batch of {other._values.shape[0]} elements, like {whose}",
+            )
         else:
             if torch.compiler.is_compiling():
                 return
@@ -192,9 +195,9 @@ class FlatBatch:
                 return
             place = int((mine != theirs).nonzero()[0])
             got = f"length {int(mine[place])} for sequence {place}"
-            rule = f"the same lengths as {whose}, here {int(theirs[place])}"
+            rule = f"a batch with a batch with the lengths of {whose}, here {int(theirs[place])}"
         raise ShapeError(message(name, got, rule, "build both from the same lengths, or truncate the longer one"))
 
     def _value(self, name: str, value: Any) -> Any:
-        """A number as the dtype of the values holds it, or an error."""
+        """Return a number in the dtype of the values; raise if it does not fit."""
         return check_value(name, value, self.values.dtype)

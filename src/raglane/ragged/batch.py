@@ -1,4 +1,4 @@
-"""The ragged batch: values that lie flat, sequence after sequence, and the offsets at which sequences start."""
+"""The ragged batch: flat values, sequence after sequence, and the offsets of the sequences."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from raglane.ragged.conversions import Conversions
 from raglane.ragged.interop import from_list
 from raglane.ragged.operations import SequenceOperations
 
-_SHOWN = 10  # lengths that a repr writes out before an ellipsis
-_ROWS = 24  # rows that a picture draws before the rest is only counted
+_SHOWN = 10  # lengths in a repr before an ellipsis
+_ROWS = 24  # rows of a picture
 _WIDTH, _ROW = 240, 8  # pixels
 
 
 def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[Ragged, Any], Ragged]:
-    """A Python operator of Ragged that calls the torch function of the same meaning."""
+    """Return a Python operator of Ragged that calls a torch function."""
 
     def apply(self: Ragged, other: Any) -> Ragged:
         if isinstance(other, np.ndarray):
@@ -43,7 +43,7 @@ def _operator(function: Callable[..., Any], swapped: bool = False) -> Callable[[
 
 
 def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
-    """A Python operator of one operand."""
+    """Return a unary Python operator."""
 
     def apply(self: Ragged) -> Ragged:
         result: Ragged = function(self)
@@ -55,17 +55,16 @@ def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
 class Ragged(SequenceOperations, Conversions):
     """A batch of sequences of different lengths, without padding.
 
-    ``values`` ``(N, *features)`` holds the sequences one after the other, in the caller's order; ``offsets``
-    ``(B + 1,)`` says where each starts. A Ragged is immutable: operations return a new one, which shares what
-    did not change. Gradients flow through ``values``. Lengths of 0 and batches of 0 sequences are legal.
+    ``values`` ``(N, *features)`` contains the sequences one after the other, in the caller's order, and ``offsets``
+    ``(B + 1,)`` their starts. A Ragged is immutable: operations return a new one, which shares unchanged tensors.
+    Gradients flow through ``values``. Lengths of 0 and batches of 0 sequences are legal.
 
-    Of a batch on a GPU the lengths are kept a second time on the host, as a CPU tensor, wherever they were known there,
-    so that nothing has to wait for the GPU to learn them. Only a batch built from offsets or lengths that were on a GPU
-    lacks that copy; what needs it then (``host_lengths``, ``max_length``, ``fill``, indexing, ``truncate``,
-    ``to_padded`` and the other conversions) waits for the device.
+    A batch on a GPU keeps a copy of its lengths on the host, so that nothing waits for the GPU to read them. Only a
+    batch built from offsets or lengths on a GPU has no copy: ``host_lengths``, ``max_length``, ``fill``, indexing,
+    ``truncate``, ``to_padded`` and the other conversions then wait for the device.
 
-    Element-wise torch functions, and those of the feature dimensions (``torch.relu``, ``r * 2``,
-    ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``, ``torch.softmax(r, dim=-1)``), take a Ragged and
+    Element-wise torch functions, and functions of the feature dimensions (``torch.relu``, ``r * 2``,
+    ``torch.nn.Linear``, ``Embedding``, ``Dropout``, ``LayerNorm``, ``torch.softmax(r, dim=-1)``), accept a Ragged and
     return one.
 
     Args:
@@ -95,13 +94,13 @@ class Ragged(SequenceOperations, Conversions):
     # -- as a container -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Each sequence in turn, a view. Waits for a GPU if the host never knew the lengths."""
+        """Yield a view of each sequence. Waits for a GPU if the lengths are only there."""
         return iter(self.to_list())
 
     def __getitem__(self, index: Any) -> Any:
-        """One sequence (a view) by an integer, or a batch of some by a slice, an index or a mask.
+        """Return a view of one sequence for an integer, or a batch for a slice, an index or a mask.
 
-        Waits for a GPU if the host never knew the lengths, or if an index tensor is on one.
+        Waits for a GPU if the lengths are only there, or if an index tensor is on one.
 
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
@@ -115,11 +114,18 @@ class Ragged(SequenceOperations, Conversions):
         try:
             position = operator.index(index)
         except (TypeError, RuntimeError):
-            rule = "an integer, a slice, a list, an index tensor or a mask chooses sequences"
+            rule = "an integer, a slice, a list, an index tensor or a mask, which choose sequences"
             fix = "call r.map(lambda values: values[..., k]) to choose features"
             raise ArgumentTypeError(message("index", quote(index), rule, fix)) from None
         if not -len(self) <= position < len(self):
-            raise IndexError(message("index", quote(position), f"the batch has {len(self)} sequences", "see len(r)"))
+            raise IndexError(
+                message(
+                    "index",
+                    quote(position),
+                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
+                    "use an index below len(r)",
+                )
+            )
         host_offsets = self._host_offsets()
         position %= len(self)
         return self._values[int(host_offsets[position]) : int(host_offsets[position + 1])]
@@ -128,9 +134,9 @@ class Ragged(SequenceOperations, Conversions):
         try:
             start, stop, step = index.indices(len(self))
         except (TypeError, ValueError, RuntimeError) as error:
-            rule = "integers or None, and a step that is not 0"
+            rule = "a slice of integers or None, with a step other than 0"
             kind = ArgumentError if isinstance(error, ValueError) else ArgumentTypeError
-            raise kind(message("index", quote(index), rule, "pass for instance r[2:5]")) from error
+            raise kind(message("index", quote(index), rule, "pass e.g. r[2:5]")) from error
         if step != 1:
             return self.select(torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu"))
         stop = max(start, stop)
@@ -143,7 +149,7 @@ class Ragged(SequenceOperations, Conversions):
         """Apply a function to the flat values, ``(N, *features)`` in and ``(N, *anything)`` out.
 
         Args:
-            function: one that treats each row alone; that it does is the caller's promise.
+            function: it must treat each row independently, which is not checked.
 
         Raises:
             ArgumentTypeError: not a function.
@@ -153,7 +159,7 @@ class Ragged(SequenceOperations, Conversions):
             >>> Ragged([torch.ones(2, 3)]).map(lambda values: values.sum(-1)).values.tolist()
             [3.0, 3.0]
         """
-        check_kind("function", function, Callable, "a function of the flat values", "pass for instance torch.relu")
+        check_kind("function", function, Callable, "a function of the flat values", "pass e.g. torch.relu")
         values = function(self._values)
         if not isinstance(values, Tensor) or values.shape[:1] != self._values.shape[:1]:
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
@@ -163,10 +169,10 @@ class Ragged(SequenceOperations, Conversions):
         return self._like(values)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or convert the values as :meth:`torch.Tensor.to` does; offsets follow to the device.
+        """Move or convert the values like :meth:`torch.Tensor.to`; offsets move to the same device.
 
         Raises:
-            ArgumentTypeError: what ``torch.Tensor.to`` does not take, or a device that is not there.
+            ArgumentTypeError: invalid arguments of ``torch.Tensor.to``, or a device that is not available.
 
         Example:
             >>> Ragged([[1, 2]]).to(torch.float64).dtype
@@ -181,14 +187,14 @@ class Ragged(SequenceOperations, Conversions):
         return self._make(values, offsets, self._known_lengths())
 
     def pin_memory(self) -> Self:
-        """A copy in page-locked memory, from which a GPU copies without the host waiting.
+        """Return a copy in page-locked memory, for asynchronous copies to a GPU.
 
-        A DataLoader with ``pin_memory=True`` calls it.
+        A DataLoader with ``pin_memory=True`` calls this method.
         """
         return self._make(self._values.pin_memory(), self._offsets.pin_memory(), self._host_lengths)
 
     def detach(self) -> Self:
-        """The same batch, cut off from the graph of gradients."""
+        """Return the batch detached from the autograd graph."""
         return self._like(self._values.detach())
 
     # -- torch functions and operators ------------------------------------------------------------------------------
@@ -231,24 +237,24 @@ class Ragged(SequenceOperations, Conversions):
     __contains__ = None
 
     def __bool__(self) -> bool:
-        # A batch is a container, which would make `if a == b` true for whatever they hold.
-        rule = "a batch of many values is neither true nor false"
-        fix = "ask len(r) > 0, or (a == b).values.all()"
-        raise ArgumentTypeError(message("a Ragged", "a question for its truth", rule, fix))
+        # By its length as a container, `if a == b` would be true for any values.
+        rule = "compared or counted before it is used as a bool"
+        fix = "write len(r) > 0, or (a == b).values.all()"
+        raise ArgumentTypeError(message("a Ragged", "a batch of values, which is neither true nor false", rule, fix))
 
     __neg__ = _unary(torch.neg)
     __abs__ = _unary(torch.abs)
     __invert__ = _unary(torch.bitwise_not)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what a Ragged does not have; for a method of tensors, say what there is instead.
+        # Called only for missing attributes; for a method of torch.Tensor the message names a replacement.
         if hasattr(Tensor, name) and not name.startswith("__"):
-            rule = "a Ragged has no dimension for its steps, so not every one applies"
+            rule = "a method that a Ragged has"
             fix = f"{functions.hint(name)}; for torch's recurrent layers use those of rl.nn"
-            raise AttributeError(message(f"Ragged.{name}", "a method of tensors", rule, fix))
+            raise AttributeError(message(f"Ragged.{name}", "a method of torch.Tensor", rule, fix))
         raise AttributeError(f"Ragged has no attribute {name!r}")
 
-    # -- how it shows itself ------------------------------------------------------------------------------------------
+    # -- pickling and display ------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._values, self._offsets, self._host_lengths)
@@ -257,7 +263,7 @@ class Ragged(SequenceOperations, Conversions):
         lengths = self._known_lengths()
         shape = f"({', '.join(map(str, (len(self), '*', *self.features)))})"
         of_lengths = "lengths=on the device"
-        # NOTE: a repr never waits for a device, or looking at a batch in a debugger would change its timing.
+        # NOTE: a repr never waits for a device, so a debugger does not change the timing.
         if lengths is not None:
             shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (", ..." if len(self) > _SHOWN else "")
             of_lengths = f"lengths=[{shown}], fill={self.fill:.3g}"
@@ -269,8 +275,8 @@ class Ragged(SequenceOperations, Conversions):
 
 
 def _picture(title: str, lengths: list[int]) -> str:
-    """An HTML picture: one bar per sequence, coloured as long as it is, grey where padding would be."""
-    from html import escape  # a notebook needs it, and it costs as much to load as half of Raglane
+    """Return an HTML picture with a bar per sequence, grey for padding."""
+    from html import escape  # slow to import, and used only in notebooks
 
     rows = lengths[:_ROWS]
     longest = max([1, *rows])
@@ -293,23 +299,23 @@ def _picture(title: str, lengths: list[int]) -> str:
 
 
 def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
-    """Raise where it is the arguments of ``to`` that are wrong: then nothing at all can be converted like that."""
+    """Raise if the arguments of ``to`` are wrong, i.e. an empty tensor cannot be converted either."""
     try:
         torch.empty(0, device="cpu").to(*args, **kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError):
         got = ", ".join([*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())])
-        rule = f"what torch.Tensor.to takes, and a device that is here ({str(error).splitlines()[0]})"
+        rule = f"arguments of torch.Tensor.to, and an available device ({str(error).splitlines()[0]})"
         raise ArgumentTypeError(message("to", got, rule, "pass a device, a dtype or both")) from error
 
 
 def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:
-    """Put a pickled batch together again."""
+    """Rebuild a pickled batch."""
     return Ragged._make(values, offsets, host_lengths)
 
 
 def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
-    # NOTE: the lengths, where the host has them for itself, are a tensor among the children, never integers in the
-    # context: torch.compile would take integers for constants and compile anew for every batch.
+    # NOTE: lengths on the host are a tensor among the children, never integers in the context, for which torch.compile
+    # would compile again for every batch.
     host = [] if batch._host_lengths is None else [batch._host_lengths]
     return [batch._values, batch._offsets, *host], None
 
@@ -325,7 +331,7 @@ def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG00
     return Ragged._make(values, offsets, host[0] if host else None)
 
 
-# A program that torch.export has stored holds its example, which torch reads with weights_only=True.
+# Programs of torch.export contain their example, which torch loads with weights_only=True.
 torch.serialization.add_safe_globals([_rebuild])
 pytree.register_pytree_node(
     Ragged,

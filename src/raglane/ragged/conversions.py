@@ -1,4 +1,4 @@
-"""Between a ragged batch and every other way to hold sequences of different lengths."""
+"""Conversions of ragged batches from and to other layouts."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from raglane.segments.indexing import take_rows
 
 
 class Conversions(FlatBatch):
-    """The conversions of ``Ragged``; none loops over sequences, and gradients flow through those that copy."""
+    """The conversions of ``Ragged``. They do not loop over sequences, and are differentiable if they copy."""
 
     __slots__ = ()
 
     @classmethod
     def from_flat(cls, values: Any, offsets: Any = None, lengths: Any = None) -> Self:
-        """A batch over flat values; a tensor or NumPy array is not copied.
+        """Create a batch from flat values; a tensor or NumPy array is not copied.
 
         Args:
             values: ``(N, *features)``.
-            offsets: ``(B + 1,)`` integers, first 0, last ``N``, nowhere decreasing: a tensor, an array or a
-                list. Given on a GPU, they stay there and are not checked, since that would wait for it.
-            lengths: in place of offsets, and likewise: ``(B,)`` integers of at least 0 that add up to ``N``.
+            offsets: ``(B + 1,)`` non-decreasing integers from 0 to ``N``: a tensor, an array or a list. Offsets on a
+                GPU stay there and are not checked, which would wait for it.
+            lengths: instead of offsets, ``(B,)`` integers of at least 0 with the sum ``N``.
 
         Raises:
-            ArgumentTypeError: neither offsets nor lengths, both, or not integers; values that are not numbers, or a
-                nested, sparse or quantized tensor.
-            ShapeError: offsets or lengths that do not fit the values.
+            ArgumentTypeError: not exactly one of offsets and lengths, or no integers; values that are not numbers, or
+                a nested, sparse or quantized tensor.
+            ShapeError: offsets or lengths do not fit the values.
 
         Example:
             >>> Ragged.from_flat(torch.arange(6), lengths=[4, 2]).to_list()
@@ -48,7 +48,7 @@ class Conversions(FlatBatch):
         """
         values = read_values(values, "values")
         if (offsets is None) == (lengths is None):
-            rule = "exactly one of them says where the sequences are"
+            rule = "given as exactly one of the two"
             fix = "pass lengths=[...] or offsets=[0, ...]"
             raise ArgumentTypeError(message("offsets, lengths", "neither" if offsets is None else "both", rule, fix))
         if offsets is None:
@@ -60,10 +60,10 @@ class Conversions(FlatBatch):
         if offsets.device.type != "cpu":
             if offsets.is_meta and not values.is_meta:
                 what = "offsets" if given is None else "lengths"
-                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass real ones"))
+                raise ShapeError(message(what, "a tensor without data, on meta", "integers", "pass a tensor with data"))
             return cls._make(values, offsets.to(values.device), None)
         host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
-        if not records_operators():  # what is wrong the kernels will say when they run
+        if not records_operators():  # the kernels check when they run
             check_offsets(offsets, values.shape[0], "offsets" if given is None else "lengths")
         return cls._make(values, offsets.to(values.device, non_blocking=True), host_lengths)
 
@@ -77,20 +77,20 @@ class Conversions(FlatBatch):
         padding_side: str = "right",
         mask: Tensor | None = None,
     ) -> Self:
-        """The real elements of a padded tensor.
+        """Create a batch from the real elements of a padded tensor.
 
         Args:
-            padded: ``(B, T, *features)``, or ``(T, B, *features)`` where ``batch_first`` is False.
-            lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side; a list, an array, or a tensor,
-                which is copied to the host where it is on a GPU.
-            batch_first: whether the batch is the first dimension of ``padded``, and of ``mask``.
-            padding_side: with ``lengths``, where the padding stands, ``"right"`` or ``"left"``.
-            mask: in place of lengths, ``(B, T)`` bool, True where an element is real, for padding anywhere. Its count
-                is read on the host, which waits for a GPU.
+            padded: ``(B, T, *features)``, or ``(T, B, *features)`` if ``batch_first`` is False.
+            lengths: ``(B,)`` integers from 0 to ``T``, for padding on one side: a list, an array, or a tensor, which
+                is copied to the host.
+            batch_first: True if the batch is the first dimension of ``padded`` and of ``mask``.
+            padding_side: with ``lengths``, the side of the padding, ``"right"`` or ``"left"``.
+            mask: instead of lengths, ``(B, T)`` bool, True for real elements, for padding anywhere. Its sum is read on
+                the host, which waits for a GPU.
 
         Raises:
-            ArgumentTypeError: neither lengths nor mask, both, or one of the wrong kind.
-            ShapeError: lengths or a mask that does not fit the padded tensor.
+            ArgumentTypeError: not exactly one of lengths and mask, or one of the wrong type.
+            ShapeError: lengths or mask do not fit the padded tensor.
 
         Example:
             >>> padded = torch.tensor([[1, 2, 0], [3, 4, 5]])
@@ -103,7 +103,7 @@ class Conversions(FlatBatch):
             [tensor([1, 2]), tensor([3, 4, 5])]
         """
         if (lengths is None) == (mask is None):
-            rule = "exactly one of them says which elements are real"
+            rule = "given as exactly one of the two"
             fix = "pass the lengths, or a bool mask (B, T) for padding that is not on the right"
             raise ArgumentTypeError(message("lengths, mask", "neither" if lengths is None else "both", rule, fix))
         batch_first = check_flag("batch_first", batch_first)
@@ -116,10 +116,10 @@ class Conversions(FlatBatch):
     def _from_mask(cls, padded: Tensor, mask: Tensor, batch_first: bool) -> Self:
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass for instance mask.bool()"))
+            raise ArgumentTypeError(message("mask", str(kind), "a bool tensor", "pass e.g. mask.bool()"))
         check_tensor("mask", mask)
         if mask.shape != padded.shape[:2]:
-            rule = f"the first two dimensions of padded, which is {tuple(padded.shape)}"
+            rule = f"a tensor of the first two dimensions of padded, {tuple(padded.shape[:2])}"
             fix = "pass one entry for each element of the padded tensor"
             raise ShapeError(message("mask", f"shape {tuple(mask.shape)}", rule, fix))
         if not batch_first:
@@ -130,10 +130,10 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_packed(cls, packed: PackedSequence) -> Self:
-        """The sequences of a PackedSequence, in the caller's order.
+        """Create a batch from a PackedSequence, in the caller's order.
 
         Args:
-            packed: sorted or not, also with sequences of length 0 as :mod:`raglane.packing` makes them.
+            packed: sorted or not; with :mod:`raglane.packing` also with sequences of length 0.
 
         Raises:
             ArgumentTypeError: not a PackedSequence.
@@ -148,12 +148,12 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> Self:
-        """The sequences of a :mod:`torch.nested` tensor; one of the jagged layout shares its memory.
+        """Create a batch from a :mod:`torch.nested` tensor; the jagged layout shares its memory.
 
         Raises:
             ArgumentTypeError: not a nested tensor.
-            ShapeError: ragged in another dimension than the first after the batch, or offsets that do not describe its
-                values (looked at on a CPU): whoever holds them can change them.
+            ShapeError: ragged in another dimension than the first after the batch, or offsets on a CPU that do not fit
+                its values.
 
         Example:
             >>> nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
@@ -165,12 +165,12 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_arrow(cls, array: Any) -> Self:
-        """The sequences of an Arrow list array; numbers share its memory.
+        """Create a batch from an Arrow list array; numbers share its memory.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
             ArgumentTypeError: not an Arrow array of lists of numbers.
-            ArgumentError: a null, anywhere in it.
+            ArgumentError: the array contains a null.
 
         Example:
             >>> import pyarrow
@@ -181,7 +181,7 @@ class Conversions(FlatBatch):
         return cls._make(values, offsets, offsets.diff())
 
     def to_list(self) -> list[Tensor]:
-        """Each sequence as a view of the values. Waits for a GPU if the host never knew the lengths.
+        """Return a view of each sequence. Waits for a GPU if the lengths are only there.
 
         Example:
             >>> Ragged([torch.tensor([1, 2]), torch.tensor([3])]).to_list()
@@ -192,20 +192,18 @@ class Conversions(FlatBatch):
     def to_padded(
         self, batch_first: bool = True, padding_value: float = 0.0, total_length: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """A padded tensor and the lengths.
-
-        Waits for a GPU if the host never knew the lengths.
+        """Return a padded tensor and the lengths. Waits for a GPU if the lengths are only there.
 
         Args:
-            batch_first: ``(B, T, *features)``, or ``(T, B, *features)`` where False.
-            padding_value: what lies past the end of a sequence.
-            total_length: T; the longest length by default.
+            batch_first: ``(B, T, *features)`` if True, else ``(T, B, *features)``.
+            padding_value: the value of the padding.
+            total_length: T, by default the longest length.
 
         Returns:
             The padded tensor, and the lengths ``(B,)`` int64 on the CPU.
 
         Raises:
-            ArgumentTypeError: an argument of the wrong kind, or a value that the dtype of the values cannot hold.
+            ArgumentTypeError: an argument of the wrong type, or a value that does not fit the dtype.
             ArgumentError: ``total_length`` below the longest length.
 
         Example:
@@ -225,10 +223,9 @@ class Conversions(FlatBatch):
         return padded, self.host_lengths.clone()
 
     def to_packed(self) -> PackedSequence:
-        """A PackedSequence, with its ``sorted_indices`` set, so that what reads it gives this order back.
+        """Return a PackedSequence with ``sorted_indices``, which restore this order.
 
-        Waits for a GPU if the host never knew the lengths. torch's own layers refuse a pack that holds sequences
-        of length 0; Raglane's read it.
+        Waits for a GPU if the lengths are only there. Only Raglane's layers accept sequences of length 0 in a pack.
 
         Example:
             >>> Ragged([torch.tensor([3]), torch.tensor([1, 2])]).to_packed().data.tolist()
@@ -237,7 +234,7 @@ class Conversions(FlatBatch):
         return pack_flat(self._values, self._offsets, self.host_lengths)
 
     def to_nested(self) -> Tensor:
-        """A jagged :mod:`torch.nested` tensor over the same memory.
+        """Return a jagged :mod:`torch.nested` tensor that shares the memory.
 
         Example:
             >>> Ragged([torch.ones(2), torch.ones(1)]).to_nested().is_nested
@@ -246,7 +243,7 @@ class Conversions(FlatBatch):
         return to_nested(self._values, self._offsets, self.max_length)
 
     def to_numpy(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The values and the offsets as NumPy arrays, over the same memory on a CPU; waits for a device.
+        """Return values and offsets as NumPy arrays, which share the memory on a CPU. Waits for a device.
 
         Example:
             >>> values, offsets = Ragged([[1, 2], [3]]).to_numpy()
@@ -256,7 +253,7 @@ class Conversions(FlatBatch):
         return self._values.numpy(force=True), self._offsets.numpy(force=True)
 
     def to_arrow(self) -> Any:
-        """A ``pyarrow`` LargeListArray; features become fixed-size lists. Waits for a device.
+        """Return a ``pyarrow`` LargeListArray, with features as fixed-size lists. Waits for a device.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
@@ -271,6 +268,6 @@ class Conversions(FlatBatch):
 
 @index_arithmetic
 def _own(read: Tensor, given: Any) -> Tensor:
-    """Integers that nobody else can write to: a batch must not change when the caller's tensor does."""
+    """Copy integers that share memory with an argument, which the caller may change."""
     shares = isinstance(given, Tensor | np.ndarray)
     return read.clone() if shares else read

@@ -1,8 +1,7 @@
-"""Which torch functions accept a ragged batch: the tables behind ``Ragged.__torch_function__``.
+"""The torch functions that accept a ragged batch: the tables of ``Ragged.__torch_function__``.
 
-Two kinds make sense on the flat values as they are: those that act on each number alone (element-wise), and those
-that act on the feature dimensions at the end. Everything else would mix elements of different sequences, or needs
-dimensions that a ragged batch does not have, and is refused with a word on what to call instead.
+Element-wise functions and functions of the feature dimensions act on the flat values. Any other function would mix
+elements of different sequences, or needs dimensions that a ragged batch does not have; its error names a replacement.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor
 
 from raglane._utils.messages import message, quote
-from raglane.errors import RaggedFunctionError, ShapeError
+from raglane.errors import ArgumentTypeError, ShapeError
 
 Kind = str
-"""``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the dimension it is told)."""
+"""``"element"``, ``"feature"`` (acts on the last dimensions) or ``"dim"`` (acts on the argument ``dim``)."""
 
 _ELEMENT = """
 abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -38,8 +37,7 @@ __ror__ __xor__ __rxor__
 
 _FEATURE = ("linear", "layer_norm", "rms_norm", "embedding", "one_hot")
 
-# Functions that act on the dimension they are told, with the place of ``dim`` among their positional arguments and
-# what it is by default.
+# Functions with an argument ``dim``: its position and its default.
 _DIMENSION: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(
         """all amax amin any argmax argmin cumprod cumsum flip log_softmax logcumsumexp logsumexp mean nanmean
@@ -64,7 +62,7 @@ _HINTS = {
     "softmax": "call r.softmax() for the steps of each sequence, or pass dim=-1 for the features",
     "cumsum": "call r.cumsum() for the steps of each sequence, or pass dim=-1 for the features",
     "flip": "call r.reverse() to turn every sequence around, or pass dims=(-1,) for the features",
-    "roll": "call r.shift(k), which stays inside each sequence",
+    "roll": "call r.shift(k), which shifts within each sequence",
     "cat": "call a.concat(b) to join sequence by sequence, Ragged([*a, *b]) to join the batches, or pass dim=-1",
     "stack": "call Ragged([*a, *b]) to join batches, or stack the feature dimensions with a.map(...)",
     "matmul": "call torch.nn.functional.linear(r, weight), or r.map(lambda values: values @ matrix)",
@@ -76,13 +74,13 @@ _HINTS["flatten"] = _HINTS["reshape"] = _HINTS["transpose"] = _HINTS["permute"] 
     "call r.map(f) with an f that reshapes (N, *features) and keeps N"
 )
 for _loss in "cross_entropy nll_loss mse_loss l1_loss huber_loss binary_cross_entropy_with_logits ctc_loss".split():
-    _HINTS[_loss] = f"call rl.nn.losses.{_loss}: each real element counts once, and no padding does"
+    _HINTS[_loss] = f"call rl.nn.losses.{_loss}: which counts each real element once"
 for _loss in "smooth_l1_loss binary_cross_entropy kl_div".split():
-    _HINTS[_loss] = "call it on r.values and targets.values: each real element then counts once, no padding does"
+    _HINTS[_loss] = "call it on r.values and targets.values, which counts each real element once"
 
 
 def _table() -> dict[Callable[..., Any], Kind]:
-    """From each torch function to its kind, whichever of torch's faces it was called through."""
+    """Return the kind of each torch function, in all modules of torch that contain it."""
     homes = (torch, torch.nn.functional, Tensor, torch.special, torch._C._nn)
     table: dict[Callable[..., Any], Kind] = {}
     for kind, names in (("element", _ELEMENT), ("feature", _FEATURE), ("dim", _DIMENSION)):
@@ -98,31 +96,31 @@ _TABLE = _table()
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
-    """Say how ``function`` acts on a ragged batch."""
+    """Return how ``function`` acts on a ragged batch."""
     kind = _TABLE.get(function)
     if kind is None:
         name = getattr(function, "__name__", str(function))
-        rule = "only functions of each element, or of its features, apply to a ragged batch as it is"
-        raise RaggedFunctionError(message(name, "a Ragged", rule, hint(name)))
+        rule = "a function of each element, or of its features, to accept a Ragged"
+        raise ArgumentTypeError(message(name, "a Ragged", rule, hint(name)))
     return kind
 
 
 def hint(name: str) -> str:
-    """The call to use in place of the torch function of that name."""
+    """Return the replacement of a torch function, for messages."""
     general = (
-        "call r.map(f) if f treats each row of r.values alone, r.values for the flat tensor, "
-        "or r.to_padded() for a padded one"
+        "call r.map(f) if f treats the rows of r.values independently, or use r.values, the flat tensor, "
+        "or r.to_padded()"
     )
     return _HINTS.get(name, general)
 
 
 def check_dimension(name: str, dim: Any, features: int) -> None:
-    """Refuse a ``dim`` that is not one of the feature dimensions, counted from the end."""
+    """Raise if ``dim`` is not a feature dimension, counted from the end."""
     dims = dim if isinstance(dim, tuple | list) else (dim,)
     if all(isinstance(d, int) and -features <= d < 0 for d in dims) and dims:
         return
-    rule = f"only the feature dimensions, counted from the end (here {features}), may be named on a Ragged"
-    raise RaggedFunctionError(message(f"dim of {name}", quote(dim), rule, hint(name)))
+    rule = f"a feature dimension, counted from the end (here {features})"
+    raise ArgumentTypeError(message(f"dim of {name}", quote(dim), rule, hint(name)))
 
 
 def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +128,9 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
     acts_on = kind_of(function)
     name = getattr(function, "__name__", str(function))
     if kwargs.get("out") is not None:
-        raise RaggedFunctionError(message("out", "a tensor", "a Ragged is immutable", "use what the call returns"))
+        raise ArgumentTypeError(
+            message("out", "a tensor", "left out for a Ragged, which is immutable", "use the result of the call")
+        )
     found = _arguments(args, kwargs)
     batches = [value for value in found if isinstance(value, kind)]
     features = batches[0].values.dim() - 1
@@ -154,7 +154,7 @@ def apply(kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """All arguments, with those inside lists (as ``torch.cat`` takes them) one by one."""
+    """Return all arguments, including those in lists."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()):
         found.extend(value if isinstance(value, list | tuple) else [value])
@@ -162,7 +162,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _values(kind: type[Any], value: Any) -> Any:
-    """The flat values of a ragged batch, also inside a list; anything else as it is."""
+    """Replace ragged batches, also in a list, by their flat values."""
     if isinstance(value, kind):
         return value.values
     if isinstance(value, list | tuple) and any(isinstance(item, kind) for item in value):
@@ -174,31 +174,35 @@ def _check_together(name: str, batch: Any, other: Any) -> None:
     if batch.values.dim() != other.values.dim():
         got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
         fix = "give the smaller one a dimension, r.map(lambda values: values.unsqueeze(-1))"
-        raise ShapeError(message(name, got, "elements have the same number of feature dimensions", fix))
-    other._needs_lengths_of(name, batch, "the batch beside it has")
+        raise ShapeError(
+            message(name, got, "called with elements that have the same number of feature dimensions", fix)
+        )
+    other._needs_lengths_of(name, batch, "the other batch")
 
 
 def _broadcast_message(name: str, value: Tensor, features: int) -> str:
     return message(
         name,
         f"a tensor of shape {tuple(value.shape)}",
-        f"a plain tensor meets the features of each element, so it has at most {features} dimension(s) here",
+        f"called with a plain tensor of at most {features} dimension(s), those of an element",
         "call r.spread(x) for one value per sequence, or r.map(lambda values: values + x) for one per element",
     )
 
 
 def _check_features(name: str, kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any], features: int) -> None:
-    """Refuse what would reach beyond the feature dimensions, or a ragged batch in the place of a weight."""
+    """Raise if there are too few feature dimensions, or another argument than the input is ragged."""
     first = args[0] if args else kwargs.get("input")
     if not isinstance(first, kind) or any(isinstance(value, kind) for value in _arguments(args, kwargs)[1:]):
         fix = "pass r.values"
-        raise RaggedFunctionError(message(name, "a Ragged that is not its input", "only the input may be ragged", fix))
+        raise ArgumentTypeError(
+            message(name, "a Ragged as another argument", "called with a Ragged only as its input", fix)
+        )
     needed = 0
     if name == "linear":
         needed = 1
     elif name in ("layer_norm", "rms_norm"):
         needed = len(kwargs["normalized_shape"] if "normalized_shape" in kwargs else args[1])
     if features < needed:
-        rule = f"it acts on the last {needed} feature dimension(s)"
+        rule = f"called with elements that have the last {needed} feature dimension(s)"
         fix = "give the elements one, r.map(lambda values: values.unsqueeze(-1))"
-        raise RaggedFunctionError(message(name, f"elements of {features} feature dimension(s)", rule, fix))
+        raise ArgumentTypeError(message(name, f"elements of {features} feature dimension(s)", rule, fix))

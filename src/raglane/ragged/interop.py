@@ -1,4 +1,4 @@
-"""Between flat values and lists of sequences, tensors of :mod:`torch.nested`, or list arrays of Arrow."""
+"""Conversions between flat values and lists of sequences, :mod:`torch.nested` tensors and Arrow list arrays."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from raglane.segments import element_index, offsets_from_lengths
 
 
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Lay sequences one after the other."""
+    """Concatenate sequences; return values and lengths."""
     if isinstance(sequences, Tensor | np.ndarray | str | bytes | dict) or not isinstance(sequences, Iterable):
         shape = ""
-        # A nested tensor has no shape that it could tell.
+        # A nested tensor has no shape.
         if isinstance(sequences, np.ndarray) or (isinstance(sequences, Tensor) and not sequences.is_nested):
             shape = f" of shape {tuple(sequences.shape)}"
         rule = "a list with one tensor (L_i, *features) for each sequence"
@@ -32,7 +32,7 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]
     if not tensors:
         return torch.empty(0), torch.empty(0, dtype=torch.int64, device="cpu")
-    # An empty Python list has neither features nor a dtype of its own: it takes those of the others.
+    # An empty Python list takes features and dtype of the other sequences.
     bare = [isinstance(item, list | tuple) and len(item) == 0 for item in items]
     typical = next((tensor for tensor, is_bare in zip(tensors, bare, strict=True) if not is_bare), tensors[0])
     if any(bare):
@@ -44,34 +44,34 @@ def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _read_sequence(item: Any, index: int) -> Tensor:
-    """One sequence as a tensor, or an error that says which one is not a sequence."""
+    """Convert one sequence to a tensor."""
     try:
         tensor = as_tensor(item)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         got = f"a {type(item).__name__} that is not an array of numbers"
-        rule = "a sequence is a tensor (L, *features), or lists of numbers of one shape"
-        fix = "turn texts into indices with a vocabulary first"
+        rule = "a tensor (L, *features), or lists of numbers of one shape"
+        fix = "map texts to indices with a vocabulary first"
         raise ArgumentTypeError(message(f"sequences[{index}]", got, rule, fix)) from error
     if tensor.is_nested:
-        rule = "a sequence is a tensor (L, *features)"
+        rule = "a tensor (L, *features)"
         fix = "call Ragged.from_nested on the nested tensor itself"
         raise ArgumentTypeError(message(f"sequences[{index}]", "a nested tensor", rule, fix))
     return tensor
 
 
 def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
-    """Raise a ShapeError that names the first sequence that does not go with the others."""
+    """Raise if a sequence differs from the others in features, dtype or device."""
     if typical.dim() == 0:
-        rule = "each sequence has at least one dimension, its steps"
+        rule = "sequences with at least one dimension, the steps"
         fix = "wrap the numbers of a sequence in a list or a 1-D tensor"
-        raise ShapeError(message("sequences", "a number where a sequence belongs", rule, fix))
+        raise ShapeError(message("sequences", "a number in place of a sequence", rule, fix))
     wanted = (typical.shape[1:], typical.dtype, typical.device)
     for index, tensor in enumerate(tensors):
         if tensor.dim() == 0 or (tensor.shape[1:], tensor.dtype, tensor.device) != wanted:
             got = f"shape {tuple(tensor.shape)}, {tensor.dtype}, {tensor.device}"
             rule = (
-                f"every sequence is (L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
-                f"{typical.device}, as the others are"
+                f"(L, {', '.join(map(str, typical.shape[1:]))}), {typical.dtype} on "
+                f"{typical.device}, like the other sequences"
             )
             fix = "convert it with .to(...) or .reshape(...) first"
             raise ShapeError(message(f"sequences[{index}]", got, rule, fix))
@@ -81,7 +81,7 @@ def _check_alike(tensors: Sequence[Tensor], typical: Tensor) -> None:
 
 
 def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """The flat values, its own memory where it is jagged without holes, and offsets of a :mod:`torch.nested` tensor."""
+    """Return values and offsets; a jagged tensor without holes shares its memory."""
     if not (isinstance(nested, Tensor) and nested.is_nested):
         fix = "pass torch.nested.nested_tensor(sequences, layout=torch.jagged), or Ragged(sequences)"
         raise ArgumentTypeError(message("nested", type(nested).__name__, "a tensor of torch.nested", fix))
@@ -89,10 +89,10 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         values, lengths = from_list(list(nested.unbind()))
         return values, offsets_from_lengths(lengths).to(values.device)
     if getattr(nested, "_ragged_idx", 1) != 1:
-        rule, fix = "only dimension 1, the steps, may be ragged", "transpose it back before you convert it"
+        rule, fix = "ragged only in dimension 1, the steps", "transpose it before the conversion"
         raise ShapeError(message("nested", f"dimension {getattr(nested, '_ragged_idx', 1)} ragged", rule, fix))
-    jagged: Any = nested  # its methods are none of Tensor's
-    # A copy, since whoever holds the nested tensor can write to its offsets.
+    jagged: Any = nested  # methods that Tensor's stubs lack
+    # Copied, because the owner of the nested tensor may change its offsets.
     values, offsets = jagged.values(), jagged.offsets().to(torch.int64, copy=True)
     holes = jagged.lengths()
     if holes is None:
@@ -101,15 +101,18 @@ def from_nested(nested: Tensor) -> tuple[Tensor, Tensor]:
         return values, offsets
     lengths = holes.to(torch.int64)
     if lengths.is_cpu and bool(((lengths < 0) | (offsets[:-1] < 0) | (offsets[:-1] + lengths > len(values))).any()):
-        got, rule = "offsets and lengths that reach beyond its values", "each sequence is a part of the values"
-        raise ShapeError(message("nested", got, rule, "make the nested tensor anew"))
+        got, rule = (
+            "offsets and lengths that reach beyond its values",
+            "a nested tensor whose sequences are within its values",
+        )
+        raise ShapeError(message("nested", got, rule, "create the nested tensor again"))
     total = int(lengths.sum())
     index = element_index(offsets[:-1], lengths, total)
     return values.index_select(0, index), offsets_from_lengths(lengths)
 
 
 def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
-    """A jagged :mod:`torch.nested` tensor over the same memory."""
+    """Return a jagged :mod:`torch.nested` tensor that shares the memory."""
     nested: Tensor = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
     return nested
 
@@ -118,11 +121,11 @@ def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 
 
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
-    """The flat values, in Arrow's memory where that is one chunk of numbers, and offsets of an Arrow list array."""
+    """Return values and offsets of an Arrow list array; one chunk of numbers shares its memory."""
     pyarrow = require("pyarrow", "data")
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
-    if isinstance(array, pyarrow.ChunkedArray):  # several chunks whose joined size is above 32-bit offsets
+    if isinstance(array, pyarrow.ChunkedArray):  # chunks too large for 32-bit offsets
         array = pyarrow.concat_arrays([chunk.cast(pyarrow.large_list(chunk.type.value_type)) for chunk in array.chunks])
     if not isinstance(array, pyarrow.Array) or not _is_list(array.type):
         kind = array.type if isinstance(array, pyarrow.Array) else type(array).__name__
@@ -135,8 +138,8 @@ def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
         _refuse_nulls(flat, "array's elements")
         sizes = np.unique(np.diff(_list_offsets(flat)))
         if len(sizes) > 1:
-            rule = "every element of every sequence has the same number of channels"
-            fix = "make the inner lists equally long"
+            rule = "an array whose elements all have the same number of channels"
+            fix = "pad or cut the inner lists to one length"
             raise ShapeError(message("array", f"elements of {sizes[0]} to {sizes[-1]} numbers", rule, fix))
         channels = int(sizes[0]) if len(sizes) else int(getattr(flat.type, "list_size", 0))
         return _numbers(flat.flatten()).reshape(len(flat), channels), torch.from_numpy(offsets)
@@ -149,7 +152,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _list_offsets(array: Any) -> NDArray[np.int64]:
-    """Offsets of a list array from 0, whatever slice of a larger one it is."""
+    """Return the offsets of a list array, which may be a slice, from 0."""
     if hasattr(array, "offsets"):
         offsets: NDArray[np.int64] = np.array(array.offsets.to_numpy(), dtype=np.int64)
         return np.asarray(offsets - offsets[0])
@@ -159,8 +162,8 @@ def _list_offsets(array: Any) -> NDArray[np.int64]:
 def _refuse_nulls(array: Any, name: str) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        rule = "a batch has no nulls: an empty sequence is an empty list"
-        fix = "drop or fill them first, for instance with pyarrow.compute.fill_null"
+        rule = "without nulls; an empty sequence is an empty list"
+        fix = "drop or fill them first, e.g. with pyarrow.compute.fill_null"
         raise ArgumentError(message(name, f"{array.null_count} null(s), the first at index {row}", rule, fix))
 
 
@@ -171,21 +174,23 @@ def _numbers(flat: Any) -> Tensor:
     if pyarrow.types.is_boolean(kind):
         return torch.from_numpy(flat.to_numpy(zero_copy_only=False))
     if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)):
-        rule = "lists of numbers or booleans, or of lists of numbers"
-        fix = "turn tokens into indices with a vocabulary, and timestamps into numbers, first"
+        rule = "an array of lists of numbers or booleans, or of lists of numbers"
+        fix = "first map tokens to indices with a vocabulary, and timestamps to numbers"
         raise ArgumentTypeError(message("array", f"a list of {kind}", rule, fix))
     return as_tensor(flat.to_numpy(zero_copy_only=True))
 
 
 def to_arrow(values: Tensor, offsets: Tensor) -> Any:
-    """A ``pyarrow`` LargeListArray; the numbers share memory where the tensor is contiguous on the CPU."""
+    """Return a ``pyarrow`` LargeListArray, which shares memory with a contiguous CPU tensor."""
     pyarrow = require("pyarrow", "data")
     if values.dtype is torch.bfloat16 or values.is_complex():
         fix = "convert with .to(torch.float32) first"
-        raise ArgumentTypeError(message("values", str(values.dtype), "a dtype that Arrow has", fix))
+        raise ArgumentTypeError(message("values", str(values.dtype), "of a dtype that Arrow has", fix))
     if 0 in values.shape[1:]:
-        rule = "Arrow has no empty features"
-        raise ArgumentTypeError(message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "leave them"))
+        rule = "elements with features of at least 1"
+        raise ArgumentTypeError(
+            message("values", f"elements of shape {tuple(values.shape[1:])}", rule, "keep such batches out of Arrow")
+        )
     flat = pyarrow.array(values.detach().cpu().resolve_neg().contiguous().view(-1).numpy())
     for size in reversed(values.shape[1:]):
         flat = pyarrow.FixedSizeListArray.from_arrays(flat, size)

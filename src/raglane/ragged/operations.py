@@ -1,4 +1,4 @@
-"""The methods of ``Ragged`` that compute sequence by sequence."""
+"""The operations per sequence of ``Ragged``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from raglane.segments.indexing import place_rows, take_rows
 
 
 class SequenceOperations(FlatBatch):
-    """Operations sequence by sequence.
-
-    None of them loops over sequences, and none waits for a device unless it says so.
-    """
+    """Operations per sequence, without loops over sequences. They wait for a device only where stated."""
 
     __slots__ = ()
 
     # -- one value per sequence ---------------------------------------------------------------------------------
 
     def first(self, empty: float = 0.0) -> Tensor:
-        """The first element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+        """Return the first element of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).first(empty=-1).tolist()
@@ -37,10 +34,10 @@ class SequenceOperations(FlatBatch):
         return segments.first(self.values, self.offsets, self._value("empty", empty))
 
     def last(self, empty: float = 0.0) -> Tensor:
-        """The last element of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+        """Return the last element of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
 
-        For the output of a bidirectional layer this is not a summary of the sequence: its backward half has
-        seen one element only. Use ``layer.summary(out, state)`` there.
+        The reverse half of the last output of a bidirectional layer has read only one element: use
+        ``layer.summary(out, state)`` there.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.tensor([6.])]).last().tolist()
@@ -49,7 +46,7 @@ class SequenceOperations(FlatBatch):
         return segments.last(self.values, self.offsets, self._value("empty", empty))
 
     def sum(self) -> Tensor:
-        """The sum of each sequence, ``(B, *features)``; 0 for an empty one; int64 for integers and booleans.
+        """Return the sum of each sequence, ``(B, *features)``: 0 for an empty one, int64 for integers and bools.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.empty(0)]).sum().tolist()
@@ -58,7 +55,7 @@ class SequenceOperations(FlatBatch):
         return segments.sum(self.values, self.offsets)
 
     def mean(self, empty: float = 0.0) -> Tensor:
-        """The mean of each sequence, ``(B, *features)``; an empty sequence gives ``empty``.
+        """Return the mean of each sequence, ``(B, *features)``, or ``empty`` for an empty one.
 
         Raises:
             ArgumentTypeError: integer or boolean values, as in :func:`torch.mean`.
@@ -71,9 +68,9 @@ class SequenceOperations(FlatBatch):
         return segments.mean(self.values, self.offsets, self._value("empty", empty))
 
     def max(self, empty: float = 0.0) -> Tensor:
-        """The largest element of each sequence, feature by feature, ``(B, *features)``.
+        """Return the maximum of each sequence per feature, ``(B, *features)``.
 
-        An empty sequence gives ``empty``. Equal largest elements share the gradient evenly.
+        An empty sequence gives ``empty``. Equal maxima share the gradient evenly.
 
         Example:
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).max().tolist()
@@ -83,9 +80,9 @@ class SequenceOperations(FlatBatch):
         return segments.max(self.values, self.offsets, self._value("empty", empty))
 
     def min(self, empty: float = 0.0) -> Tensor:
-        """The smallest element of each sequence, feature by feature, ``(B, *features)``.
+        """Return the minimum of each sequence per feature, ``(B, *features)``.
 
-        An empty sequence gives ``empty``. Equal smallest elements share the gradient evenly.
+        An empty sequence gives ``empty``. Equal minima share the gradient evenly.
 
         Example:
             >>> Ragged([torch.tensor([[4., 1.], [3., 2.]])]).min().tolist()
@@ -95,7 +92,7 @@ class SequenceOperations(FlatBatch):
         return segments.min(self.values, self.offsets, self._value("empty", empty))
 
     def logsumexp(self, empty: float = 0.0) -> Tensor:
-        """The logarithm of the sum of the exponentials of each sequence, feature by feature, ``(B, *features)``.
+        """Return the log-sum-exp of each sequence per feature, ``(B, *features)``.
 
         A smooth maximum, at most ``log(length)`` above the largest element. An empty sequence gives ``empty``.
 
@@ -111,7 +108,7 @@ class SequenceOperations(FlatBatch):
         return segments.logsumexp(self.values, self.offsets, self._value("empty", empty))
 
     def order_by_length(self, descending: bool = False) -> Tensor:
-        """The index that sorts the sequences by length, ``(B,)`` int64 on the CPU; ties keep their order.
+        """Return the index that sorts the sequences by length, ``(B,)`` int64 on the CPU; the sort is stable.
 
         Example:
             >>> r = Ragged([torch.ones(2), torch.ones(3), torch.ones(2)])
@@ -123,7 +120,7 @@ class SequenceOperations(FlatBatch):
     # -- one value per element -----------------------------------------------------------------------------------
 
     def softmax(self) -> Self:
-        """The softmax over the steps of each sequence, feature by feature.
+        """Return the softmax over the steps of each sequence, per feature.
 
         Raises:
             ArgumentTypeError: integer or boolean values.
@@ -137,7 +134,7 @@ class SequenceOperations(FlatBatch):
         return self._like(segments.softmax(self.values, self.offsets))
 
     def cumsum(self) -> Self:
-        """The running sum over the steps of each sequence; int64 for integers and booleans.
+        """Return the cumulative sum over the steps of each sequence; int64 for integers and bools.
 
         Example:
             >>> Ragged([torch.tensor([1, 2]), torch.tensor([5])]).cumsum().values.tolist()
@@ -146,7 +143,7 @@ class SequenceOperations(FlatBatch):
         return self._like(segments.cumsum(self.values, self.offsets, self.max_length))
 
     def reverse(self) -> Self:
-        """Every sequence from its end to its start.
+        """Reverse each sequence.
 
         Example:
             >>> Ragged([torch.tensor([1, 2]), torch.tensor([5])]).reverse().values.tolist()
@@ -155,11 +152,11 @@ class SequenceOperations(FlatBatch):
         return self._like(segments.reverse(self.values, self.offsets))
 
     def shift(self, steps: int, fill: float = 0.0) -> Self:
-        """Move every sequence by ``steps`` and write ``fill`` where nothing moves in; lengths stay.
+        """Shift each sequence by ``steps`` and fill the vacated elements; lengths do not change.
 
         Args:
-            steps: above 0, an element gets what stood ``steps`` before it; below 0, what stood after it.
-            fill: what the elements get that nothing moves to.
+            steps: an element takes the value ``steps`` before it; if negative, after it.
+            fill: the value of vacated elements.
 
         Example:
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
@@ -169,7 +166,7 @@ class SequenceOperations(FlatBatch):
         return self._like(segments.shift(self.values, self.offsets, steps, fill))
 
     def spread(self, per_sequence: Tensor) -> Self:
-        """A batch with the same lengths, in which every element has the value of its sequence.
+        """Return a batch of the same lengths in which each element has the value of its sequence.
 
         Args:
             per_sequence: ``(B, *anything)`` on the device of the values.
@@ -187,14 +184,14 @@ class SequenceOperations(FlatBatch):
         check_tensor("per_sequence", per_sequence, 1, "pass a tensor (B, *features)")
         check_device("per_sequence", per_sequence, self.values.device)
         if per_sequence.shape[0] != count:
-            rule, fix = f"one row per sequence, and the batch has {count}", "pass a tensor (B, *features)"
+            rule, fix = f"a tensor with one row for each of the {count} sequences", "pass a tensor (B, *features)"
             raise ShapeError(message("per_sequence", f"shape {tuple(per_sequence.shape)}", rule, fix))
         return self._like(segments.spread(per_sequence, self.offsets, self.values.shape[0]))
 
     # -- other lengths ------------------------------------------------------------------------------------------
 
     def truncate(self, length: int) -> Self:
-        """The first ``length`` elements of each sequence; shorter ones stay whole.
+        """Return the first ``length`` elements of each sequence; shorter sequences do not change.
 
         Raises:
             ArgumentTypeError: not a whole number.
@@ -211,14 +208,12 @@ class SequenceOperations(FlatBatch):
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
 
-        A sequence of ``L`` elements gives windows that start at 0, ``step``, 2 ``step``, ... as long as they hold
-        an element that no window before held; the last is shorter than ``size`` where the elements run out. An
-        empty sequence gives none.
+        Windows start at 0, ``step``, 2 ``step``, ... as long as they contain an element that no earlier window
+        contains. The last one may be shorter than ``size``. An empty sequence gives none.
 
         Args:
             size: the largest number of elements of a window, at least 1.
-            step: from one start to the next, at least 1 and at most ``size``; ``size`` by default, so that windows
-                do not overlap.
+            step: distance of the starts, from 1 to ``size``; by default ``size``, without overlap.
 
         Raises:
             ArgumentTypeError: not whole numbers.
@@ -234,8 +229,8 @@ class SequenceOperations(FlatBatch):
         size = check_whole("size", size)
         step = size if step is None else check_whole("step", step)
         if size < 1 or not 1 <= step <= size:
-            rule = "size is at least 1, and step at least 1 and at most size, so that no element is left out"
-            fix = "pass for instance windows(50) or windows(50, step=25)"
+            rule = "at least 1, and step at most size, so that no element is left out"
+            fix = "pass e.g. windows(50) or windows(50, step=25)"
             raise ArgumentError(message("size, step", f"{size}, {step}", rule, fix))
         lengths = self.host_lengths
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
@@ -249,10 +244,10 @@ class SequenceOperations(FlatBatch):
         return self._slices(starts, remaining.clamp(max=size), repeats=step < size)
 
     def concat(self, *others: FlatBatch) -> Self:
-        """Join batches sequence by sequence: each sequence, then the same one of every other batch.
+        """Concatenate the sequences of several batches pairwise.
 
         Args:
-            *others: batches of as many sequences, with the same features, dtype and device.
+            *others: batches with the same number of sequences, features, dtype and device.
 
         Raises:
             ArgumentTypeError: something that is not a ragged batch.
@@ -268,14 +263,16 @@ class SequenceOperations(FlatBatch):
         for other in batches[1:]:
             if not isinstance(other, FlatBatch):
                 raise ArgumentTypeError(
-                    message("others", type(other).__name__, "Ragged batches", "wrap it with rl.Ragged first")
+                    message("others", type(other).__name__, "a Ragged", "wrap it with rl.Ragged first")
                 )
             if (other.dtype, other.device) != (self.dtype, self.device):
-                got, rule = f"{other.dtype} on {other.device}", f"as here: {self.dtype} on {self.device}"
+                got, rule = f"{other.dtype} on {other.device}", f"{self.dtype} on {self.device}, like this batch"
                 raise ShapeError(message("others", got, rule, "convert it with .to(...)"))
             if other.offsets.shape != self.offsets.shape or other.values.shape[1:] != self.values.shape[1:]:
                 got = f"{other.offsets.shape[0] - 1} sequences of features {tuple(other.values.shape[1:])}"
-                rule = f"as many as here, {self.offsets.shape[0] - 1}, of features {tuple(self.values.shape[1:])}"
+                rule = (
+                    f"{self.offsets.shape[0] - 1} sequences of features {tuple(self.values.shape[1:])}, like this batch"
+                )
                 fix = "call Ragged([*a, *b]) to put more sequences into a batch"
                 raise ShapeError(message("others", got, rule, fix))
         lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
@@ -291,16 +288,15 @@ class SequenceOperations(FlatBatch):
         return self._build(place_rows(values, torch.cat(index), values.shape[0]), lengths)
 
     def select(self, index: Tensor | Sequence[int] | NDArray[Any]) -> Self:
-        """Choose sequences by an index or a mask, in the order of the index; a sequence may be chosen twice.
+        """Return the sequences of an index, in its order and possibly repeated, or of a mask.
 
         Args:
             index: ``(M,)`` integers, negative ones counting from the end, or ``(B,)`` bools: a tensor, a list or an
-                array. One that is on a device is copied to the host, which waits for it.
+                array. An index on a device is copied to the host, which waits for it.
 
         Raises:
             ArgumentTypeError: neither integers nor bools.
-            ShapeError: not one-dimensional, a mask of another length, or an index out of range (which is an IndexError,
-                too).
+            ShapeError: not one-dimensional, a mask of another length, or an index out of range (also an IndexError).
 
         Example:
             >>> r = Ragged([torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([4, 5])])
@@ -310,24 +306,26 @@ class SequenceOperations(FlatBatch):
         chosen = read_index(index, len(self))
         is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
         starts = self.offsets[:-1].index_select(0, chosen.to(self.offsets.device))
-        # A mask chooses none twice.
+        # A mask has no repetitions.
         return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
 
     def _slices(self, starts: Tensor, host_lengths: Tensor, repeats: bool = False) -> Self:
-        """A batch of slices of the flat values; ``repeats`` where an element may be in more than one."""
+        """Return a batch of slices of the flat values; ``repeats`` if slices may overlap."""
         total = int(host_lengths.sum())
         lengths = host_lengths.to(starts.device, non_blocking=True)
         index = segments.element_index(starts, lengths, total)
-        # NOTE: take_rows is right only without repetition; index_select adds up the gradients of a repeated row.
+        # NOTE: take_rows requires rows without repetition; index_select sums the gradients of repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
         return self._build(values, host_lengths)
 
     def _needs_real(self, name: str) -> None:
         if self.values.is_complex():
             fix = f"call r.map(torch.abs).{name}()"
-            raise ArgumentTypeError(message(name, str(self.values.dtype), "real numbers, which can be compared", fix))
+            raise ArgumentTypeError(
+                message(name, str(self.values.dtype), "of real numbers, which can be compared", fix)
+            )
 
     def _needs_floating(self, name: str) -> None:
         if not (self.values.is_floating_point() or self.values.is_complex()):
             fix = f"call r.to(torch.float32).{name}()"
-            raise ArgumentTypeError(message(name, str(self.values.dtype), "a floating-point dtype", fix))
+            raise ArgumentTypeError(message(name, str(self.values.dtype), "of a floating-point dtype", fix))

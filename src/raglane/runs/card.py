@@ -1,4 +1,4 @@
-"""The model card of a run: what is known at the end of a training, put together."""
+"""The model card of a run, as Markdown and as a page."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from raglane.training.per_sequence import SequenceScores, measure_sequences, sam
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
-# Labels and classes that a card lists, characters of one, and classes of a matrix that is drawn.
+# The most listed labels or classes, the most characters of one, and the most classes of a confusion matrix.
 _LISTED, _LONGEST, _WIDEST = 100, 40, 30
-# What a model is trained for, where the name of its task is no verb.
+# The purposes of models whose task is not a verb.
 _PURPOSES = {
     "language": "as a language model of",
-    "multilabel": "to give sets of labels to",
-    "regress": "to tell numbers of",
+    "multilabel": "to assign sets of labels to",
+    "regress": "to predict numbers of",
 }
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The sequences of a run."""
+    """The parts of the data of a run."""
 
     training: Dataset
     validation: Dataset | None
@@ -52,37 +52,36 @@ class Parts:
 
     @property
     def name(self) -> str:
-        """The data in a word."""
+        """The name of the data."""
         return "data in memory" if self.in_memory else DEFAULT_DATA if self.where is None else Path(self.where).name
 
     @property
     def known(self) -> dict[str, Dataset]:
-        """The parts that there are, by name."""
+        """The existing parts, by name."""
         parts = {"training": self.training, "validation": self.validation, "test": self.test}
         return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def measured(self) -> tuple[str, Dataset]:
-        """The part that says most of the model: what it has not seen, if there is any."""
+        """The part to evaluate on, with its name: test, else validation, else training."""
         return next(((name, part) for name, part in reversed(self.known.items()) if len(part)), ("", self.training))
 
 
 def about(parts: Parts, settings: Settings) -> str:
-    """The data, the cell and the counts in a line, for the titles of pictures."""
+    """Return data, cell, task and counts, for the titles of pictures."""
     counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.known.items())
     cell = label_of(settings.cell) if is_own(settings.cell) else settings.cell.upper().replace("_", " ")
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 
 def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Write ``card.md`` and ``report.html`` in the folder of a run that has come to its end."""
+    """Write ``card.md`` and ``report.html`` to the folder of a finished run."""
     card = make_card(folder, settings, result, parts)
-    content = card.html()
-    write_files({folder / CARD: card.markdown().encode(), folder / REPORT: content})
+    write_files({folder / CARD: card.markdown().encode(), folder / REPORT: card.html()})
 
 
 def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Page:
-    """The card of a run, measured on the part that the model has not seen."""
+    """Evaluate the model of a run, and return its card."""
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
     evaluation, each = None, None
@@ -90,25 +89,25 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     if on:
         try:
             if not records.is_in_memory and len(rows := sampled_rows(records, settings.seed)) < len(records):
-                # To read all of them can take as long as an epoch.
+                # Reading all of them can take as long as an epoch.
                 notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
                 records = records.subset(rows)
             evaluation = evaluate(saved, records, device=device)
             each = measure_sequences(saved, records, device, settings.seed)
         except DataError as error:
-            # A test part may have labels that training has not seen: the model is there all the same.
+            # E.g. a label unseen in training, which must not prevent a card.
             notes.append(f"Not measured on the {on} part: {error}")
     if on == "training":
-        notes.append("Nothing was held out: these numbers are those of the sequences that the model has seen.")
+        notes.append("Nothing was held out: these are the results on the training part.")
     skipped = left_out(*parts.known.values())
     if skipped:
-        notes.append(f"Rows left out, because they break a rule: {len(skipped):,}; {SKIPPED} lists them.")
+        notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
     return _page(folder, settings, parts, _Measured(saved, result, evaluation, each, on), notes)
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of a model, and on which part."""
+    """The results of a model, and the part on which they were measured."""
 
     saved: SavedModel
     result: TrainingResult
@@ -126,37 +125,37 @@ class _Measured:
         """The metric, and the part on which it was measured."""
         on = self.on if self.evaluation else "validation" if "validation_loss" in self.row else "training"
         metric = self.result.metric
-        known = self.row.get(f"{on}_{metric}", self.row[f"train_{metric}"])
-        return (self.evaluation.numbers.get(metric, known) if self.evaluation else known), on
+        value = self.row.get(f"{on}_{metric}", self.row[f"train_{metric}"])
+        return (self.evaluation.numbers.get(metric, value) if self.evaluation else value), on
 
     def results(self) -> Table:
-        """The numbers of each part."""
+        """Return loss and metrics of each part."""
         metric = self.result.metric
-        found: dict[str, dict[str, float]] = {}
+        parts: dict[str, dict[str, float]] = {}
         for part, key in (("training", "train"), ("validation", "validation")):
             if f"{key}_loss" in self.row:
-                found[part] = {"loss": self.row[f"{key}_loss"], metric: self.row[f"{key}_{metric}"]}
+                parts[part] = {"loss": self.row[f"{key}_loss"], metric: self.row[f"{key}_{metric}"]}
         if self.evaluation is not None:
-            found[self.on] = found.get(self.on, {}) | self.evaluation.numbers
-        names = dict.fromkeys(name for numbers in found.values() for name in numbers)
-        rows = [(name.replace("_", " "), *(part.get(name) for part in found.values())) for name in names]
-        return Table("The best model; what is a dash was not measured there", ("metric", *found), rows)
+            parts[self.on] = parts.get(self.on, {}) | self.evaluation.numbers
+        names = dict.fromkeys(name for numbers in parts.values() for name in numbers)
+        rows = [(name.replace("_", " "), *(part.get(name) for part in parts.values())) for name in names]
+        return Table("The best model; a dash was not measured", ("metric", *parts), rows)
 
     def mistakes(self, about: str) -> list[Block]:
-        """Which class is taken for which, or predicted numbers against the true ones."""
+        """Return the confusion matrix, or a picture of predicted against true numbers."""
         if self.evaluation is None:
             return []
         if pairs := self.evaluation.measured.points:
             words = f"Predicted numbers against the true ones, {len(pairs):,} of them."
-            return [_picture(points(pairs, about, is_svg=True), "p", words, "On the line, predictions are right.")]
+            return [_picture(points(pairs, about, is_svg=True), "p", words, "Exact predictions are on the line.")]
         if self.evaluation.confusion is None or not 0 < len(self.evaluation.labels) <= _WIDEST:
             return []
-        caption = "Counts: a row is a true class, a column a predicted one"
+        caption = "Counts; rows are true classes, columns predicted ones"
         names = [_short(name) for name in self.evaluation.labels]
-        return [Matrix("Which class is taken for which", caption, names, self.evaluation.confusion.tolist())]
+        return [Matrix("Confusion matrix", caption, names, self.evaluation.confusion.tolist())]
 
     def classes(self) -> list[Block]:
-        """The numbers of each class or label."""
+        """Return the scores of each class or label."""
         if self.evaluation is None:
             return []
         if self.evaluation.confusion is not None:
@@ -168,51 +167,50 @@ class _Measured:
         return [Table.of(f"On the {self.on} part{more}", short)] if short else []
 
     def by_length(self, about: str) -> list[Block]:
-        """The loss and the metric of each range of lengths."""
+        """Return loss and metric by length, as a picture and a table."""
         if self.each is None or not len(self.each.rows):
             return []
         metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
-        caption = f"On the {self.on} part" + (f", {len(self.each.rows):,} sequences drawn by chance" if fewer else "")
+        caption = f"On the {self.on} part" + (
+            f", a random sample of {len(self.each.rows):,} sequences" if fewer else ""
+        )
         rows: list[dict[str, Any]] = [
             {"lengths": str(one), "sequences": one.sequences, "loss": one.loss, metric: one.metric}
             for one in self.each.ranges()
         ]
         worst = max(rows, key=lambda row: row["loss"])
-        words = (
-            f"Loss and metric by length; the largest loss, {worst['loss']:.3f}, is that of {worst['lengths']} steps."
-        )
+        words = f"Loss and metric by length; the largest loss is {worst['loss']:.3f}, at {worst['lengths']} steps."
         drawn = by_length_svg(rows, ("loss", metric), about)
-        told = "Do long sequences fare worse? Each bar is a range of lengths."
-        return [_picture(drawn, "b", words, told), Table.of(caption, rows)]
+        return [_picture(drawn, "b", words, "Each bar is a range of lengths."), Table.of(caption, rows)]
 
     def hardest(self, device: Any) -> list[Block]:
-        """The sequences with the largest losses."""
-        found = [] if self.each is None else self.each.hardest(self.saved, device)
-        if self.each is None or not found:
+        """Return a table of the sequences with the largest losses."""
+        hardest = [] if self.each is None else self.each.hardest(self.saved, device)
+        if self.each is None or not hardest:
             return []
-        told = any(one.predicted for one in found)
+        has_classes = any(one.predicted for one in hardest)
         first = "id" if self.each.records.has_ids else "row of the data"
         rows = [
             {first: _short(one.id)}
-            | ({"true": _short(one.true), "predicted": _short(one.predicted)} if told else {})
+            | ({"true": _short(one.true), "predicted": _short(one.predicted)} if has_classes else {})
             | {"steps": one.length, "loss": one.loss, self.result.metric: one.metric}
-            for one in found
+            for one in hardest
         ]
-        return [Table.of(f"The largest losses of the {self.on} part", rows, words=3 if told else 1)]
+        return [Table.of(f"The largest losses of the {self.on} part", rows, words=3 if has_classes else 1)]
 
     def curves(self, about: str) -> list[Block]:
-        """Loss and metric by epoch; the folder of the run has them as a file, too."""
+        """Return a picture of loss and metric by epoch."""
         state, metric = self.result.state, self.result.metric.replace("_", " ")
         part = "validation" if "validation_loss" in state.history[-1] else "train"
         words = f"Loss and {metric} over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
         drawn = curves(state.history, self.result.metric, about, state.best_epoch, is_svg=True)
-        told = f"Loss and {metric} after each epoch. The model of the best epoch is kept."
-        return [_picture(drawn, "c", words, told, f"![loss and {escaped(metric)} by epoch](curves.png)")]
+        caption = f"Loss and {metric} after each epoch. The model of the best epoch is kept."
+        return [_picture(drawn, "c", words, caption, f"![loss and {escaped(metric)} by epoch](curves.png)")]
 
 
 def _page(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
-    """The card as a page."""
+    """Return the card as a page."""
     state, saved = measured.result.state, measured.saved
     metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
     seconds = sum(row["seconds"] for row in state.history)
@@ -244,8 +242,8 @@ def _page(folder: Path, settings: Settings, parts: Parts, measured: _Measured, n
             ("seed", f"{settings.seed}"),
         ),
         parts=[Part(title, inside, title.lower().replace(" ", "-")) for title, inside in blocks.items() if inside],
-        footer=f"Written by raglane {versions['raglane']} at the end of the training; what raglane evaluate measures "
-        "later stands in evaluation.json.",
+        footer=f"Written by raglane {versions['raglane']} at the end of the training. Later results of "
+        "raglane evaluate are in evaluation.json.",
         version=versions["raglane"],
         notes=notes,
     )
@@ -256,25 +254,25 @@ def _picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str
 
 
 def _lengths(parts: Parts, about: str) -> list[Block]:
-    """How long the sequences of each part are."""
+    """Return a histogram of the lengths of each part."""
     lengths = {name: np.asarray(part.element_counts).tolist() for name, part in parts.known.items() if len(part)}
     if not lengths:
         return []
     counts = ", ".join(
         f"{name} {len(listed):,} of {min(listed):,} to {max(listed):,} steps" for name, listed in lengths.items()
     )
-    caption = "How many sequences have which length, the axis logarithmic above 10."
+    caption = "The number of sequences by length; the axis is logarithmic above 10."
     return [_picture(lengths_svg(lengths, about), "l", f"Sequences by length: {counts}.", caption)]
 
 
 def _data(parts: Parts, saved: SavedModel) -> Table:
-    """Where the data is from, and the lengths of each part."""
+    """Return the source of the data, and statistics of the lengths of each part."""
     rows: list[tuple[Any, ...]] = []
     for name, part in parts.known.items():
         lengths = np.asarray(part.element_counts)
         if len(lengths) and lengths.sum():
-            found = summary(Distribution.of(lengths))
-            numbers = (found.count, found.elements, found.minimum, found.median, found.p95, found.maximum, found.fill)
+            of = summary(Distribution.of(lengths))
+            numbers = (of.count, of.elements, of.minimum, of.median, of.p95, of.maximum, of.fill)
         else:
             numbers = (len(lengths), 0, 0, 0, 0, 0, float("nan"))
         rows.append((name, *numbers))
@@ -291,7 +289,7 @@ def _channels(names: tuple[str, ...]) -> str:
 
 
 def _labels(parts: Parts) -> list[Block]:
-    """How often each label occurs in the training part."""
+    """Return the counts of the labels of the training part."""
     counts = parts.training.label_counts()
     total = counts.total()
     rows = [
@@ -312,7 +310,7 @@ def _model(saved: SavedModel, weights: int) -> Table:
         ("weights", f"{weights:,}"),
         ("size of the file", f"{4 * weights / 1e6:,.2f} MB"),
     )
-    return Table("The network", ("what", "value"), rows, words=2)
+    return Table("The network", ("fact", "value"), rows, words=2)
 
 
 def _settings(settings: Settings) -> Table:
@@ -321,7 +319,7 @@ def _settings(settings: Settings) -> Table:
     for entry in entries(settings):
         value = entry.unset if entry.value is None else str(entry.value)
         rows.append((entry.key, value, "" if entry.value == default[entry.key] else "chosen"))
-    return Table("Every option, and which differ from their defaults", ("option", "value", "chosen"), rows, words=3)
+    return Table("All options; chosen ones differ from their defaults", ("option", "value", "chosen"), rows, words=3)
 
 
 def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -> Table:
@@ -334,11 +332,11 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
         ("elements per second", f"{elements / seconds:,.0f}"),
         *versions.items(),
     )
-    return Table("Time and speed of training, the machine, and versions", ("what", "value"), rows, words=2)
+    return Table("Time and speed of training, the machine, and versions", ("fact", "value"), rows, words=2)
 
 
 def _use(folder: Path, settings: Settings) -> list[Block]:
-    """How to use the model, from a shell and from Python."""
+    """Return commands and Python code that use the model."""
     run, is_language = shlex.quote(str(folder)), settings.task == "language"
     shell = (
         f"raglane sample {run}" if is_language else f"raglane predict {run} DATA -o predictions.parquet",

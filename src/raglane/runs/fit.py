@@ -1,4 +1,4 @@
-"""Training from Python: ``rl.fit``."""
+"""``rl.fit``: training in Python."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def fit(
     """Train a model, as ``raglane train`` does.
 
     Args:
-        data: a file or folder, or what a program holds: a list of sequences, an array, a table, a Ragged (see
+        data: a file or folder, or sequences in memory: a list, an array, a table, a Ragged (see
             :func:`raglane.data.read`).
-        labels: one entry per sequence, where ``data`` does not have them.
-        validation: what decides which epoch is best: as ``data``, or ``(data, labels)``. None holds a part out.
-        test: what :meth:`Run.evaluate` measures on if it is given no data: as ``data``, or ``(data, labels)``.
-        out: the folder of the run. None keeps the model in memory alone; :meth:`Run.save` writes it later.
-        resume: go on with the run in ``out``, on the same data, with its settings.
-        overwrite: replace the run in ``out``, once the new one has a checkpoint.
-        format: of a file; None goes by the suffix.
-        progress: whether to show a bar; None shows one on a terminal and in a notebook.
-        **options: those of the command, by the names of :class:`~raglane.training.settings.Settings` (``layer`` is
-            ``--cell``), and for columns ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size``
-            or ``batch_elements`` may be ``"auto"``.
+        labels: one entry per sequence, if ``data`` has none.
+        validation: the data whose loss selects the best epoch, as ``data`` or ``(data, labels)``; None holds a part of
+            the training data out.
+        test: the default data of :meth:`Run.evaluate`, as ``data`` or ``(data, labels)``.
+        out: the folder of the run. None keeps the model in memory; :meth:`Run.save` can write it.
+        resume: continue the run in ``out`` with the same data and settings.
+        overwrite: replace the run in ``out`` when the new one has its first checkpoint.
+        format: the format of a file; None detects it from the suffix.
+        progress: show a progress bar; None shows it on a terminal and in a notebook.
+        **options: the fields of :class:`~raglane.training.settings.Settings`, and the columns ``sequence``, ``label``,
+            ``id``, ``time`` and ``features``. ``batch_size`` or ``batch_elements`` may be ``"auto"``.
 
     Returns:
-        The run, with its best model. Ctrl-C ends a training as it ends a program; what is in ``out`` is saved, and can
-        go on.
+        The run with its best model. Ctrl-C saves the run in ``out``, which can be resumed, and raises
+        KeyboardInterrupt.
 
     Raises:
-        ArgumentTypeError: an option that there is not, or data or an option of the wrong kind.
-        ArgumentError: an option or the folder breaks a rule.
-        DataError: the data cannot be used.
-        DivergedError: the loss ran away; in ``out`` the best model until then is kept.
+        ArgumentTypeError: an unknown option, or data or an option of the wrong type.
+        ArgumentError: an option or the folder is invalid.
+        DataError: the data is invalid.
+        DivergedError: training diverged; ``out`` contains the best model so far.
         MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
 
@@ -86,7 +86,7 @@ def fit(
         result = follow()
     if result is not None:
         return _run_of(result, (), None)
-    chosen, columns = _sorted(options)
+    chosen, columns = _split_options(options)
     if isinstance(chosen.get("cell"), str):
         chosen["cell"] = name_cell(chosen["cell"])
     check_flag("resume", resume)
@@ -109,25 +109,25 @@ def fit(
             watch=lambda metric: _bar(metric, progress),
         )
     if trained.result.stopped_by is not None:
-        # What is saved is saved: from here on the signal does what it does everywhere.
+        # After saving, the signal has its usual effect.
         signal.raise_signal(trained.result.stopped_by)
     return _run_of(trained.result, tuple(notes), None if test is None else trained.parts.test)
 
 
 def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None) -> Run:
-    """The run that a training has made."""
+    """Return the run of a training."""
     folder = result.folder
     saved = load_model(folder) if folder is not None else read_model(result.best, Path("a run in memory"))
     return Run(saved, folder, result, notes, test)
 
 
-def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings among the options, and the columns."""
+def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the columns among the options."""
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
         near = nearest(unknown, [*settings, *columns])
-        fix = f"pass {near}, perhaps" if near else "see raglane.training.settings.Settings"
+        fix = f"pass {near}" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError(message("options", quote(unknown), rule, fix))
     chosen = {name: _typed(name, value) for name, value in options.items() if name in settings}
@@ -135,25 +135,24 @@ def _sorted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _typed(name: str, value: Any) -> Any:
-    """The value of a setting that a program gives, which may be of any kind."""
+    """Return the value of a setting, or raise if it has the wrong type."""
     plain = value.item() if isinstance(value, np.generic) else value
     if plain is not None and plain == described(Settings)[name].also:
         return plain
     try:
         return checked(get_type_hints(Settings)[name], plain, name)
     except ValueError as error:
-        fix = "convert it, or leave it out"
-        raise ArgumentTypeError(message(name, quote(plain), rule_of(error), fix)) from error
+        raise ArgumentTypeError(message(name, quote(plain), rule_of(error), "convert it, or leave it out")) from error
 
 
-def _pair(given: Any) -> tuple[Any, Any]:
-    """Data and labels of another part."""
-    return given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+def _pair(part: Any) -> tuple[Any, Any]:
+    """Return data and labels of a validation or test part."""
+    return part if isinstance(part, tuple) and len(part) == 2 else (part, None)
 
 
 @contextmanager
 def _own_state(device: Any) -> Iterator[None]:
-    """Leave random numbers and the number of threads as they were."""
+    """Restore the states of random generators and the number of threads."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and device != "cpu" else []
     threads = torch.get_num_threads()
     try:
@@ -165,9 +164,9 @@ def _own_state(device: Any) -> Iterator[None]:
 
 
 def _bar(metric: str, progress: bool | None) -> BarWatcher | None:
-    """A bar, where somebody is looking and wants one."""
-    is_seen = (sys.stdout is not None and sys.stdout.isatty()) or "ipykernel" in sys.modules
-    if not (is_seen if progress is None else progress):
+    """Return a progress bar if it is requested, or shown by default."""
+    is_interactive = (sys.stdout is not None and sys.stdout.isatty()) or "ipykernel" in sys.modules
+    if not (is_interactive if progress is None else progress):
         return None
     try:
         require("rich", "cli")

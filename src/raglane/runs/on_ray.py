@@ -42,7 +42,7 @@ class Block:
 def predict_on_ray(run: Run, data: str, output: Path, workers: int | None = None, **options: Any) -> int:
     """Write predictions for Parquet files to a folder, and return the number of rows."""
     if os.path.lexists(output):
-        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another"))
+        raise ArgumentError(message("output", quote(str(output)), "a new folder", "name another folder"))
     check_place("output", output)
     blocks = list(_blocks(data))
     ray = connected()
@@ -83,7 +83,7 @@ def _blocks(data: str) -> Iterator[Block]:
     paths = sorted(glob.glob(os.path.join(data, "*.parquet")) if os.path.isdir(data) else glob.glob(data))
     if not paths:
         fix = "name Parquet files, or a folder of them; raglane predict without --engine reads other formats"
-        raise DataError(message("data", f"no Parquet file at {quote(data)}", "at least one", fix))
+        raise DataError(message("data", f"{quote(data)}", "the path of at least one Parquet file", fix))
     before = 0
     for path in paths:
         try:

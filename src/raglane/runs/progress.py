@@ -134,10 +134,10 @@ def check_logger(name: str | None) -> None:
     if name is None:
         return
     if not any(importlib.util.find_spec(module) is not None for module in _PACKAGES[name]):
-        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Fix: pip install {name}.")
+        raise MissingExtraError(f"{name} is not installed, which --logger {name} requires. Run pip install {name}.")
     if importlib.util.find_spec("lightning") is None:
         raise MissingExtraError(
-            f"lightning is not installed, which --logger {name} requires. Fix: pip install 'raglane[logs]'."
+            f"lightning is not installed, which --logger {name} requires. Run pip install 'raglane[logs]'."
         )
 
 
@@ -159,7 +159,7 @@ class LoggingWatcher(Callback):
         except Exception as error:
             # The package lacks e.g. an account, a server or a database.
             got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
-            rule, fix = "a logger that can start", "set it up, or leave it out"
+            rule, fix = "a logger that can start", "configure it, or leave it out"
             raise ArgumentError(message("logger", got, rule, fix)) from error
         if self._watcher is not None:
             self._watcher.started(state, epochs, batches)

@@ -1,4 +1,4 @@
-"""A run from Python: its best model, and what turns data into its inputs and its answers into words."""
+"""Runs in Python: the best model of a training with its preprocessing."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from raglane.export import Exported
 
 
-# What a pickle calls the model it could not read, in place of a folder.
+# Replaces the folder in messages about a pickled run.
 _PICKLE = Path("a pickled run")
 
 
 def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run:
-    """Read a run, to predict with its best model.
+    """Load a run, to predict with its best model.
 
     Args:
-        path: the folder of a run, or of a model: a copy of the ``best/`` of a run.
-        cell: of a model with a cell of one's own, the class or ``"path/to/file.py:MyCell"``. Its file must be the one
-            of the training. No code is run because a run names it: None allows what was named in this process before.
+        path: the folder of a run, or of a model, i.e. a copy of the folder ``best/`` of a run.
+        cell: the user-defined cell of the model, as a class or ``"path/to/file.py:MyCell"``; its file must be unchanged
+            since the training. A run never causes code to be run: None allows only cells named before in this process.
 
     Raises:
         ArgumentError: the file of ``cell`` cannot be read.
-        ArgumentTypeError: ``path`` is not a path, or ``cell`` no cell.
-        CheckpointError: no such folder, no model in it, a file that is damaged, or a newer format; or a cell that
-            nobody named, or another one.
+        ArgumentTypeError: ``path`` is not a path, or ``cell`` not a cell.
+        CheckpointError: the folder does not exist, has no model, is damaged or of a newer format; or ``cell`` is
+            required, or is not the cell of the model.
         MissingExtraError: safetensors is not installed.
 
     Example:
@@ -55,8 +55,8 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
         >>> rl.load("no/such/folder")
         Traceback (most recent call last):
         ...
-        raglane.errors.CheckpointError: no/such/folder: got no such folder; the rule: the folder of a run or of a \
-model. Fix: pass the folder that raglane train wrote.
+        raglane.errors.CheckpointError: no/such/folder must be the folder of a run or of a model, \
+got no such folder. Pass the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
@@ -64,17 +64,17 @@ model. Fix: pass the folder that raglane train wrote.
 
 
 class Run:
-    """A trained model with what turns data into its inputs and its answers into words.
+    """A trained model with its preprocessing, returned by :func:`raglane.load` and :func:`raglane.fit`.
 
-    :func:`raglane.load` and :func:`raglane.fit` make one. Its predictions have the bits of ``raglane predict``. Any
-    number of threads may use it at once. It can be pickled and copied: it then holds the model alone, not its folder.
+    Predictions have the same bits as those of ``raglane predict``. A run may be used by several threads at once. It can
+    be pickled and copied; the copy contains the model, but not its folder.
 
     Args:
         saved: the model and its preprocessing.
-        folder: of the run or of the model; None where it is in memory alone.
-        result: how training went; None for a run that was read.
-        notes: what was guessed of the training data, and how it was divided.
-        test: what to measure on where no data is given.
+        folder: the folder of the run or model; None if it is only in memory.
+        result: the result of the training; None for a loaded run.
+        notes: the guesses about the training data, and its split.
+        test: the default data of :meth:`evaluate`.
 
     Attributes:
         folder: as above.
@@ -124,22 +124,22 @@ class Run:
 
     @property
     def model(self) -> SequenceModel:
-        """The network, a ``torch.nn.Module``, in evaluation mode, on the CPU."""
+        """The network, in evaluation mode, on the CPU."""
         return self.saved.model
 
     @property
     def preprocess(self) -> Preprocessor:
-        """What was learned of the training part, such as vocabulary, scaling and labels."""
+        """The preprocessing fitted to the training part: vocabulary, scaling and labels."""
         return self.saved.preprocessor
 
     @property
     def task(self) -> str:
-        """What the model was trained for."""
+        """The task of the model."""
         return self.saved.task
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The classes or labels, in the order of their probabilities; () where there are none."""
+        """The classes or labels, in the order of their probabilities; () for tasks without."""
         return self.preprocess.labels or ()
 
     @property
@@ -162,24 +162,23 @@ class Run:
         """Predict, as ``raglane predict`` does.
 
         Args:
-            data: a file or folder, or what :func:`raglane.data.read` takes: a list, an array, a table, a
-                Ragged. Channels without names are those of the training data, in their order.
+            data: a file or folder, or data as for :func:`raglane.data.read`: a list, an array, a table, a
+                Ragged. Channels without names are in the order of the training data.
             probabilities: add one column per class.
-            top: above 1, add the so many likeliest classes and their probabilities, as lists.
-            horizon: how many elements to forecast; for the task ``forecast`` only.
-            batch_size: sequences of a batch.
-            device: ``"auto"`` (a GPU where there is one), ``"cpu"`` or ``"cuda"``.
-            format: of a file; None goes by the suffix.
-            **columns: which columns hold what, ``sequence``, ``label``, ``id``, ``time`` and ``features``, and how
-                texts and whole numbers are read, ``split`` and ``tokens``; those that are left out are the ones of
-                the training data.
+            top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
+            horizon: the number of elements to forecast, only for the task ``forecast``.
+            batch_size: sequences per batch.
+            device: ``"auto"`` (a GPU if available), ``"cpu"`` or ``"cuda"``.
+            format: the format of a file; None detects it from the suffix.
+            **columns: the columns ``sequence``, ``label``, ``id``, ``time`` and ``features``, and the reading of texts
+                and whole numbers, ``split`` and ``tokens``; by default those of the training data.
 
         Returns:
             One row per sequence, in the order of the data.
 
         Raises:
-            ArgumentError: an option out of its range, or one that does not go with the task.
-            ArgumentTypeError: data or a column's name of the wrong kind.
+            ArgumentError: an option is out of range, or does not apply to the task.
+            ArgumentTypeError: data or the name of a column has the wrong type.
             DataError: the data cannot be read, or does not fit the model.
         """
         where = inference.pick_device(device)
@@ -195,7 +194,7 @@ class Run:
         )
 
     def predictor(self, **options: Any) -> TablePredictor:
-        """A function from a table to a table of predictions, for the processes of Spark, Dask or Ray.
+        """Return a function from a table to a table of predictions, for Spark, Dask or Ray.
 
         Args:
             **options: of :meth:`predict`, such as ``probabilities``.
@@ -220,21 +219,21 @@ class Run:
         format: str | None = None,
         **columns: Any,
     ) -> Evaluation:
-        """Measure the model on data with labels, as ``raglane evaluate`` does; nothing is written.
+        """Evaluate the model on data with labels, as ``raglane evaluate`` does, without writing files.
 
         Args:
-            data: as :meth:`predict` takes it; None takes what the run was to be tested on.
-            labels: one entry per sequence, where ``data`` does not have them.
-            top: above 1, also how often the class is among the so many likeliest.
-            horizon: above 1, the last so many elements of each sequence are forecast too; for the task ``forecast``.
-            batch_size: sequences of a batch.
-            device: as in :meth:`predict`.
-            format: of a file; None goes by the suffix.
-            **columns: as in :meth:`predict`.
+            data: as for :meth:`predict`; None selects the test data of the run.
+            labels: one entry per sequence, if ``data`` has none.
+            top: above 1, add the accuracy of the ``top`` most likely classes.
+            horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task ``forecast``).
+            batch_size: sequences per batch.
+            device: as for :meth:`predict`.
+            format: as for :meth:`predict`.
+            **columns: as for :meth:`predict`.
 
         Raises:
-            ArgumentError: an option out of its range, or no data and none to fall back on.
-            DataError: the data cannot be read, does not fit the model, or has a label that training has not seen.
+            ArgumentError: an option is out of range, or the run has no test data.
+            DataError: the data cannot be read, does not fit the model, or has a label unseen in training.
         """
         where = inference.pick_device(device)
         records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
@@ -245,18 +244,18 @@ class Run:
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any
     ) -> Dataset:
-        """Data for this model as records: the columns of a file are those of training, where none are named.
+        """Read data for this model as records.
 
         Args:
-            data: as :meth:`predict` takes it.
-            labels: one entry per sequence, where ``data`` does not have them.
-            need_labels: whether data without labels is an error.
-            format: of a file; None goes by the suffix.
-            **columns: as in :meth:`predict`.
+            data: as for :meth:`predict`.
+            labels: one entry per sequence, if ``data`` has none.
+            need_labels: raise if the data has no labels.
+            format: as for :meth:`predict`.
+            **columns: as for :meth:`predict`.
 
         Raises:
-            ArgumentTypeError: data or a column's name of the wrong kind.
-            CheckpointError: the columns that are kept with the model are damaged.
+            ArgumentTypeError: data or the name of a column has the wrong type.
+            CheckpointError: the stored columns of the model are damaged.
             DataError: the data cannot be read.
         """
         with reading(self.folder or _PICKLE):
@@ -264,57 +263,50 @@ class Run:
         source = Source(None, format, renamed(trained, chosen_columns(columns)))
         if isinstance(data, (str, os.PathLike)):
             if labels is not None:
-                rule = "a file has its labels in a column"
+                rule = "None for a file, whose labels are in a column"
                 raise ArgumentTypeError(message("labels", quote(labels), rule, "name the column, as label='kind'"))
             return replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
         records = source.take(data, labels, self.task, need_labels=need_labels)
         if records is data or records.channels != tuple(f"x{place}" for place in range(len(records.channels))):
             return records
-        # Channels without names are those of training, in their order: as many as there were.
         if records.channels and self.channels and len(records.values) and len(records.channels) != len(self.channels):
             got = f"{count_of(len(records.channels), 'channel')} without names"
-            rule = f"the model was trained on {len(self.channels)}: {quote_all(self.channels)}"
-            raise DataError(message("data", got, rule, "give sequences (steps, channels) with these channels"))
+            rule = f"sequences of the {count_of(len(self.channels), 'channel')} {quote_all(self.channels)}"
+            raise DataError(message("data", got, rule, "pass sequences of shape (steps, channels)"))
         if len(records.channels) != len(self.channels):
             return records
         return Dataset(replace(records.records, channels=self.channels))
 
     def test_part(self) -> Dataset:
-        """What the run was to be tested on: its test data, or the official test part of the default data.
+        """Read the test data of the run, or the official test part of the default data.
 
         Raises:
-            ArgumentError: the run names no test data.
-            CheckpointError: the run's description is damaged.
+            ArgumentError: the run has no test data.
+            CheckpointError: the description of the run is damaged.
             DataError: the data cannot be read.
         """
         if self._test is not None:
             return self._test
-        # A folder may hold a model alone, and a run that no command has made need not say where its data came from.
+        # The folder of a model has no description, and that of a run with data in memory has no sources.
         folder = self.folder
-        kept = None
-        if folder is not None and find(folder, DESCRIPTION).is_file():
-            kept = load_description(folder).data
-        if folder is not None and kept:
-            data = SavedSource.load(folder, kept)
-            if data.test is not None:
-                return data.source(data.test).read(self.task)
-            if data.path is None:
+        if folder is not None and find(folder, DESCRIPTION).is_file() and (data := load_description(folder).data):
+            sources = SavedSource.load(folder, data)
+            if sources.test is not None:
+                return sources.source(sources.test).read(self.task)
+            if sources.path is None:
                 return Source(None, None).read(self.task, part="test")
-        raise ArgumentError(message("data", "nothing", "this run names no test data to fall back on", "give DATA"))
+        raise ArgumentError(message("data", "nothing", "given, because this run has no test data", "pass DATA"))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model to a folder of its own, for :func:`raglane.load` and the commands.
-
-        Args:
-            folder: a new one.
+        """Write the model to a new folder, for :func:`raglane.load` and the commands.
 
         Raises:
-            ArgumentError: something is there already, or nothing can be written there.
+            ArgumentError: the folder exists, or cannot be written.
             OSError: the disk is full.
         """
         path = as_path(folder)
         if os.path.lexists(path):
-            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another"))
+            raise ArgumentError(message("folder", quote(str(path)), "a new folder", "name another folder"))
         check_place("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
@@ -325,14 +317,14 @@ class Run:
         """Write the model with its preprocessing as an ONNX file, as ``raglane export`` does.
 
         Args:
-            path: of the file, ``.onnx``; what a program must know to use it is written beside it as ``.json``, and is
-                in the file's metadata.
-            layout: as :func:`raglane.export.onnx` takes it.
-            verify: alike.
+            path: the ``.onnx`` file. A ``.json`` file next to it, and the metadata of the ``.onnx`` file, contain
+                vocabulary, channels, labels and the layout.
+            layout: as for :func:`raglane.export.onnx`.
+            verify: as for :func:`raglane.export.onnx`.
 
         Raises:
-            ArgumentError: another suffix, or a place that nothing can be written to.
-            ExportError: a part that cannot be exported; nothing is written.
+            ArgumentError: another suffix, or the file cannot be written.
+            ExportError: the model cannot be exported; nothing is written.
             MissingExtraError: onnx, onnxscript or, to verify, onnxruntime is not installed.
         """
         from raglane.runs.exported import export_run
@@ -340,7 +332,7 @@ class Run:
         return export_run(self.model, self.preprocess, as_path(path), layout=layout, verify=verify)
 
     def _on(self, device: torch.device) -> SavedModel:
-        """The model on a device: on another than the CPU a copy, so that no thread moves what another uses."""
+        """Return the model on a device; one copy per device, because other threads use the model on the CPU."""
         if device.type == "cpu":
             return self.saved
         with self._lock:

@@ -1,4 +1,4 @@
-"""Sources of data: a file with its columns, what a program holds, or the embedded default."""
+"""Sources of data: a file with its columns, data in memory, or the embedded default."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 
 DEFAULT_DATA = "Japanese vowels"
-# The tasks that labels may be for where they are no classes of sequences, in the order in which they are tried.
+# The tasks that labels are tried for if they are not classes of sequences, in this order.
 LABELLED = ("tag", "regress", "multilabel")
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """The columns that were named, called as :class:`~raglane.data.Columns` calls them, and how files are read.
-
-    config.json keeps them too.
-    """
+    """The names of columns, as in :class:`~raglane.data.Columns`, and the reading of files; stored in config.json."""
 
     sequence: str | None = option(
         None,
@@ -42,7 +39,7 @@ class ColumnNames:
     label: str | None = option(None, "Column of labels.", DATA, flag="--label-column", unset="the only candidate")
     id: str | None = option(
         None,
-        "Column that names a sequence; in a CSV file it says which rows belong together.",
+        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.",
         DATA,
         flag="--id-column",
         unset="by its name",
@@ -56,43 +53,43 @@ class ColumnNames:
     )
     features: list[str] | None = option(
         None,
-        "Feature of elements; repeat it for several.",
+        "Column of a feature per element; may be repeated.",
         DATA,
         flag="--feature-column",
-        unset="CSV: all others; else the sequences alone",
+        unset="CSV: all others; else only the sequences",
     )
     static: list[str] | None = option(
         None,
-        "Feature of a sequence as a whole; repeat it for several.",
+        "Column of a feature per sequence; may be repeated.",
         DATA,
         flag="--static-column",
         unset="none",
     )
     categorical: list[str] | None = option(
         None,
-        "Feature whose numbers are categories; repeat it for several.",
+        "Column of a feature whose numbers are categories; may be repeated.",
         DATA,
         flag="--categorical-column",
-        unset="those of words",
+        unset="columns of words",
     )
     split: str | None = option(
         None,
-        "How texts become tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
+        "Split of texts into tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
         DATA,
         metavar="words|characters|bytes|FILE",
         unset="columns: words; files: characters",
     )
     tokens: str | None = option(
         None,
-        "Whether whole numbers are tokens.",
+        "Read whole numbers as tokens.",
         DATA,
         choices=("yes", "no"),
-        unset="for a language model, and in a column called input_ids, token_ids or tokens",
+        unset="for language models, and columns named input_ids, token_ids or tokens",
     )
-    time_gaps: bool = option(False, "Take the time since the element before as a feature too (CSV).", DATA)
+    time_gaps: bool = option(False, "Add the time since the previous element as a feature (CSV).", DATA)
     on_bad_row: str = option(
         "fail",
-        "Stop at a row that breaks a rule, or leave it out and list it in skipped.jsonl.",
+        "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
         DATA,
         choices=("fail", "skip"),
     )
@@ -102,32 +99,31 @@ class ColumnNames:
 
 
 def chosen_columns(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns that a program names, as :class:`ColumnNames` has them."""
-    # Not above: it imports PyTorch, and a help text shows the names of columns.
+    """Return the fields of :class:`ColumnNames` for columns named in Python."""
+    # Imported here, because help texts read ColumnNames without torch.
     from raglane._utils.checks import check_kind
     from raglane.data.records import LISTS
 
     known = tuple(options(ColumnNames))
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            rule = f"what data holds is said by {', '.join(known)}"
-            raise ArgumentTypeError(message("options", quote(name), rule, "check the name"))
+            raise ArgumentTypeError(message("options", quote(name), f"one of {', '.join(known)}", "check the name"))
         if name in LISTS and value is not None:
             value = [value] if isinstance(value, str) else value
-            check_kind(name, value, (list, tuple), "a list of names of columns", 'pass ["a", "b"]')
+            check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
         for part in value if isinstance(value, (list, tuple)) else [value]:
-            check_kind(name, part, (str, type(None)), "a text, or None", "pass the name of a column")
-        found[name] = list(value) if isinstance(value, tuple) else value
-    return found
+            check_kind(name, part, (str, type(None)), "a string, or None", "pass the name of a column")
+        chosen[name] = list(value) if isinstance(value, tuple) else value
+    return chosen
 
 
 def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
-    """The columns of other data: those of training, but for what was named, see :func:`chosen_columns`."""
+    """Return the columns of new data: those of training, replaced by the given ones of :func:`chosen_columns`."""
     if given.get("sequence") is not None and trained.sequence is None:
-        # The columns of features were the sequences; now another column is, and these stand beside none.
+        # The sequences were the feature columns in training, and are another column now.
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
         categorical = [name for name in trained.categorical or () if name not in gone]
         trained = replace(trained, features=None, categorical=categorical or None)
@@ -136,67 +132,67 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
 
 @dataclass(frozen=True)
 class Source:
-    """Sequences and how to read them: a file or folder, what a program holds, or the embedded default."""
+    """A source of sequences: a file or folder with its columns, data in memory, or the embedded default."""
 
     path: Path | None
     format: str | None
     columns: ColumnNames = ColumnNames()
-    # Data and labels of a program, in place of a file.
+    # Data and labels in memory, instead of a file.
     held: tuple[Any, Any] | None = None
 
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
-        """Other sequences that are read alike: a path, or what a program holds."""
+        """Return another source with the same columns: a path, or data in memory."""
         if not isinstance(data, (str, os.PathLike)):
             return replace(self, path=None, held=(data, labels))
         if labels is not None:
-            rule, fix = "a file has its labels in a column", "name it, as label='kind'"
-            raise ArgumentTypeError(message("labels", f"labels beside a file as {name}", rule, fix))
+            rule, fix = "None for a file, whose labels are in a column", "name the column, as label='kind'"
+            raise ArgumentTypeError(message("labels", f"labels with a file as {name}", rule, fix))
         return replace(self, path=as_path(data), held=None)
 
     @property
     def is_default(self) -> bool:
-        """True for the sequences that come with the package."""
+        """True for the data that is included in the package."""
         return self.path is None and self.held is None
 
     @property
     def where(self) -> str:
-        """The sequences in a line that tells of them."""
+        """The source, for messages."""
         return "memory" if self.held is not None else DEFAULT_DATA if self.path is None else str(self.path)
 
     @property
     def name(self) -> str:
-        """A short name for a folder."""
+        """A short name, for a folder."""
         return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
 
     @property
     def _converted(self) -> Path | None:
-        """The folder, if ``raglane convert`` wrote it, whose sequences are not read into memory."""
+        """The path, if it is a folder that ``raglane convert`` wrote; else None."""
         from raglane.data.formats.ipc import is_converted
 
         return self.path if self.path is not None and self.format is None and is_converted(self.path) else None
 
     def read(self, task: str, *, need_labels: bool = True, part: str = "train") -> Dataset:
-        """Read it."""
+        """Read the sequences into memory."""
         from raglane.data.reading import japanese_vowels, read
 
         if self.held is not None:
             return self.take(*self.held, task, need_labels=need_labels)
         if self.path is None:
             return japanese_vowels()[0 if part == "train" else 1]
-        asked = self.asked(task, need_labels=need_labels)
-        return read(self.path, asked, self.format, on_bad_row=self.columns.on_bad_row)
+        request = self.asked(task, need_labels=need_labels)
+        return read(self.path, request, self.format, on_bad_row=self.columns.on_bad_row)
 
     def take(self, data: Any, labels: Any, task: str, *, need_labels: bool = True) -> Dataset:
-        """Read objects of a program."""
+        """Read data in memory."""
         from raglane.data.reading import read
 
         if self.columns.on_bad_row != "fail":
-            rule = "the rows of a file may be left out; what a program holds it can leave out itself"
-            raise ArgumentError(message("on_bad_row", quote(self.columns.on_bad_row), rule, "pass a file"))
+            got, rule = quote(self.columns.on_bad_row), "'fail' for data in memory"
+            raise ArgumentError(message("on_bad_row", got, rule, "pass a file, or remove invalid rows"))
         return read(data, self.asked(task, need_labels=need_labels), labels=labels)
 
     def open(self, task: str) -> Dataset:
-        """Read the data, or open it if it is a folder that ``raglane convert`` wrote."""
+        """Open a folder that ``raglane convert`` wrote, or read other data."""
         if self._converted is None:
             return self.read(task)
         from raglane.data.dataset import Dataset
@@ -204,24 +200,24 @@ class Source:
         return Dataset(self._converted, self.asked(task))
 
     def guess(self, loss: str | None = None) -> tuple[Dataset, str]:
-        """Open the data for the task that its labels suit, or that a folder was converted for."""
+        """Open the data for the task of its labels, see :func:`guess_task`, or of a converted folder."""
         if self._converted is not None:
             from raglane.data.formats.ipc import described
 
             task = str(described(self._converted).get("task", "classify"))
             return self.open(task), task
         if self.held is not None:
-            return self._guess_of_held(loss)
+            return self._guess_in_memory(loss)
         suffix = "" if self.path is None else self.path.suffix.lower()
         tables = (".jsonl", ".ndjson", ".parquet", ".pq")
         others = LABELLED if suffix in tables else ("regress",)
         others = ("language",) if suffix == ".txt" else others
         if self.columns.on_bad_row == "fail":
             return guess_task(self.read, others, loss)
-        return self._guess_of_most(others, loss)
+        return self._guess_skipping(others, loss)
 
-    def _guess_of_held(self, loss: str | None) -> tuple[Dataset, str]:
-        """Read objects of a program for the task that their labels suit; a Dataset has labels of one kind."""
+    def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
+        """Return data in memory with its task, which a Dataset determines."""
         from raglane.data.dataset import Dataset
 
         data, labels = self.held or (None, None)
@@ -234,35 +230,35 @@ class Source:
             return data, "regress" if data.targets.is_numbers else "multilabel"
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
-    def _guess_of_most(self, others: tuple[str, ...], loss: str | None) -> tuple[Dataset, str]:
-        """The same where rows may be left out: the task that all rows are for, or else most of them."""
+    def _guess_skipping(self, others: tuple[str, ...], loss: str | None) -> tuple[Dataset, str]:
+        """Return the data with the task for which the fewest rows must be skipped."""
         strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
         try:
             return guess_task(strict.read, others, loss)
         except DataError as error:
-            found: list[tuple[Dataset, str]] = []
+            readable: list[tuple[Dataset, str]] = []
             for task in tasks_of(loss) or ("classify", *others):
                 with suppress(DataError):
-                    found.append((self.read(task), task))
-            if not found:
+                    readable.append((self.read(task), task))
+            if not readable:
                 raise error
-        return min(found, key=lambda pair: len(pair[0].skipped))
+        return min(readable, key=lambda pair: len(pair[0].skipped))
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
-        """The request to a reader."""
+        """Return the columns that a reader is to read."""
         from raglane.data.records import LISTS, Columns
 
         named = asdict(self.columns)
         del named["on_bad_row"]
-        # What Python calls a tuple is a list in JSON.
+        # ColumnNames has lists, because it is stored as JSON.
         named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
         named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
         return Columns(task=task, need_labels=need_labels, **named)
 
     def found_in(self, records: Dataset) -> dict[str, Any]:
-        """The columns for another file of this kind: those that the reader found, and those that were named.
+        """Return the columns for other files of this kind: the named and the detected ones.
 
-        A guessed id or time column is left to be guessed again: another file may do without.
+        Detected ID and time columns are not included, because other files may have none.
         """
         from raglane.data.records import LISTS
 
@@ -272,23 +268,22 @@ class Source:
             names = getattr(found, name)
             guessed[name] = None if names is None else list(names)
         if not records.is_in_memory:
-            # What a folder was converted with is what other data is to be read with.
+            # Other data is read as the converted data was.
             guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
             guessed |= {"time_gaps": found.time_gaps, "time": found.time}
             if found.sequence == "sequence":
-                # So a folder calls what had no column of its own; and a column of this name is found without it.
+                # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
         given = asdict(self.columns)
         kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
         kept["time_gaps"] = bool(kept["time_gaps"])
-        # What becomes of bad rows of other data is for whoever predicts to say.
+        # Each prediction chooses the treatment of invalid rows.
         kept["on_bad_row"] = "fail"
-        # Of the named ones and those that were found.
         return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
 
 
 class Sources(NamedTuple):
-    """The sources of the parts of the data; without a validation part one is held out."""
+    """The sources of the parts; without a validation source, a part of the training data is held out."""
 
     training: Source
     validation: Source | None = None
@@ -296,15 +291,15 @@ class Sources(NamedTuple):
 
 
 def check_default(source: Source, settings: ModelSettings) -> None:
-    """Refuse a task that the default data is not for."""
+    """Raise if the default data is used for another task than classify."""
     if source.is_default and settings.task != "classify":
-        rule = f"the default data, {DEFAULT_DATA}, is to classify"
-        raise ArgumentError(message("task", repr(settings.task), rule, "give DATA"))
+        rule = f"'classify' for the default data, {DEFAULT_DATA}"
+        raise ArgumentError(message("task", repr(settings.task), rule, "pass DATA"))
 
 
 @dataclass(frozen=True)
 class SavedSource:
-    """The sources of a run, as run.json has them; paths are absolute, None is the embedded default."""
+    """The sources of a run in run.json. Paths are absolute; None is the embedded default."""
 
     path: str | None
     format: str | None
@@ -314,7 +309,7 @@ class SavedSource:
 
     @classmethod
     def of(cls, source: Source, validation: Source | None, test: Source | None) -> SavedSource:
-        """The sources as a run keeps them; nothing is kept of what a program holds."""
+        """Return the stored form of sources, without data in memory."""
 
         def text(part: Source | None) -> str | None:
             return None if part is None or part.path is None else str(part.path.absolute())
@@ -323,7 +318,7 @@ class SavedSource:
 
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
-        """Read what a run keeps of its data."""
+        """Validate the sources in run.json."""
         from raglane.training.folder import DESCRIPTION
         from raglane.training.stored import build, reading
 
@@ -331,12 +326,12 @@ class SavedSource:
             return build(cls, data, "data")
 
     def source(self, path: str | None) -> Source:
-        """A file with the run's format and columns."""
+        """Return the source of a file with the run's format and columns."""
         return Source(None if path is None else Path(path), self.format, self.columns)
 
 
 def guess_task(read: Callable[[str], Dataset], others: tuple[str, ...], loss: str | None = None) -> tuple[Dataset, str]:
-    """Read data for the task that its labels are for: to classify, unless that cannot be."""
+    """Read data for the first task that its labels allow: classify, or one of the others."""
     first, *rest = tasks_of(loss) or ("classify", *others)
     try:
         return read(first), first
@@ -350,7 +345,7 @@ def guess_task(read: Callable[[str], Dataset], others: tuple[str, ...], loss: st
 
 
 def tasks_of(loss: str | None) -> list[str]:
-    """The tasks that a loss is for, where it says more than that classes are told."""
+    """Return the tasks of a loss, unless it is one of the losses of classify."""
     if loss is None or loss in LOSSES["classify"]:
         return []
     return [task for task, losses in LOSSES.items() if loss in losses]

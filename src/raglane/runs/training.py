@@ -1,4 +1,4 @@
-"""One training from its data to its pictures and its card: for ``rl.fit`` and ``raglane train`` alike."""
+"""Trainings for ``rl.fit`` and ``raglane train``: from the sources of data to the model card."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from raglane.training.settings import Settings, left_to_plan
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS, settle
 
-# What may differ when a run goes on: nothing that would change what the epochs so far have done.
+# The settings that may change when a run is resumed; they do not affect finished epochs.
 _CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
 
 Say = Callable[[str], None]
 
 
 class Trained(NamedTuple):
-    """A training that has ended or was stopped, with its final settings, its sequences and their sources."""
+    """A finished or stopped training: its result, final settings, sequences and sources."""
 
     result: TrainingResult
     settings: Settings
@@ -59,10 +59,10 @@ def train_run(
     say: Say,
     watch: Callable[[str], Any],
 ) -> Trained:
-    """Train on data with the settings that were chosen, or go on with the run in ``out``; its own data for None.
+    """Train with the chosen settings, or resume the run in ``out``; ``sources`` None selects its own data.
 
-    ``chosen`` may leave a size of batches to the planner, and the task to the labels. ``name_folder`` gives the folder
-    where ``out`` is None; without it the model is kept in memory.
+    ``chosen`` may leave the size of batches to the planner, and the task to the labels. If ``out`` is None,
+    ``name_folder`` returns the folder; without it the model is kept in memory.
     """
     chosen, plans = left_to_plan(chosen)
     before = None
@@ -70,7 +70,7 @@ def train_run(
         if resume:
             if overwrite:
                 got = f"True, with {argument('resume', True)}"
-                raise ArgumentError(message("overwrite", got, "one of the two", "leave one out"))
+                raise ArgumentError(message("overwrite", got, "False to resume a run", "leave one out"))
             out = to_resume(out)
             if stack.enter_context(claimed(out, resume=True)):
                 say(IS_BACK)
@@ -97,7 +97,7 @@ def train_run(
         if plans is not None:
             settings, line = _planned(settings, training, plans)
             say(line)
-        _tell_too_long(settings, training, say)
+        _report_too_long(settings, training, say)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
@@ -118,7 +118,7 @@ def _watched(
     data: Mapping[str, Any],
     columns: Mapping[str, Any],
 ) -> TrainingResult:
-    """Train, and draw the history in the run's folder, however the training ends; at its end, write the model card."""
+    """Train, and draw the history even if training diverges; at the end, write the model card."""
     config = run_config(settings, data)
     more: dict[str, Any] = {"data": data, "columns": columns, "test": parts.test, "config": config}
     try:
@@ -138,7 +138,7 @@ def _watched(
 
 
 def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Draw the history of a run and, if it has come to its end, write its model card."""
+    """Draw the history of a run and, unless it was stopped, write its model card."""
     _draw_curves(folder, result, about(parts, settings))
     if result.stopped_by is None:
         write_card(folder, settings, result, parts)
@@ -156,13 +156,13 @@ def _check(settings: Settings) -> None:
 
 
 def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settings, Dataset]:
-    """The settings, and the sequences; a task that was not chosen is that which their labels, and the loss, are for."""
+    """Return the settings and the sequences; an omitted task is guessed from the labels and the loss."""
     if "task" in chosen or source.is_default:
         settings = Settings(**chosen)
         check_default(source, settings)
         _check(settings)
         return settings, source.open(settings.task)
-    # A loss may say more about the task than the labels do.
+    # The loss is checked after the task is known.
     loss = chosen.get("loss")
     settings = Settings(**{**chosen, "loss": None})
     _check(settings)
@@ -171,7 +171,7 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
 
 
 def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
-    """The sequences, and the task that their labels and a loss are for."""
+    """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     if task != "classify":
         say(f"task: {task} (guessed; {argument('task')} chooses)")
@@ -185,17 +185,17 @@ def _resumed(
     columns: Mapping[str, Any],
     given: Sources | None,
 ) -> tuple[Settings, Sources]:
-    """The settings and sources of a run that goes on: its own, but for what may change."""
+    """Return the settings and sources of a resumed run: its own, with the allowed changes."""
     layer = chosen.get("cell")
     cell = layer if isinstance(layer, str) and is_own(layer) else None
-    # Without the user's own cell, which must be the one of the run.
+    # A user-defined cell must be that of the run, and is not compared as text.
     check_named(before.settings.cell, cell)
     chosen = {name: value for name, value in chosen.items() if name != "cell" or cell is None}
     settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
     if not before.data:
         if given is None:
-            rule = "this run was started from Python, with data in memory"
-            fix = f"go on from there: rl.fit(data, out={str(folder)!r}, resume=True)"
+            rule = "a run with data in files; this one was trained in Python, on data in memory"
+            fix = f"resume it in Python: rl.fit(data, out={str(folder)!r}, resume=True)"
             raise ArgumentError(message("resume", quote(str(folder)), rule, fix))
         return settings, given
     saved = SavedSource.load(folder, before.data)
@@ -212,12 +212,12 @@ def _resumed(
 
 
 def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that change when it goes on."""
-    known = asdict(before)
-    changes = {name: value for name, value in given.items() if value != known[name]}
+    """Return the given settings that differ from a run's, or raise if they may not change."""
+    own = asdict(before)
+    changes = {name: value for name, value in given.items() if value != own[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
     if refused is not None:
-        rule = f"a run goes on with its own settings; only {', '.join(map(argument, _CHANGEABLE))} may change"
+        rule = f"the value of the run, as for all settings but {', '.join(map(argument, _CHANGEABLE))}"
         got = f"{changes[refused]!r}, and the run in {str(folder)!r} was started with another value"
         raise ArgumentError(message(refused, got, rule, f"leave {argument(refused)} out, or start a new run"))
     return changes
@@ -226,7 +226,7 @@ def _changes_of(folder: Path, before: Settings | ColumnNames, given: Mapping[str
 def read_parts(
     sources: Sources, records: Dataset, settings: Settings, say: Say
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """The training, validation and test part; the last is read now, so that a mistake in it shows at once."""
+    """Return the training, validation and test parts; all are read before training, to report errors early."""
     given = None if sources.validation is None else _read(sources.validation, settings, say)
     where = "" if sources.validation is None else sources.validation.where
     training, validation, notes = _divide(records, given, settings, sources.training.where, where)
@@ -246,10 +246,9 @@ def _read(source: Source, settings: Settings, say: Say) -> Dataset:
 
 
 def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Hold a validation part out which has no label and no tag that the training part lacks.
+    """Split off a validation part. Sequences with labels or tags unseen in training return to the training part.
 
-    A sequence with such a label goes back to the training part: a model can neither learn it nor be measured on it.
-    Sequences that are not in memory are split without this rule, because their labels are not read.
+    The labels of sequences that are not in memory are not compared.
     """
     mask = held_out(data, fraction, seed)
     kept, apart = data.subset(~mask), data.subset(mask)
@@ -259,11 +258,11 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     if apart.labels is not None and kept.labels is not None:
         rows = rows[_known(apart.labels, kept.labels)]
     elif apart.tags is not None and kept.tags is not None:
-        rows = rows[_all_in_each(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
+        rows = rows[_all_elements(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
     elif apart.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
         seen = set(chain.from_iterable(kept.targets.values))
         known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
-        rows = rows[_all_in_each(known, apart.offsets) if apart.targets.per_element else known]
+        rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]
     if len(rows) == len(apart):
         return kept, apart
     mask[:] = False
@@ -271,16 +270,16 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     return data.subset(~mask), data.subset(mask)
 
 
-def _all_in_each(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For each sequence, whether something holds of all its elements."""
+def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return for each sequence whether all its elements are True."""
     broken = np.add.accumulate(np.concatenate([[0], ~holds]))
     all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
     return all_hold
 
 
-def _known(words: Iterable[str], there: Iterable[str]) -> NDArray[np.bool_]:
-    """For each word, whether it is there too; as objects, since NumPy makes room in each for the longest."""
-    known = set(there)
+def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
+    """Return for each word whether it is among others; NumPy's arrays of strings would have the longest width."""
+    known = set(others)
     return np.array([word in known for word in words], dtype=np.bool_)
 
 
@@ -316,7 +315,7 @@ def _divide(
 
 
 def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings, str]:
-    """The settings with the batches that the planner advises, and a line on why."""
+    """Return the settings with the planner's batches, and the reason as a line."""
     settings, why = plan_batches(settings, training, what)
     kind = "of similar lengths" if settings.bucket else "in random order"
     size = count_of(settings.batch_size, "sequence")
@@ -325,8 +324,8 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
     return settings, f"batches: {size} {kind}. {why}"
 
 
-def _tell_too_long(settings: Settings, training: Dataset, say: Say) -> None:
-    """Say how many sequences do not fit into a batch, and what becomes of them."""
+def _report_too_long(settings: Settings, training: Dataset, say: Say) -> None:
+    """Print the number of sequences that exceed a batch."""
     most, words = settings.batch_elements, {"drop": "left out", "split": "split", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())

@@ -325,7 +325,7 @@ class Search:
             for name in {**kept[part], **order[part]}:
                 before, now = (side[part].get(name) for side in (kept, order))
                 if before != now:
-                    got = f"{quote(now)}, and the study in {quote(folder)} was started with {quote(before)}"
+                    got = f"{quote(now)}, but the study in {quote(folder)} was started with {quote(before)}"
                     raise ArgumentError(message(name, got, rule, fix))
 
     def _revive(self) -> None:

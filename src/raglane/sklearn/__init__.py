@@ -1,4 +1,4 @@
-"""Recurrent networks as scikit-learn's estimators; needs the extra ``sklearn``.
+"""Recurrent networks as scikit-learn estimators; requires the extra ``sklearn``.
 
 >>> import numpy as np
 >>> from raglane.sklearn import RecurrentClassifier

@@ -1,4 +1,4 @@
-"""A classifier and a regressor with scikit-learn's manners, over :func:`raglane.fit`."""
+"""A classifier and a regressor for scikit-learn, which call :func:`raglane.fit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
-from raglane._utils.messages import message, require
+from raglane._utils.messages import count_of, message, require
 from raglane.data.dataset import Dataset
 from raglane.data.reading import is_panel, is_text, read
 from raglane.data.records import Columns
@@ -28,13 +28,13 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
 from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
 
-# The task is that of the class, and scikit-learn calls the seed random_state.
+# Settings that are no parameters: the class determines the task, and the seed is called random_state.
 _OWN = ("task", "seed")
 _NO_LABELS = Columns(need_labels=False)
 
 
 def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
-    """The sequences of an estimator's X: arrays, lists, texts, and the panels of sktime and aeon."""
+    """Return X as a dataset: arrays, lists, texts, and panels of sktime and aeon."""
     channels = estimator.channels
     check_choice("channels", channels, ("first", "last"))
     if reset:
@@ -48,26 +48,25 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     else:
         parts = list(X)
         records = read(parts if is_text(parts) else _steps_first(parts, channels), _NO_LABELS)
-    found = None if records.is_tokens else len(records.channels)
+    count = None if records.is_tokens else len(records.channels)
     if reset:
-        estimator._channels = found
-        if not is_rows and found == 1 and len(set(records.lengths.tolist())) == 1:
-            # They could have been an array (n, L), and one that comes later is to have as many columns.
+        estimator._channels = count
+        if not is_rows and count == 1 and len(set(records.lengths.tolist())) == 1:
+            # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
-    elif len(records.values) and found != estimator._channels:
-        got, known = (_words(count) for count in (found, estimator._channels))
+    elif len(records.values) and count != estimator._channels:
         where = "(channels, steps)" if channels == "first" else "(steps, channels)"
-        fix = f"give sequences {where}, or another argument channels, which is {channels!r}"
-        raise DataError(message("X", got, f"this estimator was fitted on {known}", fix))
+        fix = f"pass sequences {where}, or another value of channels, which is {channels!r}"
+        raise DataError(message("X", _kind(count), f"{_kind(estimator._channels)}, as in fit", fix))
     return records
 
 
-def _words(channels: int | None) -> str:
-    return "tokens" if channels is None else f"{channels} channel{'' if channels == 1 else 's'}"
+def _kind(channels: int | None) -> str:
+    return "tokens" if channels is None else count_of(channels, "channel")
 
 
 def _is_list(X: Any) -> bool:  # noqa: N803
-    """True for sequences one after the other: lists or arrays, or texts."""
+    """Return True for a list of sequences: lists, arrays or texts."""
     is_column = isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype.kind in "OU"
     if not (isinstance(X, (list, tuple)) or is_column or hasattr(X, "to_list")) or len(X) == 0:
         return False
@@ -76,33 +75,32 @@ def _is_list(X: Any) -> bool:  # noqa: N803
 
 
 def _steps_first(parts: list[Any], channels: str) -> list[Any]:
-    """Sequences ``(L,)`` as they are, and those of two dimensions as ``(L, C)``."""
-    found: list[Any] = []
+    """Transpose sequences ``(C, L)`` to ``(L, C)`` if channels are first, and check the number of channels."""
+    sequences: list[Any] = []
     widths: dict[int, int] = {}
     for place, part in enumerate(parts):
         plain = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
         try:
             array = np.asarray(plain)
         except ValueError:
-            # Lists of other lengths in a list: read has the words.
-            found.append(part)
+            # Lists of different lengths: read raises with a better message.
+            sequences.append(part)
             continue
         if array.ndim == 2:
             array = array.T if channels == "first" else array
             widths[place] = array.shape[1]
-        found.append(array)
+        sequences.append(array)
     typical = next(iter(widths.values()), 0)
     odd = next((place for place, width in widths.items() if width != typical), None)
     if odd is not None:
         where, other = ("(channels, steps)", "last") if channels == "first" else ("(steps, channels)", "first")
-        got = f"{_words(widths[odd])} in an array {where}"
-        rule = f"as many in every sequence, and the first has {typical}"
+        got, rule = f"{_kind(widths[odd])} in an array {where}", f"of {_kind(typical)}, as the first sequence"
         raise DataError(message(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}"))
-    return found
+    return sequences
 
 
 def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
-    """An array ``(n, L)``: one sequence of one channel per row."""
+    """Return the rows of an array ``(n, L)`` as sequences of one channel."""
     rules: dict[str, Any] = {
         "dtype": np.float64,
         "ensure_all_finite": True if estimator.missing == "error" else "allow-nan",
@@ -111,17 +109,18 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     if isinstance(X, torch.Tensor):
         X = X.detach().cpu().numpy()  # noqa: N806
     if reset or hasattr(estimator, "n_features_in_"):
-        found = validate_data(estimator, X, reset=reset, **rules)
+        rows = validate_data(estimator, X, reset=reset, **rules)
     else:
-        # It was fitted on sequences of any lengths.
-        found = check_array(X, **rules)
-    return read(found, _NO_LABELS)
+        # The estimator was fitted on sequences of different lengths.
+        rows = check_array(X, **rules)
+    return read(rows, _NO_LABELS)
 
 
 def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
-    """The targets: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` finite numbers."""
+    """Return valid targets: ``(n,)`` classes, or ``(n,)`` or ``(n, T)`` finite numbers."""
     if y is None:
-        rule = "an estimator that is supervised requires y to be passed, but the target y is None"
+        # scikit-learn's checks require these words.
+        rule = "an array: a supervised estimator requires y to be passed, but the target y is None"
         raise ArgumentError(message("y", "None", rule, "pass one entry per sequence"))
     if numbers:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -131,12 +130,11 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
     check_consistent_length(records, y)
-    found: npt.NDArray[Any] = y
-    return found
+    return np.asarray(y)
 
 
 def _signature() -> inspect.Signature:
-    """The arguments of an estimator: the settings of a training, by their names and defaults, and two of its own."""
+    """Return the signature of an estimator: the settings of a training, ``random_state`` and ``channels``."""
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
     own = [("random_state", 0), ("channels", "first")]
@@ -145,7 +143,7 @@ def _signature() -> inspect.Signature:
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]
-    """Parameters, the reading of X, training and pickling of both estimators."""
+    """The base of the estimators: parameters, training and prediction."""
 
     _task: str
 
@@ -164,7 +162,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = fit(records, task=self._task, seed=seed, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
 
-    def _answers(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
+    def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
         check_is_fitted(self)
         run: Run = self.run_
         return run.predict(_sequences_from(self, X, reset=False), device=self.device, **options).columns
@@ -182,25 +180,25 @@ vars(_Estimator)["__init__"].__signature__ = _PARAMETERS
 
 
 class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """A recurrent network that gives each sequence a class.
+    """A recurrent network that predicts a class for each sequence.
 
     ``X`` is a list of sequences, ``(L,)`` or of several channels; an array ``(n, L)``, one sequence of one channel per
-    row; an array of three dimensions; texts; or a panel of sktime or aeon: tables whose entries are Series, tables
-    with an index of (sequence, step), and lists of tables say by themselves what is a channel.
+    row; an array of three dimensions; texts; or a panel of sktime or aeon. In tables whose entries are Series, tables
+    with an index of (sequence, step), and lists of tables, channels are columns.
 
     Args:
-        channels: where the channels of arrays of two dimensions in a list, and of an array of three, are: ``"first"``,
-            ``(channels, steps)``, as sktime and aeon have them; or ``"last"``, ``(steps, channels)``, as the rest of
-            Raglane and tslearn have them. Nothing is guessed from sizes.
-        random_state: of weights, order, dropout and the held-out part: a number, a ``RandomState`` or None.
-        **parameters: the others are those of :func:`raglane.fit`, see :class:`~raglane.training.settings.Settings`.
+        channels: the layout of arrays of two dimensions in a list, and of an array of three: ``"first"``,
+            ``(channels, steps)``, as in sktime and aeon; or ``"last"``, ``(steps, channels)``, as in tslearn and the
+            rest of Raglane. The layout is never guessed from sizes.
+        random_state: the seed of weights, order, dropout and validation split: a number, a ``RandomState`` or None.
+        **parameters: the settings of :func:`raglane.fit`, see :class:`~raglane.training.settings.Settings`.
 
     Attributes:
-        classes_: ``(K,)``, the classes, sorted.
+        classes_: ``(K,)``, the sorted classes.
         run_: the trained :class:`raglane.Run`.
-        n_iter_: the epochs that were trained.
-        n_features_in_: ``L``, where all sequences of the training part had one channel and ``L`` steps: an array
-            ``(n, L)`` that comes later has as many. Sequences in a list may have any lengths.
+        n_iter_: the number of trained epochs.
+        n_features_in_: ``L``, if all training sequences have one channel and ``L`` steps. Then a later array ``(n, L)``
+            must have ``L`` columns; sequences in a list may have any length.
 
     Example:
         >>> rises = RecurrentClassifier(hidden_size=8, epochs=60, validation_fraction=0)
@@ -213,43 +211,43 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     _task = "classify"
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train.
+        """Train the network.
 
         Args:
             X: ``n`` sequences.
-            y: ``(n,)``, the class of each.
+            y: ``(n,)``, their classes.
 
         Raises:
-            ValueError: as :func:`raglane.fit`, and where ``X`` and ``y`` do not fit together.
+            ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
         records = _sequences_from(self, X, reset=True)
         self.classes_, places = np.unique(_targets(y, records, numbers=False), return_inverse=True)
-        # By their places, so that labels of any kind come back as they were.
+        # Trained on indices, so that predictions have the type of y.
         self._train(read(records, Columns(), labels=places.tolist()))
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """The probability of each class, ``(n, K)``, in the order of ``classes_``."""
-        answers = self._answers(X, probabilities=True)
+        """Return the probabilities of the classes, ``(n, K)``, in the order of ``classes_``."""
+        answers = self._predict(X, probabilities=True)
         return np.column_stack([answers[f"p_{place}"] for place in range(len(self.classes_))])
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """The class of each sequence, ``(n,)``."""
-        places = np.array(self._answers(X)["prediction"], dtype=np.int64)
-        found: npt.NDArray[Any] = self.classes_[places]
-        return found
+        """Return the class of each sequence, ``(n,)``."""
+        places = np.array(self._predict(X)["prediction"], dtype=np.int64)
+        classes: npt.NDArray[Any] = self.classes_[places]
+        return classes
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """A recurrent network that gives each sequence a number, or several.
+    """A recurrent network that predicts one or several numbers for each sequence.
 
     ``X`` and the parameters are those of :class:`RecurrentClassifier`; ``loss`` is ``"mse"``, ``"mae"``, ``"huber"`` or
     ``"quantile"``.
 
     Attributes:
         run_: the trained :class:`raglane.Run`.
-        n_iter_: the epochs that were trained.
-        n_features_in_: as that of :class:`RecurrentClassifier`.
+        n_iter_: the number of trained epochs.
+        n_features_in_: as for :class:`RecurrentClassifier`.
 
     Example:
         >>> means = RecurrentRegressor(hidden_size=8, epochs=150, lr=0.02, validation_fraction=0)
@@ -261,14 +259,14 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     _task = "regress"
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train.
+        """Train the network.
 
         Args:
             X: ``n`` sequences.
-            y: ``(n,)`` or ``(n, T)``, the numbers of each.
+            y: ``(n,)`` or ``(n, T)``, their numbers.
 
         Raises:
-            ValueError: as :func:`raglane.fit`, and where ``X`` and ``y`` do not fit together.
+            ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
         records = _sequences_from(self, X, reset=True)
         y = _targets(y, records, numbers=True)
@@ -277,9 +275,9 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
-        """The numbers of each sequence, ``(n,)`` or ``(n, T)``."""
-        found = np.array(self._answers(X)["prediction"], dtype=np.float64)
-        return found.reshape(len(found), -1) if self._is_matrix else found
+        """Return the numbers of each sequence, ``(n,)`` or ``(n, T)``."""
+        numbers = np.array(self._predict(X)["prediction"], dtype=np.float64)
+        return numbers.reshape(len(numbers), -1) if self._is_matrix else numbers
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

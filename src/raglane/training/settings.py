@@ -195,7 +195,7 @@ class Settings(ModelSettings):
         100
         >>> Settings(hidden_size=0)
         Traceback (most recent call last):
-        raglane.errors.ArgumentError: hidden_size: got 0; the rule: at least 1. Fix: pass a whole number above 0.
+        raglane.errors.ArgumentError: hidden_size must be at least 1, got 0. Pass a whole number above 0.
     """
 
     embedding: int = option(32, "Size of the embedding of tokens and categories.", MODEL, *_COUNT)

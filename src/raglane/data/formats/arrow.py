@@ -126,7 +126,7 @@ class Reader:
 
     def error(self, got: str, rule: str, fix: str) -> DataError:
         """Return the error for this file."""
-        return data_error(self.path, got, rule, fix)
+        return data_error(self.path, got, f"a file with {rule}", fix)
 
     def entry_error(
         self, got: str, at: int, name: str, rule: str, fix: str, offsets: _Integers | None = None, after: str = ""

@@ -74,7 +74,7 @@ def open_error(path: Path, error: OSError) -> DataError:
     if isinstance(error, FileNotFoundError):
         return data_error(path, "no such file or folder", "an existing file or folder", "check the path")
     if isinstance(error, PermissionError):
-        return data_error(path, "permission denied", "readable", f"try: chmod u+r '{path}'")
+        return data_error(path, "permission denied", "readable", f"run chmod u+r '{path}'")
     if isinstance(error, IsADirectoryError):
         return data_error(path, "a folder", "a file, for this format", "pass the file inside it")
     if isinstance(error, NotAFileError):
@@ -113,7 +113,7 @@ def check_readable(path: Path) -> None:
 def check_text(path: Path, content: bytes, first: int = 1) -> None:
     """Raise a DataError for UTF-16 and zero bytes; ``first`` is the number of the first line."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        fix = "convert it, for instance with: iconv -f UTF-16 -t UTF-8"
+        fix = "convert it, e.g. with iconv -f UTF-16 -t UTF-8"
         raise data_error(path, "a text in UTF-16", "a text in UTF-8", fix)
     if (place := content.find(b"\0")) >= 0:
         line = content.count(b"\n", 0, place) + first
@@ -152,7 +152,10 @@ def check_named(path: Path, role: str, name: str, present: Iterable[str]) -> str
     """Return ``name``, or raise a DataError if the file lacks it."""
     names = list(present)
     if name not in names:
-        rule, fix = f"one of its columns {quote_all(names)}", f"pass one of them as {columns_argument(role)}"
+        rule, fix = (
+            f"a file with this column, but its columns are {quote_all(names)}",
+            f"pass one of them as {columns_argument(role)}",
+        )
         raise data_error(path, f"no column {quote(name)}", rule, fix)
     return name
 
@@ -166,7 +169,9 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
         return usual[0], f"{role} column: {quote(usual[0])} (by its name)"
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
-        raise data_error(path, got, "one candidate", f"name one with {columns_argument(role)}")
+        raise data_error(
+            path, got, f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
+        )
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     raise data_error(path, got, f"data with a {kind}", f"add one, or name it with {columns_argument(role)}")
 

@@ -93,7 +93,10 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
     """Return the id column and notes; raise a DataError without one."""
     name, notes = id_column(path, columns, present, present, _ID_NAMES)
     if name is None:
-        got, rule = f"no id column among {quote_all(present)}", f"a column of ids, called {', '.join(_ID_NAMES)}"
+        got, rule = (
+            f"no id column among {quote_all(present)}",
+            f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
+        )
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
     return name, notes
 
@@ -116,7 +119,9 @@ def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first
             if odd.any():
                 row = int(odd.argmax())
                 got = f"{quote(entries[column][row])} in data row {first + row}"
-                raise data_error(path, f"{got}, column {quote(column)}", rule, "correct it, or remove the row")
+                raise data_error(
+                    path, f"{got}, column {quote(column)}", f"a file with {rule}", "correct it, or remove the row"
+                )
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)
@@ -125,7 +130,7 @@ def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first
         blank = entries[chosen.label] == ""
         if blank.any():
             got = f"an empty entry in data row {first + int(blank.argmax())}, column {quote(chosen.label)}"
-            raise data_error(path, got, "a label in each row", "fill it, or remove the row")
+            raise data_error(path, got, "a file with a label in each row", "fill it, or remove the row")
     records = records_of(path, rows.select(chosen.names), chosen, columns, first=first)
     note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
     return replace(records, notes=(note, *records.notes), label_kinds=None)
@@ -159,7 +164,7 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
         content.seek(0)
         _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
         got = f"rows of several sizes ({' '.join(str(error).split()).rstrip('.')})"
-        raise data_error(path, got, "one entry per column in each row", "correct the file") from error
+        raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
 
 def _header_of(path: Path, rows: Entries) -> list[str]:
@@ -170,7 +175,7 @@ def _header_of(path: Path, rows: Entries) -> list[str]:
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
-        raise data_error(path, f"two columns {quote(twice)}", "columns with different names", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
     return header
 
 
@@ -179,7 +184,7 @@ def _check_separator(path: Path, line: str) -> None:
     mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
     if mark is not None and "," not in line:
         fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
-        raise data_error(path, f"entries separated by {mark!r}", "entries separated by commas", fix)
+        raise data_error(path, f"entries separated by {mark!r}", "a file with entries separated by commas", fix)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:

@@ -47,7 +47,8 @@ class _Table:
         if wrong.any():
             row = int(wrong.argmax())
             entry = got.format(quote(self.entries[name][row]))
-            raise data_error(self.path, f"{entry} in {self.place(row)}, column {quote(name)}{after}", rule, fix)
+            got = f"{entry} in {self.place(row)}, column {quote(name)}{after}"
+            raise data_error(self.path, got, f"a file with {rule}", fix)
 
     def constant(self, name: str) -> _Bools:
         """Return for each row whether its entry equals that of the first row of its sequence."""
@@ -130,7 +131,7 @@ def _grouped(
     if blank.any():
         row = int((codes == int(blank.argmax())).argmax())
         got = f"an empty entry in data row {rows[row]}, column {quote(id_name)}"
-        raise data_error(path, got, "an id in each row", "fill it, or remove the row")
+        raise data_error(path, got, "a file with an id in each row", "fill it, or remove the row")
     if time is None:
         order = np.argsort(codes, kind="stable")
     else:
@@ -148,7 +149,7 @@ def _grouped(
             got = f"the time {quote(table.entries[time][row])} again in {table.place(row)}"
             feature = f"if it is a feature, name it with {columns_argument('features')}"
             fix = f"remove one of the rows, or correct {quote(time)}; {feature}"
-            raise data_error(path, got, "one row per time in a sequence", fix)
+            raise data_error(path, got, "a file with one row per time in a sequence", fix)
         if columns.time is None:
             _check_other_times(table, columns, np.diff(sorted_codes) == 0)
     return table
@@ -192,7 +193,9 @@ def _choose_label(table: _Table, columns: Columns, free: list[str]) -> tuple[str
     if TASKS[columns.task].label == "numbers":
         got = f"no label column named among {quote_all(table.entries)}"
         fix = f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
-        raise data_error(path, got, "named, because any column of numbers may be the label", fix)
+        raise data_error(
+            path, got, "a file with a named label column, because any column of numbers may be the label", fix
+        )
     kind, candidates = "column of words, or of integers", free
     if columns.task == "classify":
         kind += ", the same in all rows of a sequence"
@@ -242,7 +245,7 @@ def _features(
     """Return values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, features of categories, and notes."""
     if not names:
         fix = f"add one, or name it with {columns_argument('features')}"
-        raise data_error(table.path, "no feature column", "at least one feature column", fix)
+        raise data_error(table.path, "no feature column", "a file with at least one feature column", fix)
     numbers: dict[str, npt.NDArray[np.float32]] = {}
     words: list[str] = []
     for name in names:
@@ -302,7 +305,7 @@ def _with_gaps(
         fix = f"name the column with {columns_argument('time')}"
         raise data_error(table.path, f"no time column for {option}", "data with a time column", fix)
     if values.dtype == object:
-        raise data_error(table.path, f"tokens, and {option}", "numbers, with this option", "leave it out")
+        raise data_error(table.path, f"tokens, and {option}", "a file of numbers, with this option", "leave it out")
     gaps = _gaps_between(table.entries[table.time])
     gaps[table.offsets[:-1]] = 0
     return np.concatenate([values, gaps[:, None]], axis=1), (*channels, TIME_GAP)
@@ -373,7 +376,7 @@ def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:
         if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(table.time)} and {quote(name)}, which order the rows differently"
             fix = f"name the right one with {columns_argument('time')}"
-            raise data_error(table.path, got, "one order of the rows", fix)
+            raise data_error(table.path, got, "a file with one order of the rows", fix)
 
 
 def _is_words(entries: Entries) -> bool:
@@ -395,7 +398,7 @@ def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
         got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
-        rule = "a number, or a date such as 2024-01-31 or 2024-01-31T12:30:00"
+        rule = "a file with times that are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
         other = f"name another column with {columns_argument('time')}"
         fix = f"correct it, {other}, or remove this one if the rows are in order"
         raise data_error(path, got, rule, fix)

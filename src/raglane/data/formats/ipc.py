@@ -54,7 +54,7 @@ def described(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path / DESCRIPTION) from error
     if version != FORMAT_VERSION:
-        got, rule = f"format {version} of a converted folder", f"format {FORMAT_VERSION}, which this Raglane reads"
+        got, rule = f"format {version} of a converted folder", f"of format {FORMAT_VERSION}, which this Raglane reads"
         raise data_error(path, got, rule, "convert the data again")
     if not is_whole:
         raise damaged(path / DESCRIPTION, "its checksum differs")
@@ -228,7 +228,7 @@ def damaged(path: Path, detail: str = "") -> DataError:
     """Return the error for a missing or changed file of a converted folder."""
     rule = "the file as raglane convert wrote it"
     if not path.exists():
-        fix = "put it back, or delete the folder and convert the data again"
+        fix = "restore it, or delete the folder and convert the data again"
         return data_error(path, "no such file", rule, fix)
     got = "a damaged file" + (f": {detail}" if detail else "")
     return data_error(path, got, rule, "delete the folder, and convert the data again")

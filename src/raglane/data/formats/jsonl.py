@@ -114,7 +114,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         raise data_error(path, got, "an object with different keys", "remove one of them", number) from error
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
-        raise data_error(path, got, "one JSON object per line", "correct the line", number) from error
+        raise data_error(path, got, "a JSON object", "correct the line", number) from error
     except RecursionError as error:
         got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
         raise data_error(path, got, "a list, or a list of lists", "correct the line", number) from error
@@ -162,7 +162,9 @@ def _check_sparse(path: Path, rows: list[dict[str, Any]], names: list[str]) -> N
     size = len(rows) * len(names)
     if size > _SMALL and size > _SPARSE * sum(map(len, rows)):
         got = f"{len(names):,} different keys in {len(rows):,} lines, most of them in few lines"
-        raise data_error(path, got, "lines with the same keys", "put variable data into a list, or leave it out")
+        raise data_error(
+            path, got, "a file of lines with the same keys", "put variable data into a list, or leave it out"
+        )
 
 
 def _kind(value: Any, depth: int = _DEEPEST) -> str:
@@ -191,7 +193,7 @@ def _too_large(path: Path, got: str, line: int) -> DataError:
 
 def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
     """Return the error for a column of several types, with the first value that differs."""
-    rule = "all numbers, or all strings, in equally nested lists"
+    rule = "a file whose keys have only numbers, or only strings, in equally nested lists"
     names = f"{columns_argument('sequence')} and {columns_argument('label')}"
     fix = f"use one type per key, or name the columns to use with {names}"
     first: str | None = None

@@ -82,9 +82,9 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     if len(present) < len(fields):
         counts = Counter(field.name for field in fields)
         twice = next(name for name in present if counts[name] > 1)
-        raise data_error(path, f"two columns {quote(twice)}", "columns with different names", "rename one")
+        raise data_error(path, f"two columns {quote(twice)}", "a file with columns of different names", "rename one")
     if columns.time in kinds:
-        rule = "None, because a row is a whole sequence with its elements in order"
+        rule = "a file without a time column, because a row is a whole sequence with its elements in order"
         fix = f"sort the lists, and leave {columns_argument('time')} out"
         raise data_error(path, f"the time column {quote(columns.time)}", rule, fix)
     notes: list[str] = []
@@ -174,7 +174,7 @@ def feature_columns(path: Path, columns: Columns, present: Iterable[str]) -> tup
         role = next((role for role, taken in others.items() if name in taken), None)
         if role is not None:
             got = f"{quote(name)} as {columns_argument('static')} and as {columns_argument(role)}"
-            raise data_error(path, got, "one role per column", "leave one of the two out")
+            raise data_error(path, got, "a file with one role per column", "leave one of the two out")
     return features, static
 
 

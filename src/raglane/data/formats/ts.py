@@ -122,11 +122,13 @@ def _check_task(header: _Header, columns: Columns) -> None:
     learns_target = _learns_target(columns)
     if learns_target and not header.has_target:
         got = "@classLabel, a class for each sequence" if header.has_class else "no '@targetLabel true'"
-        raise data_error(path, got, "a number for each sequence, for regression", "pass a file that has them")
+        raise data_error(
+            path, got, "a file with a number for each sequence, for regression", "pass a file that has them"
+        )
     if columns.wants_labels and not learns_target and not header.has_class:
         got = "@targetLabel, a number for each sequence" if header.has_target else "no '@classLabel true'"
         fix = f"pass {columns_argument('task', 'regress')}" if header.has_target else "pass a file that has them"
-        raise data_error(path, got, "a class for each sequence, for classification", fix)
+        raise data_error(path, got, "a file with a class for each sequence, for classification", fix)
     if header.has_target and not learns_target:
         header.notes.append("the target of each sequence (@targetLabel) is not used")
 
@@ -283,7 +285,7 @@ def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.f
     if len({channel.count(",") for channel in fields}) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)
         raise header.error(
-            f"channels of {counts} values", "equally long channels", "restore or remove the line", number
+            f"channels of {counts} values", "a line of equally long channels", "restore or remove the line", number
         )
     if not any(map(str.strip, fields)):
         matrix = np.empty((0, len(fields)))
@@ -342,7 +344,7 @@ def japanese_vowels() -> tuple[Records, Records]:
     """
     spec = importlib.util.find_spec("sktime")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("sktime is not installed. Fix: pip install 'raglane[demo]'.")
+        raise MissingExtraError("sktime is not installed. Run pip install 'raglane[demo]'.")
     folder = Path(spec.submodule_search_locations[0], "datasets", "data", "JapaneseVowels")
     train, test = (read(folder / f"JapaneseVowels_{part}.ts", Columns()) for part in ("TRAIN", "TEST"))
     return train, test

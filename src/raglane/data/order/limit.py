@@ -175,7 +175,7 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
     over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(array)])
     if limit.too_long == "refuse":
         index = int(over[0])
-        got = f"{int(array[index]):,} at index {index}" + f", one of {len(over):,} such" * (len(over) > 1)
+        got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (len(over) > 1)
         fix = f"raise the limit, or choose a treatment: {argument('too_long', 'split')}, drop or alone"
         raise ArgumentError(message("lengths", got, f"at most the size of a batch, {limit}", fix))
     if limit.too_long == "alone":

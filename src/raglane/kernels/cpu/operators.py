@@ -38,7 +38,7 @@ def _layer_of(
     states = tuple(part for part in padded[:2] if part is not None)
     for name, part in zip("hc", states, strict=False):
         if part.dim() != 3:
-            rule = "(directions, sequences, size)"
+            rule = "a tensor (directions, sequences, size)"
             raise ShapeError(message(name, f"shape {tuple(part.shape)}", rule, "pass one state per sequence"))
     if checkpoint_every < 0:
         rule = "0, or the number of steps that backward recomputes at a time"

@@ -67,7 +67,7 @@ def run(
             _add(fields, tensors[-1])
     kinds = [dtype] * len(program.outputs) if output_dtypes is None else list(output_dtypes)
     if len(kinds) != len(program.outputs) or not set(kinds) <= set(narrow):
-        rule = f"{len(program.outputs)} of {', '.join(map(str, narrow))}"
+        rule = f"{len(program.outputs)} dtypes of {', '.join(map(str, narrow))}"
         raise ArgumentError(message("output_dtypes", quote(kinds), rule, "leave it out"))
     outputs = [
         _memory(over.get(index), (count, width), kind)

@@ -176,7 +176,7 @@ class CRF(torch.nn.Module):
         values = emissions.values
         if not values.is_floating_point():
             fix = "call .to(torch.float32)"
-            raise ArgumentTypeError(message("emissions", str(values.dtype), "a floating-point dtype", fix))
+            raise ArgumentTypeError(message("emissions", str(values.dtype), "of a floating-point dtype", fix))
         if values.dim() != 2 or values.shape[1] != self.num_tags:
             rule = f"one score for each of the {self.num_tags} tags"
             fix = "pass the output of a torch.nn.Linear(..., num_tags) for each element"
@@ -190,7 +190,7 @@ class CRF(torch.nn.Module):
         check_kind("tags", tags, Ragged, "a Ragged batch", _WRAP_IT)
         path = tags.values
         if path.is_floating_point() or path.is_complex() or path.dtype is torch.bool:
-            raise ArgumentTypeError(message("tags", str(path.dtype), "an integer dtype", "call .to(torch.int64)"))
+            raise ArgumentTypeError(message("tags", str(path.dtype), "of an integer dtype", "call .to(torch.int64)"))
         if path.dim() != 1:
             rule = "one number per element, (N,)"
             fix = "drop the dimension with tags.map(lambda values: values.squeeze(-1))"
@@ -201,7 +201,7 @@ class CRF(torch.nn.Module):
             lowest, highest = map(int, path.aminmax())
             if lowest < 0 or highest >= self.num_tags:
                 rule = f"from 0 to num_tags - 1 = {self.num_tags - 1}"
-                fix = "leave out elements without a tag, or build the CRF with more tags"
+                fix = "drop elements without a tag, or build the CRF with more tags"
                 raise ArgumentError(message("tags", f"values from {lowest} to {highest}", rule, fix))
         return path.long()
 

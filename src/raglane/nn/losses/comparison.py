@@ -73,7 +73,7 @@ def _weigh(weights: Any, batch: Ragged, reduction: Reduction) -> tuple[Tensor | 
         weights._needs_lengths_of("weights", batch, "the predictions have")
         values = weights.values
         if values.dim() != 1:
-            rule = "one number per element"
+            rule = "a Ragged of one number per element"
             fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
             raise ShapeError(message("weights", f"elements of shape {tuple(weights.features)}", rule, fix))
         check_tensor("weights", values, batch, "pass real numbers")
@@ -90,7 +90,7 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     """Return validated weights of sequences, ``(B,)``, in the dtype of the sums."""
     values = check_tensor("weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)")
     if values.shape != (len(batch),):
-        rule = f"one number per sequence, and the batch has {len(batch)}"
+        rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
         raise ShapeError(message("weights", f"shape {tuple(values.shape)}", rule, fix))
     check_numbers("weights", values)
@@ -121,7 +121,7 @@ def check_predictions(name: str, batch: Any) -> None:
     fix = "wrap it with rl.Ragged, or for one prediction per sequence call the loss of torch.nn.functional"
     check_kind(name, batch, Ragged, "a Ragged of predictions, one per element", fix)
     if not batch.values.is_floating_point():
-        raise ArgumentTypeError(message(name, str(batch.dtype), "a floating-point dtype", "call .to(torch.float32)"))
+        raise ArgumentTypeError(message(name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"))
 
 
 def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
@@ -153,7 +153,7 @@ def check_numbers(name: str, numbers: Tensor) -> None:
     if numbers.is_cpu and not torch.compiler.is_compiling():
         wrong = ~((numbers >= 0) & numbers.isfinite())
         if bool(wrong.any()):
-            got = f"{numbers[wrong][0].item()} among them"
+            got = f"{numbers[wrong][0].item()}"
             raise ArgumentError(message(name, got, "finite numbers of at least 0", "correct or remove it"))
 
 

@@ -103,7 +103,7 @@ def ctc_loss(
 def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
-        rule = "one log-probability per label, (N, C), and the blank is one of the C labels"
+        rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError(message("log_probs, blank", got, rule, fix))
     is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
@@ -113,13 +113,13 @@ def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
         raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
     if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
         got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
-        rule = f"one sequence of labels for each of the {len(log_probs)} of log_probs, on {log_probs.device}"
+        rule = f"one sequence of labels for each of the {len(log_probs)} sequences of log_probs, on {log_probs.device}"
         fix = "pass a Ragged (N,) with one sequence, possibly empty, per sequence of log_probs, moved with .to()"
         raise ShapeError(message("targets", got, rule, fix))
     if targets.values.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
         if bool(wrong.any()):
-            rule = f"from 0 to {log_probs.values.shape[1] - 1}, and not the blank, {blank}"
+            rule = f"from 0 to {log_probs.values.shape[1] - 1}, except the blank, {blank}"
             fix = "check how the labels are numbered"
             raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 

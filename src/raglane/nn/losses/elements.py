@@ -71,7 +71,7 @@ def cross_entropy(
     if targets.is_floating_point():
         if targets.shape != logits.shape:
             got = f"floating-point elements of shape {tuple(targets.shape[1:])}"
-            rule = f"probabilities of the {logits.shape[1]} classes, or one class of an integer dtype"
+            rule = f"probabilities of the {logits.shape[1]} classes, or one class, of an integer dtype"
             raise ShapeError(message("target", got, rule, "call .to(torch.int64) on classes"))
         return pair.reduce(function(logits, targets.to(logits.dtype), scale, reduction="none"))
     return _of_classes(function, pair, scale, ignore_index)
@@ -123,7 +123,7 @@ def _of_classes(
 
 def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] == 0:
-        rule = "one number per class, (N, C), and at least one class"
+        rule = "one number per class, (N, C), for at least one class"
         fix = "make the classes the only dimension of an element, e.g. with .map(lambda values: ...)"
         raise ShapeError(message("input", f"elements of shape {tuple(scores.shape[1:])}", rule, fix))
 
@@ -154,7 +154,7 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
     if classes.is_cpu and not torch.compiler.is_compiling():
         outside = (classes != ignore_index) & ((classes < 0) | (classes >= count))
         if bool(outside.any()):
-            rule = f"from 0 to {count - 1}, since input has {count} classes, or ignore_index, {ignore_index}"
+            rule = f"from 0 to {count - 1}, for the {count} classes of input, or ignore_index, {ignore_index}"
             fix = "check how the classes are numbered"
             raise ArgumentError(message("target", f"class {int(classes[outside][0])}", rule, fix))
     return classes
@@ -279,7 +279,7 @@ def _check_labels(targets: Tensor) -> None:
     if targets.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
-            got = f"{targets[wrong][0].item()} among them"
+            got = f"{targets[wrong][0].item()}"
             raise ArgumentError(
                 message("target", got, "from 0 to 1", "divide by the largest value, or compare with a threshold")
             )
@@ -293,7 +293,7 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
     if given.numel() == 1:
         return given.reshape(())
     if given.shape != logits.shape[1:]:
-        rule = f"one number, or the shape of an element, {tuple(logits.shape[1:])}"
+        rule = f"one number, or of the shape of an element, {tuple(logits.shape[1:])}"
         raise ShapeError(message("pos_weight", f"shape {tuple(given.shape)}", rule, "pass one weight per label"))
     return given
 
@@ -308,7 +308,9 @@ def _elementwise(
     """Return a loss whose function returns one number for each of ``(N, *features)``."""
     pair = compare(predictions, target, weights, reduction)
     if pair.targets.shape != pair.predictions.shape:
-        rule = f"the shape of an element of input, {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
+        rule = (
+            f"of the shape of input, with elements of shape {tuple(pair.predictions.shape[1:])}; nothing is broadcast"
+        )
         fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
         raise ShapeError(message("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix))
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")

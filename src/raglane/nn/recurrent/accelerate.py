@@ -35,7 +35,10 @@ class _Accelerated(RecurrentLayer):
         return _outside_of_graphs[0](self, input, hx, **options)
 
     def __prepare_scriptable__(self) -> Any:
-        rule, fix = "a model with only torch's own layers", "call rl.unaccelerate(model) before torch.jit.script(model)"
+        rule, fix = (
+            "called with a model of torch's own layers",
+            "call rl.unaccelerate(model) before torch.jit.script(model)",
+        )
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
 
     @property
@@ -176,7 +179,10 @@ def unaccelerate(model: M) -> M:
     for place, module in model.named_modules():
         if isinstance(module, _Accelerated):
             if type(module) not in _THEIRS:
-                rule, fix = "a layer without one", "call torch.nn.utils.parametrize.remove_parametrizations first"
+                rule, fix = (
+                    "a layer without parametrizations",
+                    "call torch.nn.utils.parametrize.remove_parametrizations first",
+                )
                 raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
             for name in ("__module__", "_qconfig", *OPTIONS):
                 vars(module).pop(name, None)

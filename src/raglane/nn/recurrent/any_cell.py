@@ -116,7 +116,7 @@ class Recurrent(RecurrentLayer):
             return [_checked(cell)]
         if not callable(cell):
             rule = "a module with step(x_t, state), or a function (input_size, hidden_size) -> module"
-            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass one of the two"))
+            raise ArgumentTypeError(message("cell", f"a {type(cell).__name__}", rule, "pass a module or its class"))
         width, size = check_count("input_size", input_size), check_count("hidden_size", hidden_size)
         check_signature("cell", cell, "a function (input_size, hidden_size) -> module", width, size)
         modules: list[Any] = []

@@ -278,9 +278,7 @@ def _not_a_state(plan: CallPlan, hx: Any, argument: str) -> ArgumentTypeError:
     names = plan.cell.states
     got = "a nested tensor" if isinstance(hx, Tensor) and hx.is_nested else f"a {type(hx).__name__}"
     rule = "a tensor" if len(names) == 1 else f"a tuple ({', '.join(names)}) of tensors"
-    return ArgumentTypeError(
-        message(argument, got, rule, "pass what the layer returned as its state, or None for zeros")
-    )
+    return ArgumentTypeError(message(argument, got, rule, "pass the state that the layer returned, or None for zeros"))
 
 
 def _own_state(layer: Stack, plan: CallPlan, batch: Ragged) -> tuple[Tensor, ...]:
@@ -297,7 +295,10 @@ def check_arguments(layer: Stack, plan: CallPlan, inputs: Inputs, weights: tuple
     batch, _ = inputs.flattened()
     values = batch._values
     if values.dim() != 2 or values.shape[1] != layer.input_size:
-        got, rule = f"elements of shape {tuple(values.shape[1:])}", f"input_size = {layer.input_size} features"
+        got, rule = (
+            f"elements of shape {tuple(values.shape[1:])}",
+            f"elements of input_size = {layer.input_size} features",
+        )
         fix = "embed or reshape it, or build the layer with another input_size"
         raise ShapeError(message("input", got, rule, fix))
     like = layer._like(weights)
@@ -323,7 +324,7 @@ def _check_state(plan: CallPlan, hx: Any, count: int | None, values: Tensor, arg
     for name, size, part in zip(names, plan.state_sizes, parts, strict=True):
         shape = (rows, size) if count is None else (rows, count, size)
         if part.shape != shape:
-            rule = f"{shape}: layers times directions, {'' if count is None else 'sequences, '}size"
+            rule = f"of shape {shape}: layers times directions, {'' if count is None else 'sequences, '}size"
             fix = "pass one state per sequence, in the order of the batch"
             raise ShapeError(message(f"{argument} ({name})", f"shape {tuple(part.shape)}", rule, fix))
         check_fits(f"{argument} ({name})", part, values)

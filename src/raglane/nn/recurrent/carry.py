@@ -75,7 +75,7 @@ def _check(layer: Any, input: Any, begins: Any) -> None:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
         raise ArgumentTypeError(message("begins", got, "a bool tensor", "pass chunk.begins"))
     if begins.shape != (len(input),):
-        rule = f"one bool per sequence: ({len(input)},)"
+        rule = f"a tensor of one bool per sequence, ({len(input)},)"
         raise ShapeError(message("begins", f"shape {tuple(begins.shape)}", rule, "pass chunk.begins"))
 
 

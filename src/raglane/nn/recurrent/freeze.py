@@ -79,7 +79,10 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
     layers = {name: part for name, part in model.named_modules() if isinstance(part, Stack)}
     if dtype is not None and any(layer.training for layer in layers.values()):
-        rule, fix = "a model in evaluation mode: int8 weights are for inference", "call model.eval() first"
+        rule, fix = (
+            "in evaluation mode, since int8 weights are for inference",
+            "call model.eval() first",
+        )
         raise ArgumentError(message("model", "a model in training mode", rule, fix))
     reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
     if all(reasons.values()):

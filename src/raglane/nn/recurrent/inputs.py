@@ -69,7 +69,7 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     if input.dim() == 2 and lengths is None:
         return _read_one(input, batch_first)
     if input.dim() != 3:
-        rule = f"(B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}"
+        rule = f"a tensor (B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}"
         fix = "add the missing dimension, or pass a Ragged"
         raise ShapeError(message("input", f"a tensor of shape {tuple(input.shape)}", rule, fix))
     if lengths is None:

@@ -140,7 +140,7 @@ class RecurrentLayer(Stack):
         if torch.compiler.is_compiling() and (isinstance(input, PackedSequence) or are_transforms_active()):
             if is_exporting() and isinstance(input, PackedSequence):
                 rule, fix = "a kind that a graph can contain", "pass a Ragged, or a padded tensor with lengths"
-                raise DispatchError(message("input", "a PackedSequence under torch.export", rule, fix))
+                raise DispatchError(message("input", "a PackedSequence", rule, fix))
             # torch.compile returns an empty PackedSequence if it was created within a graph, and cannot resume a graph
             # within a transformation of torch.func.
             options = {"return_output": return_output, "return_states": return_states}
@@ -212,11 +212,11 @@ class RecurrentLayer(Stack):
         h = state[0] if isinstance(state, tuple | list) and state else state
         if not isinstance(h, Tensor):
             got, fix = f"a {type(state).__name__}", "pass the second result of the layer's call"
-            raise ArgumentTypeError(message("state", got, "the final state", fix))
+            raise ArgumentTypeError(message("state", got, "the final state of this layer", fix))
         rows = self.num_layers * (2 if self.bidirectional else 1)
         size = self.state_sizes[0]
         if h.dim() not in (2, 3) or h.shape[0] != rows or h.shape[-1] != size:
-            rule = f"({rows}, B, {size}), or ({rows}, {size}) without a batch: layers times directions, sequences, size"
+            rule = f"of shape ({rows}, B, {size}), or ({rows}, {size}) without a batch"
             raise ShapeError(message("state", f"shape {tuple(h.shape)}", rule, "pass the second result of its call"))
         return torch.cat((h[-2], h[-1]), -1) if self.bidirectional else h[-1]
 

@@ -52,13 +52,13 @@ def check_resets(resets: Any, inputs: Any) -> None:
     """Raise if the kind, dtype or shape of resets does not fit the input; :func:`split` compares their lengths."""
     is_flat = isinstance(resets, Ragged | PackedSequence)
     if not is_flat and (not (isinstance(resets, Tensor) and isinstance(inputs, Tensor)) or resets.is_nested):
-        rule = f"bools of the input's kind, which is a {type(inputs).__name__}"
+        rule = f"a {type(inputs).__name__} of bools, like the input"
         got, fix = f"a {type(resets).__name__}", "wrap a list of sequences with rl.Ragged(sequences)"
         raise ArgumentTypeError(message("resets", got, rule, fix))
     dtype = resets.data.dtype if isinstance(resets, PackedSequence) else resets.dtype
     if dtype is not torch.bool:
-        rule = "bool, True where an episode starts"
-        raise ArgumentTypeError(message("resets", f"values of {dtype}", rule, "compare them with 0"))
+        rule = "bools, True where an episode starts"
+        raise ArgumentTypeError(message("resets", f"values of {dtype}", rule, "pass e.g. resets != 0"))
     if not is_flat and resets.shape != inputs.shape[:-1]:
         rule = f"one bool per element of the input: {tuple(inputs.shape[:-1])}"
         raise ShapeError(message("resets", f"shape {tuple(resets.shape)}", rule, "pass one bool per element"))

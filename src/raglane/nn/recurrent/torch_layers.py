@@ -95,7 +95,7 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             if not self.bias:
                 parts[2:2] = (None, None)
             elif len(parts) < 4:
-                rule = "False, because the layer was built without biases"
+                rule = "False, since the layer was built without biases"
                 raise ArgumentError(message("bias", repr(self.bias), rule, "build a layer with biases"))
             weights.append(Weights(parts[0], parts[1], parts[2], parts[3], parts[-1] if projects else None))
         return tuple(weights)

@@ -1,4 +1,4 @@
-"""The charts of a page, as Vega-Lite: their colours are variables of the page, which is dark or light."""
+"""The Vega-Lite charts of a page; colours are CSS variables, so that they follow its light or dark theme."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HEIGHT = 280
 
 
 def script() -> str:
-    """Vega, Vega-Lite and vega-embed in one script, which stands once in a page."""
+    """Return Vega, Vega-Lite and vega-embed as one script."""
     bundle: str = require("vl_convert", "report").javascript_bundle()
-    # Within a page, this would end the script.
+    # Unescaped, this would end the script element.
     return bundle.replace("</script", "<\\/script")
 
 
 def lengths(inspection: Inspection) -> dict[str, Any]:
-    """The histogram of the lengths, the share that is at most as long, and where the quantiles are."""
+    """Return the histogram of lengths with the cumulative share and quantiles."""
     alt = _altair()
     grows = len({one.high - one.low for one in inspection.bins}) > 1  # then the axis is logarithmic
     least = 1 if grows else inspection.bins[0].low
@@ -65,16 +65,16 @@ def lengths(inspection: Inspection) -> dict[str, Any]:
 
 
 def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any]:
-    """Lines at the median and in the tail, and what they are called."""
+    """Return vertical lines at the median, 95 % and 99 %, and their labels."""
     alt = _altair()
     numbers = inspection.summary
-    # Names that would stand upon each other share a line.
-    known: dict[int, list[str]] = {}
+    # Equal quantiles share a label.
+    labels: dict[int, list[str]] = {}
     for name, length in (("median", numbers.median), ("95%", numbers.p95), ("99%", numbers.p99)):
-        known.setdefault(max(length, least), []).append(name)
+        labels.setdefault(max(length, least), []).append(name)
     values = [
         {"length": length, "name": f"{', '.join(names)}: {length:,}", "row": row}
-        for row, (length, names) in enumerate(known.items())
+        for row, (length, names) in enumerate(labels.items())
     ]
     base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("length:Q", scale=scale))
     names = [
@@ -87,7 +87,7 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
 
 
 def fills(inspection: Inspection) -> dict[str, Any]:
-    """The real share of padded batches against their size, by order."""
+    """Return the fill of padded batches against their size, by order."""
     alt = _altair()
     values = [{"size": one.batch_size, "order": one.order, "fill": one.fill} for one in inspection.fills]
     orders = list(dict.fromkeys(one.order for one in inspection.fills))
@@ -104,7 +104,7 @@ def fills(inspection: Inspection) -> dict[str, Any]:
 
 
 def steps(rows: Sequence[Row]) -> dict[str, Any]:
-    """How long a training step takes: the median, the 90th percentile and the longest, by batch size and order."""
+    """Return median, 90th percentile and maximum of a training step, by batch size and order."""
     alt = _altair()
     points = [
         {"size": row.batch_size, "order": _order(row), "time": name, "ms": 1000 * seconds}
@@ -136,7 +136,7 @@ def steps(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def spreads(rows: Sequence[Row]) -> dict[str, Any]:
-    """How long a step of several processes takes in proportion to the mean, by batch size and order."""
+    """Return the time of a step of several processes relative to their mean, by batch size and order."""
     alt = _altair()
     values = [{"size": row.batch_size, "order": _order(row), "more": row.rank_spread - 1} for row in rows]
     orders = list(dict.fromkeys(map(_order, rows)))
@@ -179,18 +179,16 @@ def _colors(orders: Sequence[str]) -> Any:
 
 
 def _finish(chart: Any) -> dict[str, Any]:
-    """A chart as wide as its place in the page, in the page's colours and letters."""
+    """Return a chart with the width, colours and font of the page."""
     text = {
         "aria": False,
-        "labelColor": "var(--ink)",
-        "titleColor": "var(--ink)",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
+        **dict.fromkeys(("labelColor", "titleColor"), "var(--ink)"),
+        **dict.fromkeys(("labelFontSize", "titleFontSize"), 12),
     }
     config = {
         "background": "transparent",
         "font": "system-ui, sans-serif",
-        # The page says it all in its own words, and in tables.
+        # The page has its own text alternatives and tables.
         "aria": False,
         "mark": {"aria": False},
         "view": {"stroke": None},
@@ -204,5 +202,5 @@ def _finish(chart: Any) -> dict[str, Any]:
         "legend": {**text, "symbolBaseFillColor": "var(--ink)", "symbolBaseStrokeColor": "var(--ink)"},
     }
     sized = chart.properties(width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"})
-    found: dict[str, Any] = sized.to_dict(validate=False)
-    return {**found, "config": config}
+    spec: dict[str, Any] = sized.to_dict(validate=False)
+    return spec | {"config": config}

@@ -1,4 +1,4 @@
-"""Everything that ``raglane inspect`` finds out, in one object, for a terminal and as JSON; the page says the same."""
+"""The result of ``raglane inspect`` as an object, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raglane.training.settings import ModelSettings, Settings
 from raglane.training.stored import finite, to_json
 
 ORDERS = {"random": EpochOrder.random(), "grouped": EpochOrder.grouped(), "sorted": EpochOrder.sorted()}
-"""In which order sequences come to batches: by chance, as ``--bucket`` does, by length."""
+"""The orders of sequences that are compared; ``--bucket`` groups them."""
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 
@@ -40,7 +40,7 @@ _Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Fill:
-    """How full padded batches are."""
+    """The share of real elements in padded batches of a size and order."""
 
     batch_size: int
     order: str
@@ -49,7 +49,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Example:
-    """A batch to look at."""
+    """A batch that the page draws."""
 
     name: str
     fill: float
@@ -57,12 +57,12 @@ class Example:
 
 
 def batch_sizes(count: int) -> list[int]:
-    """The sizes that are compared: powers of two that the sequences fill."""
+    """Return the compared sizes of batches: powers of two up to the number of sequences."""
     return [size for size in _SIZES if size <= count] or [count]
 
 
 def fills(lengths: _Integers) -> tuple[Fill, ...]:
-    """How full padded batches are, by their size and order."""
+    """Return the fill of padded batches by size and order."""
     return tuple(
         Fill(size, name, batch_fill(lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()))
         for size in batch_sizes(len(lengths))
@@ -71,7 +71,7 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
 
 
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
-    """The worst, the median and the best padded batch of an epoch, by their fill."""
+    """Return the padded batches of an epoch with the lowest, median and highest fill."""
     order = ORDERS["grouped" if grouped else "random"]
     batches = [lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)]
     full = [batch for batch in batches if len(batch) == batch_size and batch.any()]
@@ -91,7 +91,7 @@ def _fill(lengths: _Integers) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What was found out about data, a layer and this machine."""
+    """The results of an inspection of data, a layer and this machine."""
 
     contents: Contents
     summary: Summary
@@ -108,19 +108,19 @@ class Inspection:
 
     @property
     def spreads(self) -> tuple[Row, ...]:
-        """The rows of the recommended way with so many sequences in a batch: the smallest batches first."""
+        """The rows of the recommended backend and schedule that limit sequences, by ascending batch size."""
         rows = [row for row in self.plan.rows if row.way == self.plan.best.way and row.batch_size is not None]
         return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
 
     @property
     def known_fills(self) -> tuple[list[int], dict[tuple[int, str], float]]:
-        """The sizes of batches, and how full they are by size and order."""
+        """The sizes of batches, and the fill by size and order."""
         known = {(one.batch_size, one.order): one.fill for one in self.fills}
         return sorted({size for size, _ in known}), known
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
+        """The result as one sentence."""
         numbers, best = self.summary, self.plan.best
         spread = f"{numbers.minimum:,} to {numbers.maximum:,} steps"
         if numbers.minimum == numbers.maximum:
@@ -134,23 +134,23 @@ class Inspection:
         padding = f"{best.waste / best.elements:.0%} padding" if best.waste else "no padding"
         return (
             f"{who} fastest in {batches} with the schedule {best.schedule}: "
-            f"{seconds_in_words(best.train_seconds)} per epoch of the layer and {padding}, where one padded batch "
-            f"of all would be {1 - numbers.fill:.0%} padding."
+            f"{seconds_in_words(best.train_seconds)} per epoch of the layer and {padding}; one padded batch of all "
+            f"sequences would be {1 - numbers.fill:.0%} padding."
         )
 
 
 def layer_of(settings: Settings, contents: Contents, embedding: int) -> RecurrentLayer:
-    """The recurrent layer that training would build for this data."""
+    """Return the recurrent layer that training would build for this data."""
     chosen = {name: getattr(settings, name) for name in ModelSettings.__dataclass_fields__}
     numbers, categories = contents.inputs(settings.missing)
     if numbers or categories:
         sizes = {"input_size": numbers + len(categories), "embedding": embedding if categories else None}
         config = ModelConfig(**{**chosen, **sizes}, categories=categories, output_size=1)
     else:
-        # The vocabulary is no part of the recurrent layer: one token stands for all.
+        # The size of the vocabulary does not affect the recurrent layer.
         config = ModelConfig(**chosen, input_size=1, output_size=1, embedding=embedding)
     weights, tensors = config.count()
-    # Those of the model, of the copy that is measured, and the gradients of both.
+    # The model, the copy that is measured, and the gradients of both.
     needed = 4 * FLOAT * weights + TRAINED_TENSOR * tensors
     check_memory(f"a model of {weights:,} weights", needed, "make hidden, layers or embedding smaller")
     layer = config.encoder().recurrent
@@ -170,8 +170,8 @@ def inspect(
     fresh: bool,
     progress: Progress,
 ) -> Inspection:
-    """Find out everything."""
-    progress.stage("looking at the lengths")
+    """Summarise data, and measure the layer that would train on it."""
+    progress.stage("counting lengths")
     lengths = Distribution.of(contents.lengths)
     part = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     filled = fills(part)
@@ -196,7 +196,7 @@ def inspect(
 
 
 def words_of(chosen: Any, always: str = "") -> list[str]:
-    """The flags and values that choose what an object of options has, but for what is the default."""
+    """Return the flags and values of the options that differ from their defaults."""
     words: list[str] = []
     known = options(chosen)
     for field in fields(chosen):
@@ -214,23 +214,20 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
 
 
 def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
-    """The settings of a training that follows a recommendation."""
+    """Return settings that follow a recommendation."""
     chosen = replace(settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads)
     chosen = replace(chosen, bucket=best.grouped)
     return replace(chosen, missing="zero") if contents.missing and chosen.missing == "error" else chosen
 
 
 def train_line(path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings) -> str:
-    """``raglane train`` for a shell."""
-    # No path is taken for an option.
+    """Return the command ``raglane train`` for a shell."""
+    # "./" prevents that a path is parsed as an option.
     data = (
         [] if path is None else ["DATA"] if kind == "lengths" else [f"./{path}" if str(path)[0] == "-" else f"{path}"]
     )
     named = [] if format is None else ["--format", format]
     return shlex.join(["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named])
-
-
-# -- lines for a terminal, and JSON: the facts of the page for a program -----------------------------------------------
 
 
 QUANTILES = {
@@ -242,14 +239,14 @@ QUANTILES = {
     "p99": "99%",
     "maximum": "maximum",
 }
-"""What the quantiles of a summary are called."""
+"""The labels of the quantiles of a summary."""
 
-# Columns and labels that are listed; a bar's characters, and those of a name.
+# The most listed columns or labels; the most characters of a bar and of a name.
 _LISTED, _WIDE, _NAME = 12, 40, 40
 
 
 def lines(inspection: Inspection, bar: str = "█") -> list[str]:
-    """An inspection for a terminal, but for the command that it ends in."""
+    """Return an inspection as lines for a terminal, without the recommended command."""
     parts = [
         aligned([("data", inspection.contents.name), *data_facts(inspection.contents)], words=2),
         [f"note: {note}" for note in inspection.contents.notes],
@@ -263,31 +260,31 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
 
 
 def data_facts(contents: Contents) -> list[tuple[str, str]]:
-    """What elements and labels are, by name."""
-    found = []
+    """Return labelled descriptions of features, tokens and labels."""
+    described = []
     if contents.kind == "features":
         elements = int(contents.lengths.sum())
         listed = [
             _quoted(feature.name) + (f" ({feature.missing:,} of {elements:,} are missing)" if feature.missing else "")
             for feature in contents.features
         ]
-        found.append(("features", _first(listed) or "none, since no sequence has an element"))
+        described.append(("features", _first(listed) or "none, since no sequence has an element"))
     elif contents.kind == "tokens":
-        found.append(("tokens", f"{contents.vocabulary:,} different"))
+        described.append(("tokens", f"{contents.vocabulary:,} different"))
     beside = [
         f"{_quoted(name)} ({what_beside(counts)}{f', {counts.missing:,} missing' if counts.missing else ''})"
         for name, counts in contents.beside.items()
     ]
-    found += [("besides", _first(beside))] if beside else []
+    described += [("other features", _first(beside))] if beside else []
     if contents.labels is not None:
         counts = contents.labels.counts
         often = _first([f"{_quoted(label)} {count:,}" for label, count in counts.items()])
-        found.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
-    return found
+        described.append(("labels", f"{len(counts):,} different, one per {contents.labels.of}: {often}"))
+    return described
 
 
 def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
-    """The numbers of the lengths, by name."""
+    """Return labelled statistics of the lengths."""
     numbers = inspection.summary
     listed = ", ".join(f"{name} {getattr(numbers, field):,}" for field, name in QUANTILES.items())
     return [
@@ -299,7 +296,7 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
-    r"""A histogram in characters."""
+    """Return a histogram as lines of text."""
     rows = [("length", "sequences"), *((str(one), f"{one.count:,}") for one in bins)]
     highest = max(one.count for one in bins)
     bars = ["", *(bar * max(round(_WIDE * one.count / highest), one.count > 0) for one in bins)]
@@ -307,7 +304,7 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
 
 
 def _fills(inspection: Inspection) -> list[str]:
-    """How full padded batches are, a line per order."""
+    """Return a table of the fill of padded batches, a line per order."""
     sizes, known = inspection.known_fills
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
     rows += [[f"  {order}", *(f"{known[size, order]:.0%}" for size in sizes)] for order in ORDERS]
@@ -319,7 +316,7 @@ def _quoted(name: str) -> str:
 
 
 def what_beside(counts: FeatureCounts) -> str:
-    """What a feature is that has a column of its own."""
+    """Describe a feature in a column of its own."""
     per = "sequence" if counts.per_sequence else "element"
     return (
         f"numbers per {per}" if counts.categories is None else f"categories per {per}, {counts.categories:,} different"
@@ -331,21 +328,20 @@ def _first(listed: Sequence[str]) -> str:
     return ", ".join(listed[:_LISTED]) + more
 
 
-# ``docs/inspect.md`` describes the JSON. Whoever takes an entry away, or changes what one means, raises the version; a
-# new entry does not.
+# docs/inspect.md describes the JSON. Removing an entry or changing its meaning requires a new version.
 FORMAT, VERSION = "raglane inspection", 1
 
-# Labels of which the counts are given.
+# The most labels in the JSON.
 _LABELS = 1000
 
 
 def as_json(inspection: Inspection) -> bytes:
-    """The document as strict JSON: no NaN, no infinity."""
+    """Return an inspection as strict JSON, without NaN and infinity."""
     return to_json(finite(as_document(inspection)))
 
 
 def as_document(inspection: Inspection) -> dict[str, Any]:
-    """An inspection as values of JSON."""
+    """Return an inspection as JSON values."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -397,5 +393,5 @@ def _data(inspection: Inspection) -> dict[str, Any]:
 def _plan(inspection: Inspection) -> dict[str, Any]:
     plan = inspection.plan
     of_rows = {"best": asdict(plan.best), "best_by_elements": asdict(plan.best_by_elements)}
-    plain = {name: getattr(plan, name) for name in (field.name for field in fields(plan)) if name not in of_rows}
+    plain = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return {**plain, **of_rows, "rows": [asdict(row) for row in plan.rows]}

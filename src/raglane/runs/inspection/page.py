@@ -13,19 +13,19 @@ from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Pick
 from raglane.runs.inspection import charts
 from raglane.runs.inspection.inspect import ORDERS, QUANTILES, Inspection, data_facts, length_facts, what_beside
 
-# Features and labels that a page lists.
+# The most features or labels that a page lists.
 _LISTED = 100
 
-# The ways to draw a batch: what each shows, and its function.
+# The layouts of a batch, with their descriptions and functions.
 _LAYOUTS: dict[str, tuple[str, Callable[[Sequence[int]], Any]]] = {
-    "padded": ("one row per sequence, as long as the longest; what is hatched is padding", plot.padded),
-    "packed": ("at each step the sequences that still have one, the longest first", plot.packed),
-    "lanes": ("where one sequence ends, the next begins; what is grey is idle", plot.lanes),
+    "padded": ("one row per sequence, padded to the longest; padding is hatched", plot.padded),
+    "packed": ("at each step all sequences that have one, the longest first", plot.packed),
+    "lanes": ("the next sequence begins where one ends; idle steps are grey", plot.lanes),
 }
 
 
 def as_page(inspection: Inspection) -> bytes:
-    """An inspection as a page."""
+    """Return an inspection as an HTML page."""
     numbers, best, machine = inspection.summary, inspection.plan.best, inspection.machine
     made = ", ".join(f"{name} {machine[name]}" for name in ("raglane", "torch", "Python"))
     page = Page(
@@ -44,11 +44,11 @@ def as_page(inspection: Inspection) -> bytes:
             Part("Recommendation", _advice(inspection), "advice"),
             Part("Lengths", _lengths(inspection), "lengths"),
             Part("Batches and padding", _batches(inspection), "batches"),
-            Part("Batches to look at", _pictures(inspection), "look"),
-            Part("Ways to run the layer", _ways(inspection), "ways"),
-            Part("How long a step takes", _steps(inspection), "steps"),
+            Part("Example batches", _pictures(inspection), "look"),
+            Part("Backends and schedules", _ways(inspection), "ways"),
+            Part("Time of a step", _steps(inspection), "steps"),
             Part("Several processes", _ranks(inspection), "ranks"),
-            Part("What is in the data", _data(inspection), "data"),
+            Part("Contents of the data", _data(inspection), "data"),
         ],
         footer=f"Measured with {made} on {machine['processor']}, {machine['processors']} processors.",
         version=machine["raglane"],
@@ -64,10 +64,12 @@ def _advice(inspection: Inspection) -> list[Block]:
     if plan.tail:
         parts.append(Text(plan.tail))
     if plan.busy:
-        parts.append(Text("Other programs kept this machine busy: the times may be too long.", is_note=True))
+        parts.append(
+            Text("Other programs used this machine during the measurement: the times may be too long.", is_note=True)
+        )
     if plan.others:
         rows = [(name, f"{ratio:.2f}") for name, ratio in plan.others.items()]
-        what = "Time of training with other cells of this width, in proportion"
+        what = "Training time with other cells of this width, relative to this one"
         parts += [Heading("Other cells"), Table(what, ["cell", "time"], rows)]
     return parts
 
@@ -93,13 +95,13 @@ def _lengths(inspection: Inspection) -> list[Block]:
             charts.lengths(inspection),
             f"Histogram of {numbers.count:,} lengths from {numbers.minimum:,} to {numbers.maximum:,}, half of them at "
             f"most {numbers.median:,}, 95% at most {numbers.p95:,}, 99% at most {numbers.p99:,}.",
-            "Bars: how many sequences have which length. Line: the share of the sequences that is at most as long.",
+            "Bars: the number of sequences by length. Line: the share of sequences of at most this length.",
             Table("Sequences by length", ["length", "sequences", "share"], bins),
         ),
         Heading("Quantiles"),
-        Table("Lengths that such a share of the sequences does not exceed", ["share", "length"], quantiles),
+        Table("Quantiles of the lengths", ["share", "length"], quantiles),
         Heading("Buckets"),
-        Table("Buckets of about as many sequences each", columns, buckets, bars=4),
+        Table("Buckets with similar numbers of sequences", columns, buckets, bars=4),
     ]
 
 
@@ -108,11 +110,11 @@ def _batches(inspection: Inspection) -> list[Block]:
     rows = [(f"{size:,}", *(f"{known[size, order]:.1%}" for order in ORDERS)) for size in sizes]
     least, most = (f"{known[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
     caption = (
-        "The share of real elements in padded batches: sequences by chance, grouped by length within pools of 200 "
+        "The share of real elements in padded batches: sequences at random, grouped by length within pools of 200 "
         "batches (raglane train --bucket), or all sorted by length."
     )
     if inspection.looked_at < inspection.summary.count:
-        caption += f" Counted on {inspection.looked_at:,} sequences drawn by chance."
+        caption += f" Based on a random sample of {inspection.looked_at:,} sequences."
     return [
         Chart(
             "fills-drawn",
@@ -127,13 +129,13 @@ def _batches(inspection: Inspection) -> list[Block]:
 def _pictures(inspection: Inspection) -> list[Block]:
     names = {one.name: f"{one.name} ({one.fill:.0%} real)" for one in inspection.examples}
     groups = {
-        "batch": ("Batch, by the share that is real if padded", names),
-        "layout": ("Drawn", {layout: layout for layout in _LAYOUTS}),
+        "batch": ("Batch, with the share of real elements if padded", names),
+        "layout": ("Layout", {layout: layout for layout in _LAYOUTS}),
     }
     pictures: list[Picture] = []
     for number, one in enumerate(inspection.examples):
         for layout, (what, draw) in _LAYOUTS.items():
-            told = (
+            caption = (
                 f"The {one.name} batch, {layout}: {what}. {len(one.lengths):,} sequences of {one.lengths[-1]:,} to "
                 f"{one.lengths[0]:,} steps, {sum(one.lengths):,} elements; {one.fill:.0%} of the padded batch is real."
             )
@@ -141,11 +143,11 @@ def _pictures(inspection: Inspection) -> list[Block]:
                 with plot.theme("dark"):
                     svg = inline(draw(one.lengths)._repr_svg_(), f"{layout}{number}-")
             except ArgumentError:
-                return [Text("These batches have more elements than a picture can hold.")]
-            pictures.append(Picture(svg, told, told, name=f"{one.name}-{layout}", is_hidden=bool(pictures)))
+                return [Text("These batches have too many elements to draw.")]
+            pictures.append(Picture(svg, caption, caption, name=f"{one.name}-{layout}", is_hidden=bool(pictures)))
     best = inspection.plan.best
     kind = "grouped by length" if best.grouped else "random"
-    about = f"Of the recommended batches ({best.batch_size:,} sequences, {kind}). A colour is a sequence."
+    about = f"Three of the recommended batches ({best.batch_size:,} sequences, {kind}). Each sequence has a colour."
     return [Text(about), Picker(groups, pictures)]
 
 
@@ -153,11 +155,11 @@ def _ways(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
     rows = words.shown(plan.rows, plan.best)
     about = (
-        f"The layer {plan.layer} over all sequences once: elements computed, the share of them that does not exist, "
-        "training, inference, the step that nine of ten do not exceed, and the memory of a step. The best is marked."
+        f"An epoch of the layer {plan.layer}: computed elements, their share of padding, seconds of training and of "
+        "inference, the 90th percentile of a step's time, and the memory of a step. The best row is marked."
     )
     about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
-    caption = "The best batches of each way, and each size of the recommended way"
+    caption = "The best batches of each backend and schedule, and all sizes of the recommended one"
     best = next((place for place, row in enumerate(rows) if row is plan.best), None)
     return [Text(about), Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=4, best=best)]
 
@@ -180,8 +182,7 @@ def _steps(inspection: Inspection) -> list[Block]:
             charts.steps(rows),
             f"Time of a training step by size of the batch; as recommended {words.seconds_in_words(best.step_p50)} at "
             f"the median and {words.seconds_in_words(best.step_max)} at most.",
-            f"A training step of the layer with {best.way}: the median, what nine of ten steps do not exceed, and the "
-            "longest.",
+            f"The time of a training step of the layer with {best.way}: median, 90th percentile and maximum.",
             Table("Training steps", columns, listed, words=2),
         )
     ]
@@ -190,18 +191,16 @@ def _steps(inspection: Inspection) -> list[Block]:
 def _ranks(inspection: Inspection) -> list[Block]:
     ranks, rows, best = inspection.plan.ranks, inspection.spreads, inspection.plan.best
     if ranks == 1:
-        what = "One process trains: no step waits for another."
-        return [Text(f"{what} With --ranks 8, this part says what waiting costs with 8.")]
+        return [Text("One process trains, and never waits. With --ranks 8, this section shows the waiting time of 8.")]
     listed = [(f"{row.batch_size:,}", "grouped" if row.grouped else "random", f"{row.rank_spread:.2f}") for row in rows]
-    caption = "Time of a step in proportion to the mean of its processes"
+    caption = "Time of a step relative to the mean of its processes"
     return [
         Chart(
             "ranks-drawn",
             charts.spreads(rows),
             f"Time that {ranks:,} processes wait, by size of the batch; as recommended {best.rank_spread - 1:.0%} "
             "more.",
-            f"A step of {ranks:,} processes takes as long as the slowest of them. Drawn is how much longer that is "
-            "than the mean.",
+            f"A step of {ranks:,} processes takes as long as the slowest of them: the time above their mean.",
             Table(caption, ["sequences in a batch", "order", "time"], listed, words=2),
         )
     ]
@@ -213,13 +212,13 @@ def _data(inspection: Inspection) -> list[Block]:
     parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
     if contents.features:
         rows = [(one.name, one.missing, f"{one.missing / elements:.1%}") for one in contents.features[:_LISTED]]
-        what = _some("Features, and where they are NaN or infinite", len(contents.features))
+        what = _some("Features, with their NaN or infinite elements", len(contents.features))
         parts += [Heading("Features"), Table(what, ["feature", "missing", "share"], rows)]
     if contents.beside:
         listed = list(contents.beside.items())[:_LISTED]
         others = [(name, what_beside(counted), counted.missing) for name, counted in listed]
         what = _some("Features in columns of their own", len(contents.beside))
-        parts += [Heading("Features beside them"), Table(what, ["feature", "what", "missing"], others, words=2)]
+        parts += [Heading("Other features"), Table(what, ["feature", "what", "missing"], others, words=2)]
     if contents.labels is not None:
         counts = contents.labels.counts
         total = sum(counts.values())

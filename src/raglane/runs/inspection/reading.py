@@ -1,6 +1,6 @@
-"""From a path to its contents: every format of ``raglane.data``, and text files that hold only lengths.
+"""Reads data for an inspection: all formats of ``raglane.data``, and text files of lengths.
 
-The lengths of text and Parquet files are read piece by piece: no more of millions of sequences is in memory at once.
+Text files of lengths and Parquet files are read in pieces, to limit memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ from raglane.data.missing import BLOCKS
 from raglane.data.records import TASKS, Columns, Records
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
+from raglane.runs.sources import DEFAULT_DATA
 
 _Integers = npt.NDArray[np.int64]
 
 
-DEFAULT_NAME = "Japanese vowels"
-
-
 @dataclass(frozen=True)
 class Feature:
-    """A feature column."""
+    """A channel, and the number of its elements that are NaN or infinite."""
 
     name: str
     missing: int
@@ -44,7 +42,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a file."""
+    """The counts of labels, which belong to sequences or elements."""
 
     of: str
     counts: dict[str, int]
@@ -52,7 +50,7 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a file holds."""
+    """The lengths and statistics of a file."""
 
     name: str
     path: Path | None
@@ -66,13 +64,13 @@ class Contents:
 
     @property
     def missing(self) -> int:
-        """Features that are NaN or infinite, in all columns of numbers."""
+        """The number of missing values in all numeric columns."""
         counted = sum(counts.missing for counts in self.beside.values() if counts.channel is not None)
         return counted + sum(feature.missing for feature in self.features)
 
     def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
-        """What a model reads of an element."""
-        # Where something is missing, training adds for each channel one that says so.
+        """Return the number of channels that a model reads, and the number of categories of each embedding."""
+        # If values are missing, training adds a flag for each channel.
         each = 2 if self.missing and missing == "error" else BLOCKS[missing]
         words = [counts.categories + 1 for counts in self.beside.values() if counts.categories is not None]
         numbers = len(self.beside) - len(words) + len(self.features)
@@ -81,22 +79,22 @@ class Contents:
 
 
 def data_name(path: Path | None) -> str:
-    """The data in a title."""
-    return DEFAULT_NAME if path is None else path.resolve().name or str(path)
+    """Return the name of data for titles."""
+    return DEFAULT_DATA if path is None else path.resolve().name or str(path)
 
 
 def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
-    """Labels, the most frequent first; of those that come as often, the first in the alphabet."""
+    """Return labels sorted by descending count, then alphabetically."""
     return Labels(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def contents_of(records: Records, path: Path | None) -> Contents:
-    """What a reader found, counted."""
+    """Return the contents of records in memory."""
     return _contents(path, records.lengths, Statistics.of(records), Layout.of(records), records.notes)
 
 
 def contents_of_folder(path: Path) -> Contents:
-    """What a folder holds that was converted: from the files beside the data, which is not read."""
+    """Return the contents of a converted folder from its statistics, without reading the data."""
     from raglane.data.shards import Shards
 
     store, _ = Shards.of(path)
@@ -104,11 +102,7 @@ def contents_of_folder(path: Path) -> Contents:
 
 
 def _contents(
-    path: Path | None,
-    lengths: _Integers,
-    counted: Statistics,
-    layout: Layout,
-    notes: tuple[str, ...],
+    path: Path | None, lengths: _Integers, counted: Statistics, layout: Layout, notes: tuple[str, ...]
 ) -> Contents:
     labels, has_sets = None, layout.targets == "sets"
     if layout.has_labels or layout.has_tags or has_sets:
@@ -119,22 +113,10 @@ def _contents(
     return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features)
 
 
-def refuse_empty(contents: Contents) -> None:
-    """Refuse data in which there is nothing to compute."""
-    if contents.lengths.any():
-        return
-    count = len(contents.lengths)
-    got = f"{count_of(count, 'sequence')}, none of which has an element" if count else "no sequence"
-    error: DataError = data_error(
-        contents.path or Path(contents.name), got, "at least one sequence has an element", "check the data"
-    )
-    raise error
-
-
 def read(
     path: Path | None, columns: Columns, format: str | None, progress: Progress, on_bad_row: str = "fail"
 ) -> Contents:
-    """Read what is to be inspected; labels only where there are some."""
+    """Read data for an inspection; labels are optional."""
     suffix = "" if path is None else path.suffix.lower()
     is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
     if path is None:
@@ -143,18 +125,21 @@ def read(
         contents = lengths_of_text(path, progress)
     elif format in (None, "arrow") and is_converted(path):
         contents = contents_of_folder(path)
-    elif is_parquet and path.is_file() and on_bad_row == "fail":  # what is not there is for the reader to refuse
+    elif is_parquet and path.is_file() and on_bad_row == "fail":
         contents = _with_labels(lambda asked: lengths_of_parquet(path, asked, progress), columns)
     else:
         contents = _with_labels(
             lambda asked: contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path), columns
         )
-    refuse_empty(contents)
+    if not contents.lengths.any():
+        count = count_of(len(contents.lengths), "sequence")
+        got = f"{count}, none of which has an element" if len(contents.lengths) else "no sequence"
+        raise data_error(path or Path(contents.name), got, "at least one sequence with an element", "check the data")
     return contents
 
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:
-    """What is there, without its labels where they cannot be told; who names their column must be right."""
+    """Read data, without labels if no label column was named and none can be found."""
     try:
         return read(columns)
     except DataError as error:
@@ -163,20 +148,18 @@ def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Conte
         contents = read(replace(columns, need_labels=False))
         note = f"no labels are read: {error}"
         forecast = argument("task", "forecast")
-        advice = f"to train on this data, name them with {argument('label', of='Columns')}, or pass {forecast}"
+        advice = f"to train on this data, name their column with {argument('label', of='Columns')}, or pass {forecast}"
         return replace(contents, notes=(*contents.notes, note, advice))
 
 
-# Bytes that are read at once.
-_CHUNK = 1 << 22
-# Digits of a length: more make no sequence that a machine can hold.
-_DIGITS = 9
+# The bytes of a piece of a text, and the most digits of a length.
+_CHUNK, _DIGITS = 1 << 22, 9
 _RULE = f"one length per line, a whole number from 0 to {10**_DIGITS - 1:,}"
-_FIX = "write how many elements each sequence has, and nothing else"
+_FIX = "write the number of elements of each sequence"
 
 
 def lengths_of_text(path: Path, progress: Progress) -> Contents:
-    r"""Read the lengths of sequences from a text file, one per line; empty lines are passed over."""
+    """Read lengths from a text file, one per line; empty lines are ignored."""
     check_readable(path)
     size = path.stat().st_size
     parts: list[_Integers] = []
@@ -188,7 +171,7 @@ def lengths_of_text(path: Path, progress: Progress) -> Contents:
                 if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                     check_text(path, chunk)
                 chunk = chunk.removeprefix(codecs.BOM_UTF8)
-            # A line that the chunk cuts waits for the next one.
+            # The last line may be incomplete, and is kept for the next chunk.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             if len(rest) > _CHUNK:
                 raise _error(path, rest, line)
@@ -200,21 +183,21 @@ def lengths_of_text(path: Path, progress: Progress) -> Contents:
     lengths = np.concatenate(parts)
     if len(lengths) == 0:
         raise data_error(path, "no length", _RULE, _FIX)
-    note = "a file of lengths: of features and labels it says nothing"
+    note = "a file of lengths has neither features nor labels"
     return Contents(data_name(path), path, lengths, "lengths", notes=(note,))
 
 
 def _numbers(path: Path, block: bytes, first: int) -> _Integers:
-    """The numbers of whole lines, of which the first has this number."""
+    """Parse complete lines; `first` is the number of the first line."""
     if b"\r" in block:
-        # The end of the last line may have been cut from it.
+        # The line feed after the last carriage return may be in the next chunk.
         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     signs = np.frombuffer(block + b"\n", np.uint8)
     ends = np.flatnonzero(signs == ord("\n"))
     widths = np.diff(ends, prepend=-1) - 1
-    digits = signs - np.uint8(ord("0"))  # what is no digit wraps to 10 and above
+    digits = signs - np.uint8(ord("0"))  # other bytes wrap to 10 and above
     if np.count_nonzero(digits > 9) > len(ends) or widths.max() > _DIGITS:
-        return _one_by_one(path, block, first)
+        return _parse_lines(path, block, first)
     numbers = np.zeros(len(ends), np.int64)
     for place in range(int(widths.max())):
         has = widths > place
@@ -222,33 +205,38 @@ def _numbers(path: Path, block: bytes, first: int) -> _Integers:
     return numbers[widths > 0]
 
 
-def _one_by_one(path: Path, block: bytes, first: int) -> _Integers:
-    """The numbers of lines that hold more than digits: blanks around them, or what is wrong."""
-    found = []
+def _parse_lines(path: Path, block: bytes, first: int) -> _Integers:
+    """Parse lines one at a time, to allow blanks and to find the invalid line."""
+    lengths = []
     for line, written in enumerate(block.split(b"\n"), first):
         text = written.strip()
         if not text:
             continue
         if not text.isdigit() or len(text.lstrip(b"0")) > _DIGITS:
             raise _error(path, text, line)
-        found.append(int(text))
-    return np.array(found, dtype=np.int64)
+        lengths.append(int(text))
+    return np.array(lengths, dtype=np.int64)
 
 
 def _error(path: Path, text: bytes, line: int) -> DataError:
     return data_error(path, quote(text[:1000].decode(errors="backslashreplace")), _RULE, _FIX, line)
 
 
-# Bytes of a batch of rows, and rows of it at most.
+# The approximate bytes, and the most rows, of a batch of a Parquet file.
 _BYTES, _ROWS = 1 << 26, 1 << 16
 
 
 class _UnusualError(Exception):
-    """What the reader of whole files has to look at."""
+    """Raised for a file that must be read as a whole, for its types or for a good message."""
+
+
+def _expect(is_usual: bool) -> None:
+    if not is_usual:
+        raise _UnusualError
 
 
 class _Tally:
-    """What is counted of the batches so far."""
+    """Counts of the batches so far."""
 
     def __init__(self) -> None:
         self.lengths: list[_Integers] = []
@@ -257,42 +245,44 @@ class _Tally:
         self.is_tokens = False
         self.missing: _Integers | None = None
 
-    def add_missing(self, counts: _Integers) -> None:
-        """Count what is missing in each channel."""
-        if self.missing is not None and len(self.missing) != len(counts):
-            raise _UnusualError
+    def add_missing(self, entries: Any, width: int) -> None:
+        """Count the entries of each channel that are not finite in float32."""
+        _expect(entries.null_count == 0 and (self.missing is None or len(self.missing) == width))
+        counts = np.zeros(width, np.int64)
+        if require("pyarrow.types", "data").is_floating(entries.type):
+            with np.errstate(over="ignore"):
+                numbers = entries.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+            counts = np.asarray((~np.isfinite(numbers)).reshape(-1, width).sum(axis=0), dtype=np.int64)
         self.missing = counts if self.missing is None else self.missing + counts
 
 
 def lengths_of_parquet(path: Path, columns: Columns, progress: Progress) -> Contents:
-    """Read lengths and count labels, tokens and what is missing."""
+    """Read lengths, and count labels, tokens and missing values."""
     arrow, files = require("pyarrow", "data"), require("pyarrow.parquet", "data")
     check_readable(path)
     if columns.features or columns.static:
         return contents_of(read_parquet(path, columns), path)
     try:
-        # Read in small pieces: otherwise whole columns, of all row groups, are in memory at once.
+        # A small buffer, because pyarrow would load whole columns of all row groups.
         pieces = {"pre_buffer": False, "buffer_size": 1 << 20}
         with files.ParquetFile(path, page_checksum_verification=True, **pieces) as file:
             chosen = choose(path, file.schema_arrow, columns)
             tally = _count(file, chosen, columns, progress)
     except (_UnusualError, arrow.ArrowException, OSError, UnicodeDecodeError):
         return contents_of(read_parquet(path, columns), path)
-    lengths = np.concatenate(tally.lengths)
     labels = None
     if chosen.label is not None:
         labels = labels_of("element" if columns.task == "tag" else "sequence", tally.labels)
     counts = [] if tally.missing is None else tally.missing.tolist()
     features = tuple(Feature(f"x{channel}", count) for channel, count in enumerate(counts))
     kind, vocabulary = ("tokens", len(tally.tokens)) if tally.is_tokens else ("features", None)
+    lengths = np.concatenate(tally.lengths)
     return Contents(data_name(path), path, lengths, kind, features, vocabulary, labels, chosen.notes)
 
 
 def _count(file: Any, chosen: Chosen, columns: Columns, progress: Progress) -> _Tally:
-    """Go through the batches of rows."""
     rows = file.metadata.num_rows
-    if rows == 0 or TASKS[columns.task].label in ("numbers", "set"):
-        raise _UnusualError
+    _expect(rows > 0 and TASKS[columns.task].label not in ("numbers", "set"))
     names = [name for name in (chosen.sequence, chosen.label) if name is not None]
     groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
     per_row = sum(group.total_byte_size for group in groups) / rows
@@ -308,88 +298,64 @@ def _count(file: Any, chosen: Chosen, columns: Columns, progress: Progress) -> _
 
 
 def _add_sequences(tally: _Tally, column: Any) -> _Integers:
-    """The lengths of a batch's sequences; what is in them is counted."""
+    """Count the contents of a batch of sequences, and return their lengths."""
     types, compute = require("pyarrow.types", "data"), require("pyarrow.compute", "data")
-    if column.null_count:
-        raise _UnusualError
+    _expect(column.null_count == 0)
     if types.is_string(column.type) or types.is_large_string(column.type):
         column = compute.utf8_split_whitespace(compute.utf8_trim_whitespace(column))
         elements, lengths = column.flatten(), _widths(column)
-        # A text without words is split into one empty word.
+        # An empty text is split into one empty word.
         lengths[compute.equal(compute.list_element(column, 0), "").to_numpy(zero_copy_only=False)] = 0
         _add_tokens(tally, elements)
         tally.tokens.discard("")
         return lengths
-    if not (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)):
-        raise _UnusualError
+    _expect(_is_list(column.type))
     elements, lengths = column.flatten(), _widths(column)
     if types.is_string(elements.type) or types.is_large_string(elements.type):
         _add_tokens(tally, elements)
-    elif types.is_integer(elements.type) or types.is_floating(elements.type) or types.is_boolean(elements.type):
-        tally.add_missing(_missing(elements, 1))
-    elif types.is_list(elements.type) or types.is_large_list(elements.type) or types.is_fixed_size_list(elements.type):
-        _add_channels(tally, elements)
+    elif _is_list(elements.type):
+        # A step is a list of channels.
+        if len(elements):
+            _expect(elements.null_count == 0)
+            widths, entries = _widths(elements), elements.flatten()
+            _expect(widths[0] > 0 and bool((widths == widths[0]).all()))
+            _expect(types.is_integer(entries.type) or types.is_floating(entries.type))
+            tally.add_missing(entries, int(widths[0]))
     else:
-        raise _UnusualError
+        _expect(any(test(elements.type) for test in (types.is_integer, types.is_floating, types.is_boolean)))
+        tally.add_missing(elements, 1)
     return lengths
 
 
-def _add_channels(tally: _Tally, steps: Any) -> None:
-    """Count what is missing where a step is a list of channels."""
-    if len(steps) == 0:
-        return
-    widths = _widths(steps) if steps.null_count == 0 else np.zeros(1, np.int64)
-    if widths[0] == 0 or (widths != widths[0]).any():
-        raise _UnusualError
-    entries = steps.flatten()
+def _is_list(kind: Any) -> bool:
     types = require("pyarrow.types", "data")
-    if not (types.is_integer(entries.type) or types.is_floating(entries.type)):
-        raise _UnusualError
-    tally.add_missing(_missing(entries, int(widths[0])))
+    return any(test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _widths(column: Any) -> _Integers:
+    """Return the lengths of the lists of a column."""
+    compute = require("pyarrow.compute", "data")
+    widths: _Integers = compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    return widths
 
 
 def _add_tokens(tally: _Tally, elements: Any) -> None:
-    if elements.null_count:
-        raise _UnusualError
+    _expect(elements.null_count == 0)
     tally.is_tokens = True
     tally.tokens.update(elements.unique().to_pylist())
 
 
 def _add_labels(tally: _Tally, column: Any, lengths: _Integers, of_elements: bool) -> None:
-    """Count the labels of a batch."""
     types, compute = require("pyarrow.types", "data"), require("pyarrow.compute", "data")
-    if column.null_count:
-        raise _UnusualError
+    _expect(column.null_count == 0)
     if of_elements:
-        if not (types.is_list(column.type) or types.is_large_list(column.type)):
-            raise _UnusualError
-        if (_widths(column) != lengths).any():
-            raise _UnusualError
+        _expect(types.is_list(column.type) or types.is_large_list(column.type))
+        _expect(bool((_widths(column) == lengths).all()))
         column = column.flatten()
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    fits = types.is_string, types.is_large_string, types.is_integer, types.is_boolean
-    if column.null_count or not any(test(column.type) for test in fits):
-        raise _UnusualError
+    kinds = types.is_string, types.is_large_string, types.is_integer, types.is_boolean
+    _expect(column.null_count == 0 and any(test(column.type) for test in kinds))
     counted = compute.value_counts(column)
     words = counted.field("values").cast("large_string").to_pylist()
     tally.labels.update(dict(zip(words, counted.field("counts").to_pylist(), strict=True)))
-
-
-def _widths(column: Any) -> _Integers:
-    compute = require("pyarrow.compute", "data")
-    found: _Integers = compute.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
-
-
-def _missing(entries: Any, width: int) -> _Integers:
-    """How many entries of each channel float32 cannot hold."""
-    if entries.null_count:
-        raise _UnusualError
-    types = require("pyarrow.types", "data")
-    if not types.is_floating(entries.type):
-        return np.zeros(width, np.int64)
-    with np.errstate(over="ignore"):
-        numbers = entries.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    absent = ~np.isfinite(numbers)
-    return np.asarray(absent.reshape(-1, width).sum(axis=0), dtype=np.int64)

@@ -155,14 +155,14 @@ def lost(what: str, folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead rank."""
     resume = _how_to_resume(folder)
     fix = "train again" if resume is None else f"{resume}, with any number of ranks"
-    return LostRankError(message("ranks", what, "alive until the end", fix))
+    return LostRankError(message("ranks", what, "processes that run until the end", fix))
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead DataLoader worker."""
     what = "one that died, possibly because no memory was available"
     fix = f"{_how_to_resume(folder) or 'train again'}; fewer workers need less memory"
-    return LostRankError(message("workers", what, "alive until the end", fix))
+    return LostRankError(message("workers", what, "processes that run until the end", fix))
 
 
 def _how_to_resume(folder: Path | None) -> str | None:
