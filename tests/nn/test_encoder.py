@@ -116,7 +116,7 @@ _TOKENS = Ragged([[1, 2], [3]])
             {"cell": nn.GRU},
             None,
             ArgumentTypeError,
-            r"cell must be .*a class of rl\.nn.*, got a function that returns a torch\..*GRU",
+            r"cell must be .*, got a function that returns a torch\..*GRU.*a class of rl\.nn",
         ),
         (
             {"cell": GRU(D, H)},

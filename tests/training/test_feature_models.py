@@ -89,8 +89,8 @@ def test_a_label_that_depends_on_a_feature_is_learned(tmp_path: Path, tokens: bo
 
 
 def _towns() -> Dataset:
-    """Sequences with a town each, one of which is missing, and a day per element."""
-    towns = np.array(["Rome", "Rome", "Oslo", None], dtype=object)
+    """Sequences with a town each, one of which is the unknown token, and a day per element."""
+    towns = np.array(["Rome", "Rome", "Oslo", "<unk>"], dtype=object)
     days = np.array(["mo", "tu", "mo", "we", "tu", "mo"], dtype=object)
     features = (Feature("town", towns, per_sequence=True), Feature("day", days, per_sequence=False))
     values = np.ones((6, 1), np.float32)
@@ -103,7 +103,7 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     dataset = preprocessor.apply(data)
     rare = RareTokens.of(dataset, preprocessor, settings)
     assert rare is not None
-    # Oslo is on three elements of its one sequence. The missing town is not a category.
+    # Oslo is on three elements of its one sequence. The unknown town is not a category.
     assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
     hidden = rare._replaced_columns(dataset.tensors().values)
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]

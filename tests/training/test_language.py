@@ -137,7 +137,7 @@ def test_drawn_texts(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]
     numbers = dataset(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))
-    with pytest.raises(DataError, match=r"'language' and sequences of numbers.*forecast"):
+    with pytest.raises(DataError, match=r"sequences of numbers.*got .language."):
         train(_QUICK, numbers, None, tmp_path / "no")
 
 

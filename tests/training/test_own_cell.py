@@ -134,7 +134,7 @@ def test_a_file_that_has_changed(work: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_cell_for_a_model_that_has_another(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
-    fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "leave --cell out")
+    fails(["evaluate", "plain", "ok.csv", *CELL], capsys, "the cell gru of the library", "Leave --cell out")
     fails(["evaluate", "run", "ok.csv", "--cell", "gru"], capsys, "a Python file and its class TwoSpeeds")
     fails(["evaluate", "run", "ok.csv", "--cell", "cells/mine.py:Other"], capsys, "the class TwoSpeeds")
     with pytest.raises(ArgumentTypeError, match="a class of a Python file"):
@@ -201,12 +201,12 @@ def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("code", "piece"),
     [
-        (None, "a readable file ... No such file or directory"),
-        ("def (", "a file that Python can run ... line 1: SyntaxError: invalid syntax"),
+        (None, "a readable file, got ... No such file or directory"),
+        ("def (", "a file that Python can run, got ... line 1: SyntaxError: invalid syntax"),
         ("x = 1\nimport nothing_there", "line 2: ModuleNotFoundError: No module named 'nothing_there'"),
         ("raise SystemExit(0)", "line 1: SystemExit: 0"),
         ("class B:\n    def step(self): ...", "a class with step(x_t, state), and '"),
-        ("A = 3", "has none. Name one of the classes"),
+        ("A = 3", "has none, got ... Name one of the classes"),
         ("class A: ...", "cell"),
     ],
 )
@@ -227,14 +227,14 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
     command = ["train", "ok.csv", "--cell", "cells/broken.py:TwoSpeeds", *FAST, "--quiet", "--out", "other"]
-    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; --debug shows the traceback.")
+    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; use --debug for the traceback.")
     assert not (work / "other").exists()
 
 
 def test_a_file_in_the_folder_of_its_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(EXAMPLE, work / "run" / "cell.py")
     command = ["train", "ok.csv", "--cell", "run/cell.py:TwoSpeeds", *FAST, "--quiet", "--out", "run", "--overwrite"]
-    fails(command, capsys, "move the file elsewhere")
+    fails(command, capsys, "Move the file elsewhere")
 
 
 def test_from_python(tmp_path: Path) -> None:

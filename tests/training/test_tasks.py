@@ -170,13 +170,13 @@ def test_targets_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     total = len(records.values)
     train(Settings("regress", epochs=1, hidden_size=2, threads=1), one, None, tmp_path)
     saved = load_model(tmp_path)
-    with pytest.raises(DataError, match=r"no numbers to learn.*numbers per sequence"):
+    with pytest.raises(DataError, match=r"numbers per sequence.*no numbers to learn"):
         evaluate(saved, records)
-    with pytest.raises(DataError, match=r"(?=.*\b2 )(?=.*'y')"):
+    with pytest.raises(DataError, match="'y', got 2 "):
         evaluate(saved, _with(records, Targets(np.ones((20, 2)), names=("y", "z"))))
-    with pytest.raises(DataError, match=r"targets per element.*one per sequence"):
+    with pytest.raises(DataError, match=r"one target per sequence.*got targets per element"):
         evaluate(saved, _with(records, Targets(np.ones((total, 1)), per_element=True, names=("y",))))
-    with pytest.raises(DataError, match=r"19 rows.*there are 20"):
+    with pytest.raises(DataError, match="each of the 20 sequences, got 19 rows"):
         _with(records, Targets(np.ones((19, 1)), names=("y",)))
     with pytest.raises(DataError, match="finite"):
         Targets(np.array([[np.nan]]), names=("y",))
@@ -213,7 +213,7 @@ def test_binary_channels(tmp_path: Path) -> None:
         assert np.shape(row) == (3, 3)
         assert 0 < np.min(row) <= np.max(row) < 1
     wrong = changed(test, values=np.full_like(test.values, 2.0))
-    with pytest.raises(DataError, match=r"got numbers between 2 and 2 in the channel 'x?.*0 or 1"):
+    with pytest.raises(DataError, match=r"0 or 1 .* got numbers between 2 and 2 in the channel 'a'"):
         evaluate(saved, wrong)
     assert settle(Settings("forecast"), wrong)[0].loss is None
     assert settle(Settings("forecast", loss="mse"), test)[0].loss == "mse"
