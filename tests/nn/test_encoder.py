@@ -70,13 +70,13 @@ def test_encoders_by_hand(pooling: str | None, embedding: int | None, bidirectio
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_every_layer_learns(layer: str, layer_norm: bool, device: Any) -> None:
-    if layer_norm and layer not in ("lstm", "gru"):
-        with pytest.raises(ArgumentError, match=r"layer must be .*one of lstm, gru with layer_norm=True.*, got "):
-            SequenceEncoder(D, H, layer, layer_norm=True)
+@pytest.mark.parametrize("cell", LAYERS)
+def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+    if layer_norm and cell not in ("lstm", "gru"):
+        with pytest.raises(ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "):
+            SequenceEncoder(D, H, cell, layer_norm=True)
         return
-    encoder = SequenceEncoder(D, H, layer, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
+    encoder = SequenceEncoder(D, H, cell, layer_norm=layer_norm, bidirectional=True, initial_state="learned").double()
     encoder.to(device)(_floats(device)).square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     assert all(grad is not None and bool(grad.isfinite().all()) for grad in gradients.values())
@@ -98,16 +98,16 @@ _TOKENS = Ragged([[1, 2], [3]])
 @pytest.mark.parametrize(
     ("options", "batch", "kind", "says"),
     [
-        ({"layer": "foo"}, None, ArgumentError, "layer must be .*got 'foo'"),
+        ({"cell": "foo"}, None, ArgumentError, "cell must be .*got 'foo'"),
         ({"pooling": "median"}, None, ArgumentError, "pooling must be .*got 'median'"),
         ({"input_size": 0}, None, ArgumentError, "input_size must be .*got 0"),
-        ({"layer": nn.GRU}, None, ArgumentTypeError, r"layer of rl\.nn, got a function that returns a .*GRU"),
-        ({"layer": GRU(D, H)}, None, ArgumentError, r"layer must be .* returns a layer.*, got GRU\(3, 4\)"),
-        ({"layer": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"layer must .*, got <lambda>\(size\), with"),
+        ({"cell": nn.GRU}, None, ArgumentTypeError, r"cell must be .* of rl\.nn, got a function that returns a .*GRU"),
+        ({"cell": GRU(D, H)}, None, ArgumentError, r"cell must be .* returns a layer.*, got GRU\(3, 4\)"),
+        ({"cell": lambda size: GRU(size, H)}, None, ArgumentTypeError, r"cell must .*, got <lambda>\(size\), with"),
         ({"bidirectional": 1}, None, ArgumentTypeError, "bidirectional must be .*got 1"),
         ({"foo": 1}, None, ArgumentTypeError, "foo must be .*got 1"),
         ({"dropout": 1.5}, None, ArgumentError, "dropout must be .*got 1.5"),
-        ({"layer": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
+        ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch must be .*got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
         ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),

@@ -1,4 +1,4 @@
-"""Batches cut from the flat store, against batches made sequence by sequence."""
+"""Batches, compared with batches made sequence by sequence, and their order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raglane.data import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
-from raglane.training.batches import Remaining, in_order, loader, make_batch, training_order
+from raglane.training.batches import in_order, loader, make_batch, training_order
 from raglane.training.settings import Settings
 
 _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
@@ -53,9 +53,10 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     assert torch.equal(batch.inputs.lengths, reference.lengths)
 
 
-def test_the_order_is_that_of_the_settings() -> None:
-    lengths = torch.randint(1, 50, (200,))
-    for settings, limit, order in (
+@pytest.mark.parametrize("largest_first", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "limit", "order"),
+    [
         (Settings(batch_size=8, seed=3), BatchLimit(sequences=8), EpochOrder.random()),
         (Settings(batch_size=8, seed=3, bucket=True), BatchLimit(sequences=8), EpochOrder.grouped()),
         (Settings(batch_elements=90, seed=3), BatchLimit(elements=90), EpochOrder.random()),
@@ -64,40 +65,16 @@ def test_the_order_is_that_of_the_settings() -> None:
             BatchLimit(elements=40, too_long="drop"),
             EpochOrder.random(),
         ),
-        (
-            Settings(batch_elements=40, seed=3, too_long="alone"),
-            BatchLimit(elements=40, too_long="alone"),
-            EpochOrder.random(),
-        ),
-    ):
-        for first in (False, True):
-            known = training_order(lengths, replace(settings, largest_first=first))
-            wanted = BatchSampler(lengths, limit, order, seed=3, largest_first=first)
-            assert list(known) == list(wanted)
-            assert known.state_dict() == wanted.state_dict()
-
-
-def test_what_remains_has_its_length_while_it_is_gone_through() -> None:
-    order = training_order(torch.arange(30), Settings(batch_elements=60))
-    batches = list(order)
-    order.set_epoch(0)
-    order.load_state_dict(order.state_dict(3))
-    rest = Remaining(order)
-    taken = []
-    for batch in rest:
-        taken.append(batch)
-        assert len(rest) == len(batches) - 3
-    assert taken == batches[3:]
-
-
-def test_buckets_hold_similar_lengths() -> None:
-    lengths = torch.randint(1, 100, (1000,))
-
-    def spread(bucket: bool) -> float:
-        batches = list(training_order(lengths, Settings(batch_size=10, bucket=bucket)))
-        return sum(int(lengths[batch].max() - lengths[batch].min()) for batch in batches) / len(batches)
-
-    assert spread(True) < spread(False) / 3
+    ],
+)
+def test_the_order_is_that_of_the_settings(
+    settings: Settings, limit: BatchLimit, order: EpochOrder, largest_first: bool
+) -> None:
+    lengths = torch.randint(1, 50, (200,))
+    chosen = training_order(lengths, replace(settings, largest_first=largest_first))
+    expected = BatchSampler(lengths, limit, order, seed=3, largest_first=largest_first)
+    assert list(chosen) == list(expected)
+    assert chosen.state_dict() == expected.state_dict()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -21,7 +21,7 @@ from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS,
 
 pytestmark = pytest.mark.skipif(not has_cell("gru"), reason="the cpu kernels promise the bits, and are not built")
 
-# An odd number of units leaves vectors that are not full, where torch rounds in another way than elsewhere.
+# An odd number of units leaves a partial vector, where torch rounds differently.
 _SMALL: dict[str, Any] = {"hidden_size": 13, "num_layers": 2}
 
 
@@ -52,13 +52,13 @@ def _predictions(settings: Settings, is_tokens: bool = False) -> list[dict[str, 
     model = SequenceModel(ModelConfig.of(settings, preprocessor)).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    saved, found = SavedModel(model, preprocessor, {}), []
-    horizon = settings.task in ("forecast", "language")
-    asked: dict[str, Any] = {"horizon": 3} if horizon else {"probabilities": True}
+    saved, tables = SavedModel(model, preprocessor, {}), []
+    has_horizon = settings.task in ("forecast", "language")
+    options: dict[str, Any] = {"horizon": 3} if has_horizon else {"probabilities": True}
     for threads, batch_size in ((1, 256), (3, 256), (2, 7), (1, 1)):
         torch.set_num_threads(threads)
-        found.append(predict(saved, records, batch_size=batch_size, **asked).columns)
-    return found
+        tables.append(predict(saved, records, batch_size=batch_size, **options).columns)
+    return tables
 
 
 def _assert_equal(settings: Settings, is_tokens: bool = False) -> None:
@@ -67,36 +67,33 @@ def _assert_equal(settings: Settings, is_tokens: bool = False) -> None:
         assert other == first, settings
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_of_every_layer(layer: str) -> None:
-    # grud reads three columns for each channel, and tells nothing that is to come.
-    needed: dict[str, Any] = _SMALL | ({"missing": "elapsed"} if layer == "grud" else {})
-    _assert_equal(Settings(cell=layer, bidirectional=True, **needed))
-    _assert_equal(Settings("tag", layer, **needed))
-    if layer != "grud":
-        _assert_equal(Settings("forecast", layer, **needed))
-    if layer in NORMALISED_LAYERS:
-        _assert_equal(Settings(cell=layer, layer_norm=True, **_SMALL))
+@pytest.mark.parametrize("cell", LAYERS)
+def test_every_cell(cell: str) -> None:
+    # grud reads three columns per channel, and does not forecast.
+    needed: dict[str, Any] = _SMALL | ({"missing": "elapsed"} if cell == "grud" else {})
+    _assert_equal(Settings(cell=cell, bidirectional=True, **needed))
+    _assert_equal(Settings("tag", cell, **needed))
+    if cell != "grud":
+        _assert_equal(Settings("forecast", cell, **needed))
+    if cell in NORMALISED_LAYERS:
+        _assert_equal(Settings(cell=cell, layer_norm=True, **_SMALL))
 
 
-def test_of_every_other_task() -> None:
-    for settings in (
+@pytest.mark.parametrize(
+    "settings",
+    [
         Settings("language", **_SMALL),
         Settings("language", tie_weights=True, **_SMALL),
         Settings("language", "lstm", layer_norm=True, **_SMALL),
-    ):
-        _assert_equal(settings, is_tokens=True)
+        *(Settings(pooling=pooling, **_SMALL) for pooling in POOLINGS),
+        *(Settings(initial_state=initial_state, **_SMALL) for initial_state in INITIAL_STATES),
+    ],
+)
+def test_tokens(settings: Settings) -> None:
+    _assert_equal(settings, is_tokens=True)
 
 
-def test_of_every_pooling_and_initial_state() -> None:
-    for pooling in POOLINGS:
-        _assert_equal(Settings(pooling=pooling, **_SMALL), is_tokens=True)
-    for initial_state in INITIAL_STATES:
-        _assert_equal(Settings(initial_state=initial_state, **_SMALL), is_tokens=True)
-
-
-def test_torch_computes_row_by_row_what_no_kernel_does() -> None:
-    """A cell that no program can hold runs in torch, which rounds a row in a batch in another way than alone."""
+def test_cells_without_a_kernel_are_computed_row_by_row() -> None:
     settings = Settings(cell="cfc", **_SMALL)
     model = SequenceModel(ModelConfig.of(settings, Preprocessor.fit(_records(False), task=settings.task)))
     gates = torch.randn(50, 65)

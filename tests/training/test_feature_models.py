@@ -1,4 +1,4 @@
-"""Models of features beside the main column: their weights, what they learn, and what they forecast."""
+"""Models of data with features in addition to the main column."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _QUICK: dict[str, Any] = {"hidden_size": 8, "threads": 1, "validation_fraction":
 
 
 def _records(count: int = 40, *, tokens: bool = False) -> Dataset:
-    """Sequences of noise, whose label follows from their town, and whose days say nothing."""
+    """Sequences of noise, whose label depends only on the town."""
     random = np.random.default_rng(0)
     lengths = random.integers(1, 4, count)
     total = int(lengths.sum())
@@ -50,20 +50,18 @@ def _records(count: int = 40, *, tokens: bool = False) -> Dataset:
     )
 
 
-def test_weights_are_counted_before_any_is_made() -> None:
-    for tokens in (False, True):
-        cases: list[dict[str, Any]] = [{}, {"num_layers": 2, "bidirectional": True, "pooling": "attention"}]
-        for more in cases:
-            preprocessor = Preprocessor.fit(_records(tokens=tokens), task="classify")
-            config = ModelConfig.of(Settings(hidden_size=5, embedding=3, **more), preprocessor)
-            weights = list(SequenceModel(config).parameters())
-            assert config.count() == (sum(weight.numel() for weight in weights), len(weights))
-            assert ModelConfig.from_config(config.to_config()) == config
-            config.check_fits(preprocessor)
-            # Four towns with the unknown one, three days: half as many numbers, at most three.
-            assert config.embeddings[:2] == [(4, 3), (3, 2)]
-            with pytest.raises(ValueError, match="categories"):
-                replace(config, categories=[*config.categories[:-1], 9]).check_fits(preprocessor)
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "pooling": "attention"}])
+def test_weights_are_counted_before_any_is_made(tokens: bool, options: dict[str, Any]) -> None:
+    preprocessor = Preprocessor.fit(_records(tokens=tokens), task="classify")
+    config = ModelConfig.of(Settings(hidden_size=5, embedding=3, **options), preprocessor)
+    weights = list(SequenceModel(config).parameters())
+    assert config.count() == (sum(weight.numel() for weight in weights), len(weights))
+    assert ModelConfig.from_config(config.to_config()) == config
+    config.check_fits(preprocessor)
+    assert config.embeddings[:2] == [(4, 3), (3, 2)]
+    with pytest.raises(ValueError, match="categories"):
+        replace(config, categories=[*config.categories[:-1], 9]).check_fits(preprocessor)
 
 
 def test_a_mixed_embedding_by_hand() -> None:
@@ -76,14 +74,14 @@ def test_a_mixed_embedding_by_hand() -> None:
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-def test_what_follows_from_a_feature_alone_is_learned(tmp_path: Path, tokens: bool) -> None:
+def test_a_label_that_depends_on_a_feature_is_learned(tmp_path: Path, tokens: bool) -> None:
     data = _records(tokens=tokens)
     run = rl.fit(data, epochs=12, lr=0.05, out=tmp_path / "run", **_QUICK)
     assert run.evaluate(data)["accuracy"] == 1
     again = rl.load(tmp_path / "run")
     answers = again.predict(data)
     assert answers["prediction"] == list(data.labels or ())
-    # One sequence by itself has the same bits as in company.
+    # A sequence has the same bits in any batch.
     alone = [again.predict(data.subset([row]))["probability"][0] for row in range(5)]
     assert alone == answers["probability"][:5]
     with pytest.raises(DataError, match=r"'town'.*no such feature"):
@@ -91,8 +89,8 @@ def test_what_follows_from_a_feature_alone_is_learned(tmp_path: Path, tokens: bo
 
 
 def _towns() -> Dataset:
-    """Sequences with a town each, one of them missing, and a day per element."""
-    towns = np.array(["Rome", "Rome", "Oslo", None], dtype=object)
+    """Sequences with a town each, one of which is the unknown token, and a day per element."""
+    towns = np.array(["Rome", "Rome", "Oslo", "<unk>"], dtype=object)
     days = np.array(["mo", "tu", "mo", "we", "tu", "mo"], dtype=object)
     features = (Feature("town", towns, per_sequence=True), Feature("day", days, per_sequence=False))
     values = np.ones((6, 1), np.float32)
@@ -105,7 +103,7 @@ def test_categories_that_occur_once_are_read_as_unknown() -> None:
     dataset = preprocessor.apply(data)
     rare = RareTokens.of(dataset, preprocessor, settings)
     assert rare is not None
-    # Oslo stands on three elements of its one sequence. The unknown town, which comes once too, is no word.
+    # Oslo is on three elements of its one sequence. The unknown town is not a category.
     assert [words.tolist() for words in rare.rare] == [[False, False, True], [False, False, False, True]]
     hidden = rare._replaced_columns(dataset.tensors().values)
     assert hidden[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
@@ -132,31 +130,17 @@ def test_the_same_categories_are_rare_in_a_converted_folder(tmp_path: Path) -> N
     assert found[0] == found[1] == {"<unk>": False, "Rome": False, "Oslo": True, "Bonn": True}
 
 
-@pytest.mark.parametrize("texts", [["ab"], ["ab", "ac"]])
-def test_the_end_of_a_text_is_never_hidden(texts: list[str]) -> None:
-    data = dataset(np.array(list("".join(texts)), dtype=object), offsets_of([len(text) for text in texts]))
-    settings = Settings(task="language", unk_dropout=1.0)
+def test_the_end_of_a_text_is_never_hidden() -> None:
+    data = dataset(np.array(list("abac"), dtype=object), offsets_of([2, 2]))
     preprocessor = Preprocessor.fit(data, task="language")
-    rare = RareTokens.of(preprocessor.apply(data), preprocessor, settings)
+    rare = RareTokens.of(preprocessor.apply(data), preprocessor, Settings(task="language", unk_dropout=1.0))
     assert rare is not None
-    assert rare.rare[0][:2].tolist() == [False, False]
-    once = {"ab": "ab", "abac": "bc"}["".join(texts)]
-    assert {word for word, hidden in zip(preprocessor.vocabulary or (), rare.rare[0], strict=True) if hidden} == set(
-        once
-    )
+    assert preprocessor.vocabulary == ("<unk>", "<end>", "a", "b", "c")
+    assert rare.rare[0].tolist() == [False, False, False, True, True]
 
 
-def test_nothing_is_rare_where_only_the_unknown_word_comes_once() -> None:
-    towns = np.array(["Rome", "Rome", None], dtype=object)
-    feature = Feature("town", towns, per_sequence=True)
-    values = np.ones((3, 1), np.float32)
-    data = dataset(values, offsets_of([1, 1, 1]), labels=("a", "b", "a"), channels=("x0",), features=(feature,))
-    preprocessor = Preprocessor.fit(data, task="classify")
-    assert RareTokens.of(preprocessor.apply(data), preprocessor, Settings()) is None
-
-
-def test_a_forecast_keeps_what_a_sequence_has() -> None:
-    """Several steps ahead are those of one step each, on sequences that the forecasts were put behind."""
+def test_a_forecast_keeps_the_features_of_a_sequence() -> None:
+    """Several steps equal one step at a time, with each forecast appended to the data."""
     data = changed(_records(), labels=None)
     data = changed(data, features=tuple(feature for feature in data.features if feature.per_sequence))
     run = rl.fit(data, task="forecast", epochs=2, missing="zero", **_QUICK)

@@ -1,11 +1,10 @@
-"""One run in the place of another: the old one goes once the new one has a checkpoint, and not before."""
+"""--overwrite keeps the old run until the new one has a checkpoint; --resume completes a killed run."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,15 @@ from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.training import trainer
 from raglane.training.folder import RUN_FILES as ALL_FILES
-from raglane.training.folder import at_work, check_folder, find, repair, tidy
+from raglane.training.folder import at_work, check_folder, find, tidy
 
-# What a run that classifies leaves: it has no table, and no picture of numbers.
+# The files of a run that classifies, which has no table and no plot of numbers.
 RUN_FILES = tuple(name for name in ALL_FILES if name not in ("table.txt", "points.png", "skipped.jsonl"))
 
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with data, and a run with a note of the user's in it."""
+    """A folder with data, and with a run that contains a file of the user."""
     data = write_steps(tmp_path / "ok.csv")
     command = ["train", str(data), "--test", str(data), "--out", str(tmp_path / "run"), *FAST, "--quiet"]
     assert main(command) == 0
@@ -68,16 +67,11 @@ def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, m
     def watched(path: Path, files: dict[str, bytes]) -> None:
         seen.append((path.name, (run / ".run.previous" / "best" / "weights.safetensors").exists()))
         if seen[-1][1]:
-            # Who only reads finds the old one, whole, and with its own description.
+            # Other commands still read the old run.
             assert (find(run, "best") / "weights.safetensors").read_bytes() == old
             assert json.loads(find(run, "run.json").read_text())["settings"]["seed"] == 0
-            assert {path.name for path in run.iterdir()} == {
-                ".lock",
-                ".run.previous",
-                "notes.txt",
-                "run.json",
-                "run.toml",
-            }
+            names = {path.name for path in run.iterdir()}
+            assert names == {".lock", ".run.previous", "notes.txt", "run.json", "run.toml"}
         write(path, files)
 
     monkeypatch.setattr(trainer, "write_folder", watched)
@@ -91,7 +85,7 @@ def test_the_old_run_waits_for_the_first_checkpoint_of_the_new_one(work: Path, m
 
 
 def _kill_while_replacing(run: Path) -> None:
-    """What a run leaves that was killed after it had moved the old one aside, and begun."""
+    """Leave the files of a run that was killed before its first checkpoint, with --overwrite."""
     waiting = run / ".run.previous"
     waiting.mkdir()
     for name in ("last", "best", *RUN_FILES):
@@ -104,7 +98,7 @@ def _kill_while_replacing(run: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "predict", "overwrite"])
-def test_the_next_command_finds_the_old_run(work: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_command_restores_the_old_run(work: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     run, data = work / "run", str(work / "ok.csv")
     before = tree(work)
     _kill_while_replacing(run)
@@ -127,22 +121,6 @@ def test_the_next_command_finds_the_old_run(work: Path, command: str, capsys: py
     assert found == before
 
 
-def test_a_new_run_with_a_checkpoint_counts(work: Path) -> None:
-    """The process was killed between its first checkpoint and the removal of the old run."""
-    run = work / "run"
-    old = tree(run)
-    shutil.copytree(run, work / "new")
-    _kill_while_replacing(run)
-    shutil.copytree(work / "new" / "last", run / "last")
-    shutil.rmtree(run / ".last.partial")
-    assert repair(run) is False
-    assert not (run / ".run.previous").exists()
-    assert (run / "last" / "weights.safetensors").read_bytes() == old["last/weights.safetensors"]
-    # The best model had not been written: it is that of the last epoch, or comes with the epochs to come.
-    assert main(["train", "--resume", "--out", str(run), "--quiet"]) == 0
-    assert {path.name for path in run.iterdir()} == {*RUN_FILES, "best", "last", "notes.txt"}
-
-
 def test_reading_cleans_up_where_it_can(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = work / "run"
     _kill_while_replacing(run)
@@ -153,7 +131,7 @@ def test_reading_cleans_up_where_it_can(work: Path, monkeypatch: pytest.MonkeyPa
         assert main(["predict", str(run), str(work / "ok.csv"), "-o", str(work / "p.csv"), "--quiet"]) == 0
     tidy(run)
     assert not list(run.glob(".*"))
-    # Where there is nothing to clean up, nothing is locked either.
+    # Without anything to clean up, nothing is locked.
     monkeypatch.setattr("raglane.training.folder.locked", _closed)
     tidy(run)
     tidy(work / "none")
@@ -163,26 +141,26 @@ def _closed(*_: Any) -> None:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def test_what_is_no_run_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_not_touched(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    for rules in ({}, {"overwrite": True}, {"resume": True}):
-        with pytest.raises(ArgumentError):
+    for rules in ({}, {"overwrite": True}):
+        with pytest.raises(ArgumentError, match="a new folder, or that of a run"):
             check_folder(mine, **rules)
+    with pytest.raises(ArgumentError, match="the folder of a run"):
+        check_folder(mine, resume=True)
     with at_work(mine) as is_back:
         assert not is_back
     assert tree(mine) == {"thesis.txt": b"years of work"}
-    # A run that was killed before it said what it is.
+    # A run that was killed before it wrote run.json.
     (tmp_path / "new").mkdir()
     for name in (".lock", ".run.json.partial"):
         (tmp_path / "new" / name).write_text("")
     check_folder(tmp_path / "new")
 
 
-def test_a_run_that_was_killed_after_its_last_epoch_is_completed(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = work / "run"
     before = tree(run)
     for gone in (["curves.png"], ["evaluation.json"], [*RUN_FILES[3:]], ["curves.csv", *RUN_FILES[3:]]):
@@ -207,17 +185,5 @@ def test_a_run_that_stopped_early_is_complete(work: Path, capsys: pytest.Capture
     assert main(["train", "--resume", "--out", str(run)]) == 0
     assert tree(run) == before
     assert "training is complete" in capsys.readouterr().out
-    # More patience lets it go on.
     assert main(["train", "--resume", "--out", str(run), "--patience", "4", "--quiet"]) == 0
     assert len((run / "curves.csv").read_text().splitlines()) > rows
-
-
-def test_the_best_model_is_that_of_the_last_epoch_where_it_was(work: Path) -> None:
-    """The process was killed between the last checkpoint and the best model."""
-    run = work / "run"
-    state = json.loads((run / "last" / "training.json").read_text())["state"]
-    before = tree(run)
-    (run / "best" / "weights.safetensors").write_bytes(b"older")
-    assert main(["train", "--resume", "--out", str(run), "--quiet"]) == (0 if state["best_epoch"] == 2 else 2)
-    assert state["best_epoch"] == 2
-    assert tree(run) == before

@@ -1,4 +1,4 @@
-"""Several processes train what one does: gradients, weights, sums, stops and deaths."""
+"""Several processes train the same as one: gradients, weights, sums, signals, and ranks that die."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from raglane.training import batches
 from raglane.training.checkpoint import read_tensors
 from raglane.training.machine import check_machine
 from raglane.training.ranks import launch as launching
+from raglane.training.ranks import ranks_of
 from raglane.training.ranks.launch import _send
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Totals, TrainingState
 from ranks import fork_ranks, gradients
+from small_runs import Watcher
 
 _QUICK = Settings(epochs=2, hidden_size=5, batch_size=12, lr=0.05, threads=1, grad_clip=0.1, seed=3)
 
@@ -56,42 +58,52 @@ def _trained(folder: Path, settings: Settings, **more: Any) -> dict[str, torch.T
 
 
 def _numbers(folder: Path) -> dict[str, Any]:
-    """The state of a run, without the seconds that it took."""
-    found: dict[str, Any] = json.loads((folder / "last" / "training.json").read_text())["state"]
-    for row in found["history"]:
+    """Return the state of a run without times."""
+    state: dict[str, Any] = json.loads((folder / "last" / "training.json").read_text())["state"]
+    for row in state["history"]:
         del row["seconds"], row["elements_per_second"]
-    return found
+    return state
 
 
 def _largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def test_weights_and_sums_are_those_of_one_process(tmp_path: Path) -> None:
-    chunked = replace(_QUICK, task="forecast", cell="lstm", bptt_steps=2, batch_size=5)
-    accumulated = replace(_QUICK, accumulate=3, batch_size=4)
-    for name, settings, ranks in (
-        ("plain", _QUICK, 3),
-        ("accumulated", accumulated, 2),
-        ("chunked", chunked, 3),
-        # Steps of two sequences, and of one: the other ranks are idle.
-        ("idle", replace(_QUICK, batch_size=2), 3),
-        ("crowded", replace(_QUICK, batch_elements=9), 4),
-        ("idle streams", replace(chunked, batch_size=2), 3),
-        ("idle forecast", replace(_QUICK, task="forecast", loss="mse", batch_size=2, accumulate=2), 3),
-    ):
-        alone = _trained(tmp_path / name, settings)
-        folder = tmp_path / f"{name}-{ranks}"
-        shared = _trained(folder, replace(settings, ranks=ranks))
-        assert 0 < _largest(alone, shared) < 1e-5, (name, ranks)
-        mine, theirs = _numbers(tmp_path / name), _numbers(folder)
-        assert mine["order"] == theirs["order"]
-        for one, other in zip(mine["history"], theirs["history"], strict=True):
-            assert one == pytest.approx(other, rel=1e-5)
+_CHUNKED = replace(_QUICK, task="forecast", cell="lstm", bptt_steps=2, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        (_QUICK, 3),
+        (replace(_QUICK, accumulate=3, batch_size=4), 2),
+        (_CHUNKED, 3),
+        # Batches of one or two sequences: other ranks are idle.
+        (replace(_QUICK, batch_size=2), 3),
+        (replace(_QUICK, batch_elements=9), 4),
+        (replace(_CHUNKED, batch_size=2), 3),
+        (replace(_QUICK, task="forecast", loss="mse", batch_size=2, accumulate=2), 3),
+    ],
+)
+def test_weights_and_sums_are_those_of_one_process(tmp_path: Path, settings: Settings, ranks: int) -> None:
+    alone = _trained(tmp_path / "alone", settings)
+    shared = _trained(tmp_path / "shared", replace(settings, ranks=ranks))
+    assert 0 < _largest(alone, shared) < 1e-5
+    mine, theirs = _numbers(tmp_path / "alone"), _numbers(tmp_path / "shared")
+    assert mine["order"] == theirs["order"]
+    for one, other in zip(mine["history"], theirs["history"], strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_ranks_of_an_environment() -> None:
+    ranks = ranks_of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    assert ranks is not None
+    assert (ranks.rank, ranks.count, ranks.local) == (3, 4, 1)
+    assert ranks_of({}) is None
 
 
 def test_steps_of_several_batches_are_those_of_large_ones(tmp_path: Path) -> None:
-    """Also those after the first, and where an epoch ends before there are as many batches."""
+    """With epochs that end within a step."""
     large = Settings(epochs=3, hidden_size=4, optimizer="sgd", lr=0.5, grad_clip=0.0, threads=1, batch_size=12)
     weights = []
     for place, settings in enumerate((large, replace(large, batch_size=5, accumulate=4))):
@@ -118,32 +130,11 @@ def test_a_gradient_is_that_of_one_process() -> None:
         assert all(torch.equal(others[place], found[0][place]) for others in found), kinds[place]
 
 
-class _Watcher:
-    """Calls something when a batch is told, and keeps the rows."""
-
-    def __init__(self, act: Any = None) -> None:
-        self.act = act
-        self.rows: list[dict[str, float]] = []
-
-    def started(self, state: TrainingState, epochs: int, batches: int) -> None:
-        """The loop starts."""
-
-    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: ARG002
-        """A batch is done."""
-        if self.act is not None:
-            self.act, act = None, self.act
-            act()
-
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
-        """An epoch is done."""
-        self.rows.append(row)
-
-
 _LONG = replace(_QUICK, ranks=2, dropout=0.3, epochs=3, batch_size=4)
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """All that a run holds, without the seconds."""
+    """Return the content of a run without times."""
     return {
         **{name: (folder / name / "weights.safetensors").read_bytes() for name in ("best", "last")},
         "optimizer": (folder / "last" / "training.safetensors").read_bytes(),
@@ -151,28 +142,24 @@ def _whole(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_stop_is_agreed_upon_and_the_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_signal_stops_all_ranks_and_the_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     _trained(tmp_path / "whole", _LONG)
-    asked = threading.Event()
 
-    def stop() -> None:
-        asked.set()
-        os.kill(os.getpid(), signal.SIGINT)
+    def stop(epoch: int, batch: int) -> None:
+        if (epoch, batch) == (1, 1):
+            os.kill(os.getpid(), signal.SIGINT)
 
-    result = train(_LONG, _records(), _records(9), tmp_path / "stopped", callback=_Watcher(stop))
-    assert asked.is_set()
+    result = train(_LONG, _records(), _records(9), tmp_path / "stopped", callback=Watcher(stop))
     assert result.stopped_by == signal.SIGINT
     assert (result.state.epoch, result.state.batch) != (0, 0)
-    watcher = _Watcher()
+    watcher = Watcher(lambda *_: None)
     train(_LONG, _records(), _records(9), tmp_path / "stopped", resume=True, callback=watcher)
     assert len(watcher.rows) == 3 - result.state.epoch
     assert _whole(tmp_path / "stopped") == _whole(tmp_path / "whole")
 
 
-def test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There the place where the ranks were to meet has lost its thread; a DataLoader's worker died of that."""
+def test_a_kept_error_can_be_collected_in_a_forked_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TCPStore has no thread in the child, where destroying it killed a DataLoader worker."""
 
     def none(pipe: Any) -> Any:
         raise OSError("no process")
@@ -183,7 +170,7 @@ def test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later(
         _trained(tmp_path / "run", replace(_QUICK, ranks=2))
     except OSError as error:
         kept.append(error)
-    # A thread leaves its stack, which is given back once the stacks of many others lie there, too.
+    # Stacks of threads that have ended are freed once there are many.
     ends = threading.Event()
     others = [threading.Thread(target=ends.wait) for _ in range(16)]
     for thread in others:
@@ -203,8 +190,8 @@ def test_what_an_error_keeps_can_be_collected_in_a_process_that_is_forked_later(
     assert len(kept) == 1
 
 
-def test_what_a_rank_tells_needs_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was stopped within an epoch has sums in tensors, and a rank shares no secret with who watches it."""
+def test_messages_of_ranks_contain_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors are sent by value, because a rank does not share the key of its parent process."""
     mine, its = Pipe()
     _send(its, "ended", TrainingState(totals=Totals(torch.tensor(1.5))))
     monkeypatch.setattr(current_process(), "authkey", b"another")
@@ -212,7 +199,7 @@ def test_what_a_rank_tells_needs_nothing_of_it(monkeypatch: pytest.MonkeyPatch) 
     assert float(state.totals.loss) == 1.5
 
 
-def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> None:
+def test_files_contain_the_settings_as_passed(tmp_path: Path) -> None:
     chosen = replace(_QUICK, ranks=2, threads=None, epochs=1)
     train(chosen, _records(), None, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
@@ -221,7 +208,7 @@ def test_files_say_what_was_chosen_and_not_what_was_found(tmp_path: Path) -> Non
     assert check_machine(replace(chosen, ranks=600, engine="ray", device="cpu")).type == "cpu"
 
 
-def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_number(tmp_path: Path) -> None:
+def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Path) -> None:
     chunked = replace(_LONG, task="forecast", cell="lstm", bptt_steps=2)
     _trained(tmp_path / "whole", chunked)
     for number, settings in enumerate((_LONG, chunked)):
@@ -229,8 +216,9 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
         started: list[int] = []
         start = launching.start_process
 
-        def kill(number: int = number, started: list[int] = started) -> None:
-            os.kill(started[number], signal.SIGKILL)
+        def kill(epoch: int, batch: int, number: int = number, started: list[int] = started) -> None:
+            if (epoch, batch) == (1, 1):
+                os.kill(started[number], signal.SIGKILL)
 
         with pytest.MonkeyPatch.context() as patch:
 
@@ -241,7 +229,7 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
 
             patch.setattr(launching, "start_process", watched)
             with pytest.raises(LostRankError, match=f"rank {number}, killed by SIGKILL") as found:
-                train(settings, _records(), _records(9), folder, callback=_Watcher(kill))
+                train(settings, _records(), _records(9), folder, callback=Watcher(kill))
         state = _numbers(folder)
         assert "resume=True" in str(found.value)
         assert (state["epoch"], state["batch"]) != (0, 0)
@@ -253,25 +241,14 @@ def test_a_rank_that_dies_ends_the_run_in_one_line_and_it_goes_on_with_any_numbe
         assert _whole(folder) == _whole(tmp_path / "whole")
 
 
-class _Noting(_Watcher):
-    """Writes down how many batches are done."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: ARG002
-        """A batch is done."""
-        self.file.write_text(f"{epoch} {batch}")
-
-
-def test_a_worker_that_dies_ends_the_run_in_one_line_and_it_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(_LONG, ranks=1, workers=1)
     _trained(tmp_path / "whole", chosen)
     made, noted = batches.make_batch, tmp_path / "noted"
     count = 0
+
+    def note(epoch: int, batch: int) -> None:
+        noted.write_text(f"{epoch} {batch}")
 
     def dies(samples: Any) -> Any:
         nonlocal count
@@ -285,8 +262,8 @@ def test_a_worker_that_dies_ends_the_run_in_one_line_and_it_goes_on_to_the_same_
 
     with monkeypatch.context() as patch:
         patch.setattr(batches, "make_batch", dies)
-        with pytest.raises(LostRankError, match=r"workers must be .*, got one that died. Go on with resume=True"):
-            train(chosen, _records(), _records(9), tmp_path / "died", callback=_Noting(noted))
+        with pytest.raises(LostRankError, match=r"workers must be .*, got one that died, .*Resume with resume=True"):
+            train(chosen, _records(), _records(9), tmp_path / "died", callback=Watcher(note))
     assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
     train(chosen, _records(), _records(9), tmp_path / "died", resume=True)
     assert _whole(tmp_path / "died") == _whole(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""A local Ray cluster: what it trains and predicts is what one process does, also where a worker is killed."""
+"""A local Ray cluster trains and predicts the same as one process, also if a worker is killed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+import raglane as rl
 from raglane.cli import main
 from raglane.errors import DataError
 from raglane.runs import on_ray
@@ -48,7 +49,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def _processes(name: str) -> list[int]:
-    """The processes of this cluster that are at some work."""
+    """Return the processes of this cluster with a name."""
     found = []
     for place in Path("/proc").iterdir():
         try:
@@ -67,20 +68,7 @@ def _processes(name: str) -> list[int]:
 
 
 def _train(data: Path, out: Path, *more: str) -> dict[str, Any]:
-    options = [
-        "--epochs",
-        "4",
-        "--hidden-size",
-        "5",
-        "--batch-size",
-        "20",
-        "--dropout",
-        "0.2",
-        "--threads",
-        "1",
-        "--ranks",
-        "2",
-    ]
+    options = "--epochs 4 --hidden-size 5 --batch-size 20 --dropout 0.2 --threads 1 --ranks 2".split()
     assert main(["train", str(data / "0.parquet"), "--out", str(out), *options, *more]) == 0
     found: dict[str, Any] = json.loads((out / "last" / "training.json").read_text())["state"]
     for row in found["history"]:
@@ -116,7 +104,7 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     options = ["--epochs", "1", "--hidden-size", "5", "--threads", "1", "--quiet"]
     assert main(["train", str(data / "0.parquet"), "--out", str(tmp_path / "run"), *options]) == 0
     monkeypatch.setattr(on_ray, "_ROWS", 40)
-    run = on_ray_run(tmp_path / "run")
+    run = rl.load(tmp_path / "run")
     assert on_ray.predict_on_ray(run, str(data), tmp_path / "one", 1, probabilities=True) == 300
     stop = threading.Event()
 
@@ -144,7 +132,7 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     assert got["id"].to_pylist() == list(range(300))
     alone = run.predict(str(data / "1.parquet"), probabilities=True)
     assert got["p_up"].to_pylist()[100:200] == alone["p_up"]
-    # A folder that is there is not written to, and rows that do not fit are named.
+    # An existing folder is refused, and invalid rows are named.
     assert main(["predict", str(tmp_path / "run"), str(data), "-o", str(tmp_path / "two"), "--engine", "ray"]) == 2
     assert "a new folder" in capsys.readouterr().err
     pyarrow.parquet.write_table(pyarrow.table({"walk": [[1.0], None]}), data / "3.parquet")
@@ -152,10 +140,3 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
         on_ray.predict_on_ray(run, str(data), tmp_path / "three", 2)
     assert not (tmp_path / "three").exists()
     assert not list(tmp_path.glob(".*"))
-
-
-def on_ray_run(folder: Path) -> Any:
-    """The run in a folder."""
-    from raglane.runs.run import load
-
-    return load(folder)

@@ -1,4 +1,4 @@
-"""What the machines of a cluster lack is one error, before any work begins. The cluster here is made up."""
+"""The check of the machines of a Ray cluster, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raglane.training.ranks.on_ray import check_machines
 
 
 class _Cluster:
-    """Ray as far as it is asked: each machine answers as it is told to, or raises."""
+    """A fake ray module: each machine returns its answer, or raises it."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
@@ -62,7 +62,7 @@ GOOD = (__version__, True)
         ),
     ],
 )
-def test_what_a_machine_lacks(tmp_path: Path, answer: Any, words: str) -> None:
+def test_a_machine_that_lacks_a_requirement(tmp_path: Path, answer: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words) as caught:
         check_machines(_Cluster({"a": GOOD, "b": answer}), tmp_path / "run" / ".ray", "out")
     assert "\n" not in str(caught.value)
@@ -70,5 +70,5 @@ def test_what_a_machine_lacks(tmp_path: Path, answer: Any, words: str) -> None:
 
 def test_a_cluster_that_lacks_nothing(tmp_path: Path) -> None:
     check_machines(_Cluster({"a": GOOD, "b": GOOD}), tmp_path, "out")
-    # One machine has what it needs: it is this one.
+    # A single machine is this one, and is not checked.
     check_machines(_Cluster({"a": RuntimeError()}), tmp_path, "out")

@@ -1,9 +1,10 @@
-"""Models and runs whose files hold what no model can: refused in one line by every command that reads them."""
+"""Damaged files of models and runs: every command that reads them fails with one line."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,9 @@ from raglane.cli import main
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import read_tensors, to_safetensors
-from raglane.training.inference import Predictions
-from raglane.training.predictions import write_predictions
-from raglane.training.stored import finite, to_json
 
 _WEIGHT = "encoder.recurrent.weight_hh_l0"
+_MODEL = {"task": "classify", "input_size": 2, "output_size": 2}
 _MOMENT = "optimizer.1.exp_avg"
 
 
@@ -36,7 +35,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _refused(work: Path, file: str, content: bytes, capsys: pytest.CaptureFixture[str], *pieces: str) -> None:
-    """Every command that reads the file names it, and changes nothing."""
+    """Assert that every command that reads the file names it, and changes nothing."""
     path = work / "run" / file
     before = path.read_bytes()
     run, data = str(work / "run"), str(work / "ok.csv")
@@ -56,30 +55,27 @@ def _refused(work: Path, file: str, content: bytes, capsys: pytest.CaptureFixtur
 
 
 def _with(number: float) -> Callable[[Tensor], Tensor]:
-    def put(tensor: Tensor) -> Tensor:
-        changed = tensor.clone()
-        changed[0, 0] = number
-        return changed
+    return lambda tensor: tensor.index_fill(0, torch.tensor([0]), number)
 
-    return put
+
+_CHANGES: list[tuple[Callable[[Tensor], Tensor], str]] = [
+    (_with(math.nan), "numbers that are not finite"),
+    (_with(-math.inf), "numbers that are not finite"),
+    (torch.Tensor.double, "dtype torch.float64 where torch.float32 is expected"),
+    (lambda tensor: tensor.to(torch.complex64), "dtype torch.complex64"),
+    (torch.Tensor.long, "dtype torch.int64"),
+    (lambda tensor: tensor.T, "shape (4, 12) where (12, 4) is expected"),
+    (torch.Tensor.flatten, "shape (48,) where"),
+]
 
 
 @pytest.mark.parametrize("folder", ["best", "last"])
-def test_weights_that_no_model_has(work: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_weights(work: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = f"{folder}/weights.safetensors"
     weights = read_tensors(work / "run" / file)
-    changes: list[tuple[Callable[[Tensor], Tensor], str]] = [
-        (_with(math.nan), "numbers that are not finite"),
-        (_with(-math.inf), "numbers that are not finite"),
-        (torch.Tensor.double, "dtype torch.float64 where torch.float32 is expected"),
-        (torch.Tensor.half, "dtype torch.float16"),
-        (lambda tensor: tensor.to(torch.complex64), "dtype torch.complex64"),
-        (lambda tensor: tensor.to(torch.int64), "dtype torch.int64"),
-        (lambda tensor: tensor.T, "shape (4, 12) where (12, 4) is expected"),
-        (torch.Tensor.flatten, "shape (48,) where"),
-    ]
-    for change, piece in changes:
-        _refused(work, file, to_safetensors(weights | {_WEIGHT: change(weights[_WEIGHT])}), capsys, _WEIGHT, piece)
+    for change, piece in _CHANGES:
+        content = weights | {_WEIGHT: change(weights[_WEIGHT]).contiguous()}
+        _refused(work, file, to_safetensors(content), capsys, _WEIGHT, piece)
     _refused(work, file, to_safetensors(weights | {"head.more": weights[_WEIGHT]}), capsys, "an unknown tensor")
     absent = {name: tensor for name, tensor in weights.items() if name != _WEIGHT}
     smaller = weights | {_WEIGHT: weights[_WEIGHT][:, :-1]}
@@ -91,29 +87,19 @@ def test_weights_that_no_model_has(work: Path, folder: str, capsys: pytest.Captu
         _refused(work, file, to_safetensors(content), capsys, piece)
 
 
-def test_an_optimizer_that_no_run_has(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = "last/training.safetensors"
-    tensors = read_tensors(work / "run" / file)
-    changes: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-        (_MOMENT, _with(math.nan)),
-        (_MOMENT, torch.Tensor.double),
-        (_MOMENT, lambda tensor: tensor.to(torch.complex64)),
-        (_MOMENT, lambda tensor: tensor[1:]),
-    ]
-    for name, change in changes:
-        # The tensors are named in the one file, and what they belong to in the other.
-        content = to_safetensors(tensors | {name: change(tensors[name])})
-        path = work / "run" / file
-        before = path.read_bytes()
-        path.write_bytes(content)
-        try:
-            fails(["train", "--resume", "--out", str(work / "run"), "--epochs", "3"], capsys, "training.json")
-        finally:
-            path.write_bytes(before)
+@pytest.mark.parametrize("change", [_with(math.nan), torch.Tensor.double, lambda tensor: tensor[1:]])
+def test_a_damaged_optimizer(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Tensor], Tensor]
+) -> None:
+    run = shutil.copytree(work / "run", tmp_path / "run")
+    tensors = read_tensors(run / "last" / "training.safetensors")
+    content = to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])})
+    (run / "last" / "training.safetensors").write_bytes(content)
+    fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "training.json")
 
 
 @pytest.mark.parametrize("file", ["run.json", "last/training.json", "best/config.json"])
-def test_json_that_no_file_of_a_run_holds(work: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_json(work: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     for content, piece in (
         (b"[" * 100_000 + b"]" * 100_000, "brackets that are nested"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "brackets that are nested"),
@@ -127,7 +113,38 @@ def test_json_that_no_file_of_a_run_holds(work: Path, file: str, capsys: pytest.
         _refused(work, file, content, capsys, piece)
 
 
-def test_a_file_for_which_there_is_no_memory(
+@pytest.mark.parametrize(
+    ("changes", "piece"),
+    [
+        ({"format_version": 99}, "at most 2 for this version ... format version 99"),
+        ({"format": "other"}, "format 'other'"),
+        ({"model": {"task": "classify"}}, "whole and unchanged"),
+        ({"model": {"cell": "other"} | _MODEL}, "config.json: cell must be ... got 'other'"),
+        ({"model": _MODEL}, "model without the entry 'cell'"),
+        ({"model": {"cell": "gru", "layer": "gru"} | _MODEL}, "model with the unknown entry 'layer'"),
+    ],
+)
+def test_a_damaged_configuration(
+    work: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], piece: str
+) -> None:
+    content = json.loads((work / "run" / "best" / "config.json").read_text())
+    _refused(work, "best/config.json", json.dumps(content | changes).encode(), capsys, piece)
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
+def test_a_file_that_is_missing_or_cut(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = shutil.copytree(work / "run" / "best", tmp_path / "best")
+    content = (model / name).read_bytes()
+    for part in (content[:-5], b""):
+        (model / name).write_bytes(part)
+        fails(["evaluate", str(model), str(work / "ok.csv")], capsys, name)
+    (model / name).unlink()
+    fails(["evaluate", str(model), str(work / "ok.csv")], capsys, "without a saved model" if "json" in name else name)
+
+
+def test_a_file_that_does_not_fit_in_memory(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = work / "run" / "best" / "config.json"
@@ -136,7 +153,7 @@ def test_a_file_for_which_there_is_no_memory(
     _refused(work, "best/config.json", path.read_bytes(), capsys, piece, "where 1,000 are available")
 
 
-def test_what_the_system_tells_of_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_LIMITS", (str(limit), str(tmp_path / "none")))
     free = memory.available_memory()
@@ -148,7 +165,7 @@ def test_what_the_system_tells_of_its_memory(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])
-def test_a_scaling_that_no_data_has(work: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_scaling(work: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((work / "run" / "best" / "config.json").read_text())
     wrong: list[Any] = [10**400, 1e300, True, "1", None]
     for number in [*wrong, 0.0, -1.0] if name == "std" else wrong:
@@ -157,17 +174,16 @@ def test_a_scaling_that_no_data_has(work: Path, name: str, capsys: pytest.Captur
         _refused(work, "best/config.json", damaged, capsys)
 
 
-def test_a_preprocessor_is_never_scaled_by_what_is_not_finite() -> None:
-    for std in (0.0, -1.0, math.nan, math.inf, 1e39):
-        with pytest.raises(ArgumentError, match=r"^std must be finite float32 numbers above 0.*, got "):
-            Preprocessor("classify", ("a",), (0.0,), (std,), labels=("x", "y"))
-    for mean in (math.nan, math.inf, -1e39):
-        with pytest.raises(ArgumentError, match=r"^mean must be finite float32 numbers.*, got "):
-            Preprocessor("classify", ("a",), (mean,), (1.0,), labels=("x", "y"))
+@pytest.mark.parametrize("scaling", [{"std": (value,)} for value in (0.0, -1.0, math.nan, 1e39)] + [{"mean": (-1e39,)}])
+def test_a_preprocessor_refuses_a_scaling(scaling: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{next(iter(scaling))} must be finite float32 numbers.*, got "):
+        Preprocessor("classify", ("a",), **{"mean": (0.0,), "std": (1.0,)} | scaling, labels=("x", "y"))
 
 
-def test_what_is_written_is_strict_json(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Data so far from that of the training that the model's answers are not finite."""
+def test_numbers_that_are_not_finite_become_null(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Data so far from the training data that the predictions are not finite.
     huge = tmp_path / "huge.csv"
     huge.write_text("id,t,a,b,label\ns,0,3e38,-3e38,x\nr,0,0,0,y\n")
     config = work / "run" / "best" / "config.json"
@@ -191,12 +207,3 @@ def test_what_is_written_is_strict_json(work: Path, tmp_path: Path, capsys: pyte
     rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert rows[0]["probability"] is None
     assert (tmp_path / "p.csv").read_text().splitlines()[1].endswith(",,,")
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
-    assert finite({"a": [1, math.inf, [math.nan]], "b": "nan"}) == {"a": [1, None, [None]], "b": "nan"}
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        to_json({"a": math.nan})
-    table = Predictions({"id": [0], "prediction": [[[math.nan, 1.0]]]})
-    write_predictions(tmp_path / "p.csv", table)
-    assert (tmp_path / "p.csv").read_text() == 'id,prediction\n0,"[[null, 1.0]]"\n'

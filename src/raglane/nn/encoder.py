@@ -45,7 +45,7 @@ class SequenceEncoder(nn.Module):
     Args:
         input_size: the number of features of an element or, with ``embedding``, the number of tokens.
         hidden_size: units per layer and direction.
-        layer: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that returns a recurrent
+        cell: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that returns a recurrent
             layer, such as a class of ``rl.nn``.
         embedding: the size of a token's embedding; None if elements are vectors of floats. No index is reserved for
             padding.
@@ -64,7 +64,7 @@ class SequenceEncoder(nn.Module):
 
     Raises:
         ArgumentError: an argument is out of its range.
-        ArgumentTypeError: ``layer`` does not return a recurrent layer of Raglane, or does not accept an option.
+        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane, or does not accept an option.
 
     Example:
         >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
@@ -77,7 +77,7 @@ class SequenceEncoder(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        layer: str | Callable[..., RecurrentLayer] = "gru",
+        cell: str | Callable[..., RecurrentLayer] = "gru",
         *,
         embedding: int | None = None,
         pooling: str | None = "summary",
@@ -102,7 +102,7 @@ class SequenceEncoder(nn.Module):
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
         self.recurrent = _made(
-            _layer_class(layer, check_flag("layer_norm", layer_norm)),
+            _layer_class(cell, check_flag("layer_norm", layer_norm)),
             width,
             check_count("hidden_size", hidden_size),
             num_layers=check_count("num_layers", num_layers),
@@ -179,26 +179,26 @@ class SequenceEncoder(nn.Module):
         return batch.map(self.embedding)
 
 
-def _layer_class(layer: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
+def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     """Return the class or function that creates the recurrent layer."""
     classes = _NORMALISED if layer_norm else LAYERS
-    if isinstance(layer, str) and layer in classes:
-        return classes[layer]
-    if callable(layer) and not layer_norm and not isinstance(layer, nn.Module):
-        return layer  # type: ignore[no-any-return]
+    if isinstance(cell, str) and cell in classes:
+        return classes[cell]
+    if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
+        return cell  # type: ignore[no-any-return]
     if layer_norm:
         rule = f"one of {', '.join(classes)} with layer_norm=True"
-        raise ArgumentError(message("layer", repr(layer), rule, "choose one of them, or leave layer_norm out"))
+        raise ArgumentError(message("cell", repr(cell), rule, "choose one of them, or leave layer_norm out"))
     rule = f"one of {', '.join(classes)}, or a function that returns a layer, such as a class of rl.nn"
-    raise ArgumentError(message("layer", repr(layer), rule, "choose one of them"))
+    raise ArgumentError(message("cell", repr(cell), rule, "choose one of them"))
 
 
 def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
     """Create the recurrent layer."""
     rule = "a function (input_size, hidden_size, **options) that returns a layer of rl.nn"
-    check_signature("layer", make, rule, width, hidden_size, **options)
+    check_signature("cell", make, rule, width, hidden_size, **options)
     layer = make(width, hidden_size, **options)
     if not isinstance(layer, RecurrentLayer):
         got = f"a function that returns a {type(layer).__module__}.{type(layer).__name__}"
-        raise ArgumentTypeError(message("layer", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
+        raise ArgumentTypeError(message("cell", got, rule, f"choose one of {', '.join(LAYERS)}, or a class of rl.nn"))
     return layer

@@ -43,9 +43,8 @@ class SavedModel:
 def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors of any device as the bytes of a safetensors file."""
     # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
-    copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    contiguous = torch.contiguous_format
+    copies = {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
     content: bytes = require("safetensors.torch", "train").save(copies)
     return content
 
@@ -133,12 +132,10 @@ def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path
         raise damaged(path, f"{'no' if name in wanted else 'an unknown'} tensor {name!r}")
     for name, like in wanted.items():
         tensor = tensors[name]
-        for what, value, expected in (
-            ("shape", tuple(tensor.shape), tuple(like.shape)),
-            ("dtype", tensor.dtype, like.dtype),
-        ):
-            if value != expected:
-                raise damaged(path, f"{name} of {what} {value} where {expected} is expected")
+        if tensor.shape != like.shape:
+            raise damaged(path, f"{name} of shape {tuple(tensor.shape)} where {tuple(like.shape)} is expected")
+        if tensor.dtype != like.dtype:
+            raise damaged(path, f"{name} of dtype {tensor.dtype} where {like.dtype} is expected")
         if not tensor.isfinite().all():
             raise damaged(path, f"{name} with numbers that are not finite")
     model.load_state_dict(tensors)

@@ -118,7 +118,13 @@ def repair(folder: Path) -> bool:
     if _has_checkpoint(folder):
         drop_replaced(folder)
         return False
-    _put_back(folder)
+    waiting = folder / _REPLACED
+    for name in reversed(_MOVED):
+        if (waiting / name).exists():
+            remove(folder / name)
+            os.rename(waiting / name, folder / name)
+    sync_folder(folder)
+    remove(waiting)
     return True
 
 
@@ -157,13 +163,3 @@ def _move_aside(folder: Path) -> None:
             os.rename(folder / name, waiting / name)
     sync_folder(waiting)
     sync_folder(folder)
-
-
-def _put_back(folder: Path) -> None:
-    waiting = folder / _REPLACED
-    for name in reversed(_MOVED):
-        if (waiting / name).exists():
-            remove(folder / name)
-            os.rename(waiting / name, folder / name)
-    sync_folder(folder)
-    remove(waiting)

@@ -295,9 +295,8 @@ def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = 
     ):
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
-            raise ArgumentError(
-                message(name, quote(value), f"left out except for the task {' or '.join(tasks)}", "leave it out")
-            )
+            rule = f"left out except for the task {' or '.join(tasks)}"
+            raise ArgumentError(message(name, quote(value), rule, "leave it out"))
 
 
 def _short(entry: Any) -> str:

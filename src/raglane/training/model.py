@@ -130,7 +130,7 @@ class ModelConfig(ModelSettings):
         return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
 
     def encoder(self) -> SequenceEncoder:
-        """Return the encoder of the model; its arguments have the names of the settings, except `layer`."""
+        """Return the encoder of the model; its arguments have the names of the settings."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
         for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights"):
             del options[name]
@@ -138,8 +138,8 @@ class ModelConfig(ModelSettings):
             options["pooling"] = None
         if self.gap_column is not None:
             options["gap_column"] = self.gap_column
-        cell = options.pop("cell")
-        options["layer"] = load_cell(cell) if is_own(cell) else cell
+        if is_own(self.cell):
+            options["cell"] = load_cell(self.cell)
         if self.has_plain_tokens:
             return SequenceEncoder(self.input_size, embedding=self.embedding, **options)
         encoder = SequenceEncoder(self.width, **options)
@@ -164,9 +164,7 @@ class ModelConfig(ModelSettings):
             cell = SequenceModel(dataclasses.replace(self, **smallest)).encoder.recurrent.cell
         states, directions = cell.state_sizes(self.hidden_size), 2 if self.bidirectional else 1
         width, rows = directions * states[0], self.num_layers * directions
-        answers = self.output_size
-        if self.tie_weights and self.embedding is not None:
-            answers = self.embedding
+        answers = self.embedding if self.tie_weights and self.embedding is not None else self.output_size
         shapes: list[tuple[int, tuple[int, ...]]] = [(1, (answers, width)), (1, (answers,))]
         shapes += [(1, (self.output_size,))] if self.tie_weights else []
         if self.embedding is not None and self.has_plain_tokens:
@@ -258,8 +256,7 @@ class SequenceModel(nn.Module):
         encoded: Tensor | Ragged = self.encoder(inputs)
         if isinstance(encoded, Tensor):
             return self.answers(encoded)
-        scores = encoded.map(self.answers)
-        return self._changed(inputs, scores)
+        return self._changed(inputs, encoded.map(self.answers))
 
     def _changed(self, inputs: Ragged, scores: Ragged) -> Ragged:
         """Add the previous elements to a forecast of numbers; return other outputs unchanged."""

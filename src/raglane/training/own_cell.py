@@ -109,7 +109,7 @@ def check_named(layer: str, cell: str | None = None) -> str:
     if not is_own(layer):
         if cell is not None:
             rule = f"the cell {layer} of the library, with which the model was trained"
-            raise CheckpointError(message("cell", quote(_short(cell)), rule, f"leave {argument('cell')} out"))
+            raise CheckpointError(message("cell", quote(cell.partition("@")[0]), rule, f"leave {argument('cell')} out"))
         return ""
     path, name, digest = _parts(layer)
     if digest is None:
@@ -129,9 +129,8 @@ def check_named(layer: str, cell: str | None = None) -> str:
     if given.digest != digest:
         raise CheckpointError(f"cell {name}: {_changed(given.path, str(given.digest), digest)}")
     if given.name != name:
-        raise CheckpointError(
-            message("cell", quote(given.name), f"the class {name}, with which the model was trained", "name this class")
-        )
+        rule = f"the class {name}, with which the model was trained"
+        raise CheckpointError(message("cell", quote(given.name), rule, "name this class"))
     return digest
 
 
@@ -144,7 +143,7 @@ def check_place(cell: str, folder: Path) -> None:
 
 
 def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
-    """Return a function of ``(input_size, hidden_size, **options)`` that makes a cell of a user-defined cell."""
+    """Return a function of ``(input_size, hidden_size, **options)`` that makes a layer of a user-defined cell."""
     digest, (path, name, _) = check_named(cell), _parts(cell)
     code = _NAMED[digest]
     if code.cell is not None and code.cell.__name__ == name:
@@ -155,7 +154,6 @@ def load_cell(cell: str) -> Callable[..., RecurrentLayer]:
         classes = [key for key, part in vars(module).items() if callable(getattr(part, "step", None))]
         rule = f"a class with step(x_t, state), and {_shown(path)} has {', '.join(classes) or 'none'}"
         raise ArgumentError(message("cell", quote(name), rule, "name one of the classes"))
-
     return _maker(make)
 
 
@@ -224,11 +222,6 @@ def _run(code: NamedCode, digest: str) -> ModuleType:
         raise ArgumentError(message("cell", got, "a file that Python can run", "correct it")) from error
     _MODULES[digest] = module
     return module
-
-
-def _short(cell: str) -> str:
-    """Return the name of a cell without the SHA-256."""
-    return cell.partition("@")[0]
 
 
 def _shown(path: str) -> str:

@@ -26,9 +26,8 @@ def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False)
         rule = f"a name that ends in {', '.join(WRITERS)}"
         raise ArgumentError(message("output", repr(str(path)), rule, "change the suffix"))
     if escape_formulas and path.suffix.lower() != ".csv":
-        raise ArgumentError(
-            message("escape_formulas", f"it for {quote(str(path))}", "left out, except for .csv", "leave it out")
-        )
+        got, rule = f"it for {quote(str(path))}", "left out, except for .csv"
+        raise ArgumentError(message("escape_formulas", got, rule, "leave it out"))
     check_new_file("output", path)
     if path.suffix.lower() == ".parquet":
         require("pyarrow", "data")

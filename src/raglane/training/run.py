@@ -43,18 +43,13 @@ def train(
     validation: Dataset | None,
     folder: str | os.PathLike[str] | None,
     *,
-    data: Mapping[str, Any] | None = None,
-    columns: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    test: Dataset | None = None,
-    callback: Callback | None = None,
-    config: bytes = b"",
+    **options: Any,
 ) -> TrainingResult:
-    """Train a model and store it, or resume a run, in this process or in several.
+    """Train a model and store it, or resume a run; ``options`` are those of :func:`run_job`.
 
-    ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``. ``folder=None``
-    returns the best model in memory. ``test`` is only checked. A run that fails in its first epoch leaves no files.
+    A run that fails in its first epoch leaves no files.
     """
     check_settings(settings)
     folder = None if folder is None else as_path(folder)
@@ -65,8 +60,7 @@ def train(
             settings, _ = settle(settings, training)
         else:
             settings = replace(settings, loss=settings.loss or before.settings.loss)
-        more: dict[str, Any] = {"data": data, "columns": columns, "test": test, "callback": callback, "config": config}
-        return run_job(settings, training, validation, folder, before, **more)
+        return run_job(settings, training, validation, folder, before, **options)
 
 
 def check_settings(settings: Settings) -> None:
@@ -89,7 +83,11 @@ def run_job(
     callback: Callback | None = None,
     config: bytes = b"",
 ) -> TrainingResult:
-    """Train with validated settings in a locked folder; resume the run ``before`` if it is given."""
+    """Train with validated settings in a locked folder, in this process or in several; or resume the run ``before``.
+
+    ``columns`` is stored with the model, ``data`` in ``run.json``, and ``config`` as ``run.toml``. ``folder=None``
+    returns the best model in memory. ``test`` is only checked.
+    """
     parts: dict[str, Any] = {"training": training, "validation": validation, "test": test, "columns": columns or {}}
     if folder is None:
         return _launch(Job(settings, **parts), callback)
@@ -167,10 +165,8 @@ def follow() -> TrainingResult | None:
         with flags(names):
             Trainer(job, ranks).run()
         result: TrainingResult = ranks.from_first(None)
-    except LostRankError:
-        raise SystemExit(2) from None
-    except RuntimeError as error:
-        if ranks.is_lost(error):
+    except (LostRankError, RuntimeError) as error:
+        if isinstance(error, LostRankError) or ranks.is_lost(error):
             raise SystemExit(2) from None
         raise
     finally:

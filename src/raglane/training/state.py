@@ -133,12 +133,14 @@ def load_state(folder: Path) -> tuple[TrainingState, dict[str, Any], tuple[Tenso
     state, config = _read_state(folder)
     tensors = read_tensors(folder / TENSORS)
     with reading(folder / NUMBERS):
-        optimizer = {
-            "param_groups": config["optimizer"]["param_groups"],
-            "state": _optimizer_state(config["optimizer"]["numbers"], tensors),
-        }
-        carried = {name: value for name, value in tensors.items() if name.startswith("carried.")}
-    return state, optimizer, tuple(carried[name] for name in sorted(carried))
+        groups, numbers = config["optimizer"]["param_groups"], config["optimizer"]["numbers"]
+        states: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in numbers.items()}
+        for key in tensors:
+            if key.startswith("optimizer."):
+                _, index, name = key.split(".", 2)
+                states.setdefault(int(index), {})[name] = tensors[key]
+        carried = sorted(name for name in tensors if name.startswith("carried."))
+    return state, {"param_groups": groups, "state": states}, tuple(tensors[name] for name in carried)
 
 
 def load_progress(folder: Path) -> TrainingState:
@@ -201,18 +203,6 @@ def _fits(value: Any, weight: Tensor) -> bool:
         return isinstance(value, int | float | None)
     # Infinity is valid: the square of a large gradient overflows, and Adam then stops to change that weight.
     return value.dtype == weight.dtype and value.shape in ((), weight.shape) and not bool(value.isnan().any())
-
-
-def _optimizer_state(
-    numbers: Mapping[str, Mapping[str, Any]], tensors: Mapping[str, Tensor]
-) -> dict[int, dict[str, Any]]:
-    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in numbers.items()}
-    for key, value in tensors.items():
-        kind, _, rest = key.partition(".")
-        if kind == "optimizer":
-            index, _, name = rest.partition(".")
-            state.setdefault(int(index), {})[name] = value
-    return state
 
 
 def curves_csv(history: Sequence[dict[str, float]]) -> bytes:

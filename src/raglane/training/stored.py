@@ -116,9 +116,7 @@ def checked(hint: Any, value: Any, name: str) -> Any:
     wanted = (int, float) if hint is float else origin or hint
     # bool is a subclass of int.
     if isinstance(value, wanted) and (hint is bool or not isinstance(value, bool)):
-        if hint is float and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
-        if hint is int and not -(2**63) <= value < 2**63:
+        if (hint is float and abs(value) > _LARGEST) or (hint is int and not -(2**63) <= value < 2**63):
             raise ValueError(f"{name} = {quote(value)}, which is outside of the range of 64 bits")
         return value
     words = _WORDS.get(hint, {list: "a list", dict: "an object"}.get(origin, "of the right type"))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument, message
@@ -59,19 +60,7 @@ SAVED_EVERY = 600.0
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Raised after Ctrl-C or SIGTERM, when the run is saved."""
-
-    def __init__(self, signal: int) -> None:
-        super().__init__(signal)
-        self.signal = signal
-
-
-class _Counted(Protocol):
-    """An iterable of batches with a length."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]: ...
+    """Raised with the number of Ctrl-C or SIGTERM, when the run is saved."""
 
 
 class Trainer:
@@ -113,7 +102,7 @@ class Trainer:
         return dataset
 
     def run(self) -> TrainingResult:
-        """Train until all epochs are complete, or a signal signals the training."""
+        """Train until all epochs are complete, or a signal stops the training."""
         self.model.to(self.device).train()
         self.optimizer = make_optimizer(self.model, self.settings)
         if self.job.resume and self.folder is not None and (self.folder / LAST).exists():
@@ -130,7 +119,7 @@ class Trainer:
             try:
                 self._train()
             except Interrupted as stop:
-                stopped_by = stop.signal
+                stopped_by = stop.args[0]
             except DivergedError as error:
                 if self.folder is not None and (self.folder / LAST).exists() and self.ranks.is_first:
                     replace(self.job, diverged=error.what).write(self.folder)
@@ -160,7 +149,7 @@ class Trainer:
             write_folder(last.parent / BEST, self._model_files())
 
     def _is_complete(self) -> bool:
-        """True where no epoch is left to train; the files after the last one may still be missing."""
+        """Return True if no epoch is left to train; the files after the last one may still be missing."""
         state, patience = self.state, self.settings.patience
         is_patient = patience is None or state.waited < patience or state.batch > 0
         return state.epoch >= self.settings.epochs or not is_patient
@@ -237,7 +226,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train on the remaining batches of an epoch."""
-        batches: _Counted
+        batches: ChunkedBatches | DataLoader[Batch]
         if isinstance(self.order, TBPTTSampler):
             batches = ChunkedBatches(self.order)
         else:

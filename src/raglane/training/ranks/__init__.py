@@ -113,9 +113,8 @@ class Ranks:
         """Return the score and the number of elements, summed over the batches of all ranks."""
         if self.count == 1:
             return score, elements
-        loss, metric, count, baseline, total = self.sums(
-            score.loss, score.metric, score.count, score.baseline, elements
-        )
+        parts = (score.loss, score.metric, score.count, score.baseline, elements)
+        loss, metric, count, baseline, total = self.sums(*parts)
         return replace(score, loss=loss, metric=metric, count=count, baseline=baseline), total
 
     def gathered(self, mine: Any) -> list[Any]:

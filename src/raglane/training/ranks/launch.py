@@ -89,17 +89,10 @@ def start_process(pipe: Connection) -> tuple[Process, Callable[[], int | None]]:
     """Start a process that waits for its job, and return it with a function for its exit code."""
     environment = os.environ | _network()
     start = f"from raglane.training.ranks import launch; launch.run_rank(launch.Connection({pipe.fileno()}))"
-    command = [sys.executable, "-c", start]
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     # In a new session, so that Ctrl-C is sent only to the monitoring process, which forwards it.
-    process = subprocess.Popen(
-        command,
-        pass_fds=[pipe.fileno()],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    more: dict[str, Any] = {"pass_fds": [pipe.fileno()], "env": environment, "start_new_session": True}
+    process = subprocess.Popen([sys.executable, "-c", start], **quiet, **more)
     return process, process.poll
 
 
@@ -220,11 +213,10 @@ class _Monitor:
 
     def _save(self) -> None:
         """Let a surviving rank save the last complete step."""
-        keeper = next(
-            (rank for rank in self._ranks if rank.has_ended and rank.outcome is None and rank.code is None), None
-        )
-        if keeper is None:
+        alive = [rank for rank in self._ranks if rank.has_ended and rank.outcome is None and rank.code is None]
+        if not alive:
             return
+        keeper = alive[0]
         keeper.send("save")
         end = time.monotonic() + 10 * _GRACE
         while keeper.code is None and time.monotonic() < end:

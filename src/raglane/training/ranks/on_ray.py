@@ -167,11 +167,8 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
     try:
         own.mkdir(exist_ok=True)
         check_machines(ray, own, "out")
-        config = {
-            "messages": messages,
-            "flags": current_flags(),
-            "job": [ray.put(replace(job, folder=folder.absolute()))],
-        }
+        shared = ray.put(replace(job, folder=folder.absolute()))
+        config = {"messages": messages, "flags": current_flags(), "job": [shared]}
         with _receiving(ray, messages, callback):
             for _ in range(_ATTEMPTS):
                 error = _fit(job, config, own.absolute())

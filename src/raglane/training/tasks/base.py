@@ -30,11 +30,6 @@ class Score:
     # The metric of the baseline; 0 without one.
     baseline: Tensor
 
-    @property
-    def mean_loss(self) -> Tensor:
-        """The mean loss; 0 for a batch of empty sequences."""
-        return self.loss / self.count.clamp(min=1)
-
 
 @dataclass(frozen=True)
 class Measured:

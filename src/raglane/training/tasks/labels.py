@@ -46,14 +46,7 @@ class Classify(Task):
         """Return a meter of the confusion matrix, accuracy and F1 scores."""
         return _Confusion(self.preprocessor.labels or (), top)
 
-    def columns(
-        self,
-        output: Tensor,
-        model: Any,  # noqa: ARG002
-        *,
-        probabilities: bool,
-        top: int = 1,
-    ) -> dict[str, list[Any]]:
+    def columns(self, output: Tensor, model: Any, *, probabilities: bool, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return the likeliest class, its probability and, with the options, the top classes and all probabilities."""
         shares, labels = output.softmax(-1), self.preprocessor.labels or ()
         best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))

@@ -107,11 +107,7 @@ class _Errors:
         ]
         step = max(1, -(-targets.numel() // _POINTS))
         points = tuple((true, predicted) for true, predicted in pairs.flatten(1)[:, ::step].T.tolist())
-        return Measured(
-            numbers,
-            table=tuple(table) if len(names) > 1 else (),
-            points=tuple((true, predicted) for true, predicted in points),
-        )
+        return Measured(numbers, table=tuple(table) if len(names) > 1 else (), points=points)
 
 
 class Forecast(Task):
