@@ -79,7 +79,7 @@ def test_a_nan_stays_in_its_sequence(cell: Any, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_step_may_write_over_what_it_is_given(backend: str) -> None:
+def test_a_step_may_change_its_arguments_in_place(backend: str) -> None:
     class Over(nn.Module):
         input_size = hidden_size = 4
 

@@ -148,7 +148,7 @@ def test_a_deleted_module() -> None:
         graph(*inputs)
 
 
-def test_what_no_graph_can_hold_is_refused_with_the_reason() -> None:
+def test_cells_that_cannot_be_part_of_a_graph() -> None:
     """Without fullgraph the graph breaks; a module that changed after compilation is refused by the operator."""
 
     class Held(Decaying):

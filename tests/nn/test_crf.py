@@ -111,7 +111,7 @@ def test_a_sequence_without_an_allowed_path_stays_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_same_bits_whichever_batch_a_sequence_came_in(dtype: torch.dtype) -> None:
+def test_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     crf = random_crf(7, dtype)
     lengths = [5, 0, 9, 1, 33, 9, 2, 5]
     emissions = Ragged(sequences_of(lengths, (7,), dtype))

@@ -88,7 +88,7 @@ def test_a_change_that_is_seen_ends_it(change: Callable[[Any], Any]) -> None:
         assert same(layer(batch), wanted)
 
 
-def test_no_other_weights_come_to_lie_where_packed_ones_were() -> None:
+def test_packed_weights_keep_the_memory_of_their_sources() -> None:
     class Memory(bytearray):
         """A bytearray that supports weak references."""
 
@@ -126,7 +126,7 @@ def test_weights_of_one_call_do_not_unfreeze_it() -> None:
         assert same(layer(batch), wanted)
 
 
-def test_what_casts_or_compiles_reads_the_weights_themselves() -> None:
+def test_autocast_and_compiled_calls_ignore_packed_weights() -> None:
     layer = rl.nn.LSTM(D, H).eval()
     batch = a_batch(dtype=torch.float32).detach()
     rl.freeze(layer)
@@ -148,7 +148,7 @@ def test_copies_are_not_frozen() -> None:
             assert "frozen" not in rl.explain(twin, batch).reason
 
 
-def test_what_cannot_be_frozen() -> None:
+def test_models_that_cannot_be_frozen() -> None:
     with pytest.raises(ArgumentTypeError, match=r"model must be .*got list"):
         rl.freeze([])  # type: ignore[type-var]
     with pytest.raises(DispatchError, match=r"no recurrent layer of rl\.nn"):

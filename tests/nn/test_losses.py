@@ -105,7 +105,7 @@ def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
 @EVERY_REDUCTION
 @EVERY
 @pytest.mark.parametrize("per_sequence", [False, True])
-def test_what_has_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
+def test_elements_of_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
     clean, target = CASES[name].draw(5)
     poisoned, poisoned_target = clean.clone(), target.clone()
     poisoned[:2] = float("nan")

@@ -119,7 +119,7 @@ def test_a_nan_stays_in_its_sequence() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
-def test_what_has_weight_zero_may_be_nan_or_infinite(reduction: Any) -> None:
+def test_sequences_of_weight_zero_may_be_nan_or_infinite(reduction: Any) -> None:
     pairs = [(4, 1), (5, 2), (1, 3)]
     values, targets = draw(pairs)
     with torch.no_grad():

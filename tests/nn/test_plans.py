@@ -95,7 +95,7 @@ def test_every_kind_of_call_agrees_with_the_reference() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage")
-def test_a_state_that_is_none_is_refused_in_the_words_of_every_backend() -> None:
+def test_every_backend_raises_the_same_for_a_wrong_state() -> None:
     lstm, gru = build("lstm"), build("gru")
     batch, single = a_batch([3, 0, 2]), torch.randn(4, 3, dtype=torch.float64)
     nested = torch.nested.nested_tensor([torch.zeros(4, dtype=torch.float64)])

@@ -115,6 +115,6 @@ def test_refuses_with_advice(call: Callable[[rl.Ragged], Any], says: str) -> Non
         (lambda r: r.map(lambda v: v[1:]), "one row for each of the 5"),
     ],
 )
-def test_refuses_what_does_not_fit(call: Callable[[rl.Ragged], Any], says: str) -> None:
+def test_operands_that_do_not_fit(call: Callable[[rl.Ragged], Any], says: str) -> None:
     with pytest.raises(ShapeError, match=says):
         call(a_batch(4))
