@@ -113,4 +113,4 @@ def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[st
     data = tmp_path / "words.csv"
     data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
     options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
-    fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens ... got 'grud'")
+    fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens", "got 'grud'")

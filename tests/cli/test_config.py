@@ -129,8 +129,8 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     file, out = tmp_path / "my.toml", tmp_path / "run"
     for text, *pieces in (
         ("hiden-size = 3", "the option 'hiden-size'", "Write hidden-size"),
-        ('cel = "gru"', "write cell"),
-        ("xyzzy = 1", "see --help for all options"),
+        ('cel = "gru"', "Write cell"),
+        ("xyzzy = 1", "See --help for all options"),
         ("[hidden-size]\na = 1", "hidden-size in", "a whole number"),
         ("hidden-size = '8'", "hidden-size in", "my.toml must be ... got '8'", "a whole number"),
         ("hidden-size = 0", "hidden-size in", "got 0", "at least 1"),
@@ -150,7 +150,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
         fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
-    fails(["train", "--ignore", "hiden-size"], capsys, "--ignore: got", "Write hidden-size")
+    fails(["train", "--ignore", "hiden-size"], capsys, "--ignore must be ", "Write hidden-size")
     fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "Leave one out")
     assert not out.exists()
 

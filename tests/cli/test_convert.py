@@ -144,7 +144,7 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     assert main(["train", "tags", *FAST, "--out", "run"]) == 0
     assert "task: tag" in capsys.readouterr().out
     for task in ("multilabel", "regress", "classify"):
-        fails(["train", "tags", "--task", task], capsys, "--task", "converted for the task tag")
+        fails(["train", "tags", "--task", task], capsys, "--task", "tag, for which 'tags' was converted")
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
     balanced = ["--task", "tag", "--class-weights", "balanced", "--validation-fraction", "0"]
     _same("tags.jsonl", "tags", *balanced, named=tuple(named))
