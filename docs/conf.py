@@ -33,7 +33,8 @@ nitpick_ignore_regex = [
         r"py:class",
         r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors"
         r"|Conversion|Batch|Meter|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified"
-        r"|ElementwiseWeights|Cost|Plan|Choice|Row|TablePredictor)"
+        r"|ElementwiseWeights|Cost|Plan|Choice|Row|TablePredictor|Feature|Format|Statistics|ModelSettings|TrainingResult"
+        r"|Targets|Task|ElementwiseSpec|Weights)"
         r"|.*\bWatcher",
     ),
     # Docstrings that refer to the implemented name without its module.

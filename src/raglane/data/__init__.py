@@ -1,7 +1,7 @@
-"""From files to batches: readers, what is learned of the training part, datasets, batches and ``collate``.
+"""From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
-All names but ``collate`` load the module that they come from when they are first used: reading files is not what most
-programs import Raglane for, and ``import raglane`` should cost almost nothing beside torch.
+All names except ``collate`` load their module when they are first used, because most programs read no files, and
+``import raglane`` should take hardly longer than ``import torch``.
 """
 
 from __future__ import annotations
@@ -30,31 +30,35 @@ if TYPE_CHECKING:
     from raglane.data.tbptt import TBPTTSampler as TBPTTSampler
 
 _HOMES = {
-    "FORMATS": "formats",
+    "BatchLimit": "order",
     "BatchSampler": "order",
-    "TBPTTSampler": "tbptt",
     "Columns": "records",
     "Dataset": "dataset",
-    "Feature": "records",
-    "Format": "formats",
-    "BatchLimit": "order",
     "EpochOrder": "order",
     "Preprocessor": "preprocess",
-    "Statistics": "statistics",
+    "TBPTTSampler": "tbptt",
     "convert": "conversion",
-    "japanese_vowels": "reading",
     "observations": "missing",
     "read": "reading",
     "split": "holdout",
+}
+# Classes of attributes, the registry of formats, and the data of the demo: importable, but not in the reference.
+_OTHERS = {
+    "FORMATS": "formats",
+    "Feature": "records",
+    "Format": "formats",
+    "Statistics": "statistics",
+    "japanese_vowels": "reading",
 }
 
 __all__ = ["collate", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _OTHERS.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

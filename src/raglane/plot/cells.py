@@ -122,7 +122,7 @@ def grid(
     widest: float,
     names: Sequence[str],
     *,
-    beside: float = 0.2,
+    right: float = 0.2,
     above: float = 0.0,
     below: float = 0.0,
     lines: int = 1,
@@ -131,7 +131,7 @@ def grid(
     width, height, shown = grid_size(columns, rows, widest)
     height *= (max(rows, 1) + above + below) / max(rows, 1)
     left, bottom = room_for_names(names), BELOW + 0.12 * (lines - 1)
-    whole = left + max(width + beside, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2)
+    whole = left + max(width + right, width_of(titles[0], TITLE) + 0.2, width_of(titles[1], TEXT) + 0.2)
     picture = place(axes, (whole, bottom + height + ABOVE), [Box(left, bottom, width, height)])
     picture.axes[0].set_xlim(0, max(columns, 1) if picture.is_given else shown)
     picture.axes[0].set_ylim(max(rows, 1) + below, -above)

@@ -319,8 +319,8 @@ def _with_legend(axes: Any, names: Any) -> tuple[Picture, Any]:
     """Return axes with space for a legend of names on the right."""
     width, height = _PLOT
     height = max(height, 0.17 * len(names) + 0.3)
-    beside = max(map(width_of, names), default=0.0) + 0.8
-    whole = max(0.95 + width + beside, 0.95 + width_of("0" * 60, TITLE))
+    right = max(map(width_of, names), default=0.0) + 0.8
+    whole = max(0.95 + width + right, 0.95 + width_of("0" * 60, TITLE))
     picture = place(axes, (whole, height + 1.0), [Box(0.95, 0.6, width, height)])
     one = picture.axes[0]
     frame(one, look())

@@ -53,8 +53,8 @@ def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         "sequence",
     )
     rows = len(sample.lengths)
-    beside = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
-    picture = cells.grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), beside=beside)
+    right = max(width_of(line, TEXT) for line in side.split("\n")) + 0.3
+    picture = cells.grid(axes, titles, sample.steps, rows, _widest(sample), sample.names(), right=right)
     one = picture.axes[0]
     table = SCHEDULES["padded"].table(sample.lengths)
     cells.draw_runs(one, cells.runs_of(table, sample.lengths), sample.text)
