@@ -77,7 +77,7 @@ def _bench(given: argparse.Namespace) -> int:
     for module in ("matplotlib", "matplotlib.figure"):
         require(module, "bench")
     if not 1 <= given.rounds <= 10_000:
-        raise ArgumentError(message("rounds", str(given.rounds), "from 1 to 10,000", "pass 7, say"))
+        raise ArgumentError(message("rounds", str(given.rounds), "from 1 to 10,000", "pass e.g. 7"))
     _check_out(given.out, given.overwrite)
     cases, rivals = _cases(given), _rivals(given.competitors)
     with locked(given.out, "out"):
@@ -160,7 +160,7 @@ def _threads(text: str) -> list[int]:
     for part in parts_of("threads", text):
         if not (part.isascii() and part.isdigit() and len(part) < 10 and 1 <= int(part) <= most):
             rule = f"whole numbers from 1 to {most} on this machine, with commas between them"
-            raise ArgumentError(message("threads", quote(part), rule, "pass 1,2, say"))
+            raise ArgumentError(message("threads", quote(part), rule, "pass e.g. 1,2"))
         counts.append(int(part))
     return counts
 
@@ -184,14 +184,12 @@ def _check_out(out: Path, overwrite: bool) -> None:
         raise ArgumentError(message("out", repr(str(out)), "a new folder, or one of results", "give another --out"))
     here = Path.cwd()
     if out.resolve() in (here, *here.parents):
-        rule = "a folder with a parent, because it is replaced as a whole"
-        raise ArgumentError(message("out", f"{str(out)!r}, the current folder or one above it", rule, "name a new one"))
+        rule = "another folder than the current one and those above it"
+        raise ArgumentError(message("out", repr(str(out)), rule, "name a new folder"))
     check_place("out", out.absolute().parent)
     if names and not overwrite:
-        rule = "results are not replaced unasked"
-        raise ArgumentError(
-            message("out", f"{str(out)!r}, where results are already", rule, "give another --out, or --overwrite")
-        )
+        got = f"{str(out)!r}, where results are already"
+        raise ArgumentError(message("out", got, "a folder without results", "give another --out, or --overwrite"))
 
 
 if __name__ == "__main__":

@@ -238,12 +238,14 @@ def select(
                 message(
                     "sizes",
                     str(case.size),
-                    f"lengths {case.lengths.name} need at least {case.lengths.fewest} sequences",
+                    f"of at least {case.lengths.fewest} sequences for lengths {case.lengths.name}",
                     "pass a larger batch, or leave the suite out",
                 )
             )
     if not cases:
         raise ArgumentError(
-            message("suites", ", ".join(suites), "at least one case is left to run", "add cells or modes")
+            message(
+                "suites", ", ".join(suites), "suites with at least one case for the other options", "add cells or modes"
+            )
         )
     return list(dict.fromkeys(cases))

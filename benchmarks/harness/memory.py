@@ -43,7 +43,7 @@ def peak_floats(case: Case, competitor: str) -> float:
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
         got = f"exit code {process.returncode}: {last}"
-        raise RaglaneError(message("memory", got, "a process measures one step", "use a smaller size, or fix that"))
+        raise RaglaneError(message("memory", got, "measured by a process that ends with code 0", "use a smaller size"))
     return float(process.stdout.split()[-1])
 
 

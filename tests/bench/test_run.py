@@ -296,20 +296,24 @@ def test_what_the_suites_name_exists() -> None:
 
 
 def test_a_batch_too_small_for_its_lengths_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"lengths fill-0\.1 need at least 32 sequences"):
+    with pytest.raises(ArgumentError, match=r"at least 32 sequences for lengths fill-0\.1"):
         _select(["fill"], ["gru"], sizes=[SIZES[0]])
     for suite, cell in (("own-cell", "lstm"), ("memory", "gru")):
         with pytest.raises(ArgumentError, match="at least one case"):
             _select([suite], [cell], ["infer"])
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "indrnn_tanh", "mingru", "minlstm", "sru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "indrnn_tanh", "mingru", "minlstm"])
 def test_operations_are_those_of_the_matrix_products(cell: str) -> None:
     weights = Batch.of(a_case(cell)).weights
     products = ["weight_ih_l0"] if cell in ELEMENTWISE else ["weight_ih_l0", "weight_hh_l0"]
     counted = sum(2 * weights[name].numel() for name in products)
     assert operations(cell, Size(7, 6, 4), "infer") == counted > 0
     assert operations(cell, Size(7, 6, 4), "train") == 3 * counted
+
+
+def test_the_skip_connection_of_sru_is_a_product() -> None:
+    assert operations("sru", Size(7, 6, 4), "infer") == 2 * 4 * 6 * 4
 
 
 @pytest.mark.parametrize("name", LENGTHS)

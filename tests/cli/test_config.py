@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
 from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
@@ -137,7 +137,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ("batch-size = 'fast'", "batch-size in", "a whole number"),
         ("bidirectional = 1", "bidirectional in", "true or false"),
         ("feature-column = 'a'", "feature-column in", "a list"),
-        ("lr = nan", "lr in", "a number that 64 bits can hold"),
+        ("lr = nan", "lr in", "above 0 and at most 3.4e38"),
         ("cell = 'foo'", "cell in", "one of lstm"),
         ("test = ''", "an empty path"),
         ("hidden-size = ", "my.toml must be ... got Invalid value (at "),
@@ -145,7 +145,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         file.write_text(text)
         fails(["train", "--config", str(file), "--out", str(out)], capsys, *pieces)
     file.write_bytes(b"\xff\xfe")
-    fails(["train", "--config", str(file)], capsys, "my.toml: got", "a TOML file")
+    fails(["train", "--config", str(file)], capsys, "my.toml must be ... got", "a TOML file")
     file.write_text("#" * 1_000_001)
     fails(["train", "--config", str(file)], capsys, "of 1,000,001 bytes")
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):

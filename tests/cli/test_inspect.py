@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from made_plans import made_plans  # noqa: F401
 from raglane.cli import main
 
 

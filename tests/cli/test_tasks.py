@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree
+from commands import FAST, fails, tree, undrawn_pictures  # noqa: F401
 from raglane.cli import main
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
+from commands import undrawn_pictures  # noqa: F401
 from markdown_files import Block, blocks
 from raglane.cli import main
 

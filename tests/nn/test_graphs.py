@@ -139,7 +139,7 @@ def test_torchs_tools_accept_converted_layers() -> None:
     for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
         close(program(padded), model(padded))
     close(traced(other), model(other))
-    with pytest.raises(RaglaneError, match=r"call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"):
+    with pytest.raises(RaglaneError, match=r"Call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"):
         torch.jit.script(model)
     with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"):
         partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import write_steps
+from commands import undrawn_pictures, write_steps  # noqa: F401
 from raglane._utils.table import Table
 from raglane.report.page import Page
 from raglane.runs.card import make_card

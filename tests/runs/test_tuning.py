@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, write_steps
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
