@@ -234,7 +234,7 @@ TRANSFORMATIONS: dict[str, Callable[[nn.Module, Tensor], Pair]] = {
 
 REFUSALS: dict[str, str] = {
     "torch.compile(fullgraph=True)": r"`disable`|disable\(\)`|[Dd]ata-dependent|PendingUnbacked",
-    "torch.export.export": "(export|pass)",
+    "torch.export.export": "(export|[Pp]ass)",
     "make_fx": "get value out of a tracing tensor",
     "torch.jit.trace": r"torch\.jit\.trace must be .*, got a layer LSTM. Use torch\.export",
     "torch.jit.script": r"torch\.jit\.script must be .*, got a layer LSTM. Use torch\.compile or torch\.export",
