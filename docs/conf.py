@@ -34,7 +34,8 @@ nitpick_ignore_regex = [
         r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors"
         r"|Conversion|Batch|Meter|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified"
         r"|ElementwiseWeights|Cost|Plan|Choice|Row|TablePredictor|Feature|Format|Statistics|ModelSettings|TrainingResult"
-        r"|Targets|Task|ElementwiseSpec|Weights)"
+        r"|Targets|Task|ElementwiseSpec|Weights|_Data|Acceleration|SavedModel|Measured|ModelConfig)"
+        r"|Weights|Cost|Exported|ModelSettings"
         r"|.*\bWatcher",
     ),
     # Docstrings that refer to the implemented name without its module.

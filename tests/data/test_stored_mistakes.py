@@ -176,5 +176,5 @@ def test_what_is_no_source_is_refused() -> None:
             Dataset(source)
     with pytest.raises(ArgumentTypeError, match="columns"):
         Dataset(small_table(), "words")  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="one of the 40 sequences"):
+    with pytest.raises(IndexError, match="from -40 to 39, for 40 sequences"):
         Dataset(small_table(), Columns(sequence="x", label="kind"))[40]

@@ -95,7 +95,7 @@ def test_arrays_of_three_dimensions() -> None:
     assert np.array_equal(first.predict_proba(array), last.predict_proba(array.transpose(0, 2, 1)))
     assert np.array_equal(first.predict_proba(array), first.predict_proba(torch.tensor(array)))
     assert np.array_equal(first.predict_proba(array), first.predict_proba(list(array)))
-    with pytest.raises(DataError, match=r"5 channels.*3 channels, as in fit.*which is 'first'"):
+    with pytest.raises(DataError, match=r"3 channels, as in fit, got 5 channels.*which is 'first'"):
         first.predict(array.transpose(0, 2, 1))
 
 

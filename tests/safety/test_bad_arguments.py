@@ -386,7 +386,7 @@ def test_an_index_chooses_among_the_sequences() -> None:
             with pytest.raises(ArgumentTypeError, match=r"index must be integers or bools, got "):
                 choose(kind)
         for shape in ([[0]], [True], np.array([True, False]), torch.tensor(0)):
-            with pytest.raises(ShapeError, match="one dimension, and for a mask one entry for each of the 3"):
+            with pytest.raises(ShapeError, match="one-dimensional, and a mask must have one entry for each of the 3"):
                 choose(shape)
     with pytest.raises(IndexError, match=r"index must be the batch has 3 sequences, got 3. "):
         batch[3]

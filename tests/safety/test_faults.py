@@ -142,7 +142,7 @@ for faults in {_PLAYS}:
 
 def test_what_is_noticed_and_what_is_not() -> None:
     """The source does not change. In a new process, because the forkserver of this one has imported the package."""
-    before = (ROOT / "src/raglane/schedules/__init__.py").read_text()
+    before = (ROOT / "src/raglane/schedules.py").read_text()
     done = subprocess.run(
         [sys.executable, "-c", _CODE], cwd=ROOT / "tools", capture_output=True, text=True, check=False, timeout=600
     )
@@ -150,11 +150,11 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert "the tests pass without a fault\n" in first
     assert f"noticed: one-too-many, by test_costs.py::{_TEST}\n" in first
     assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in first
-    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules/__init__.py cost" in first
+    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules.py cost" in first
     assert "3 faults, 2 of the lines above need a change" in first
     assert "FAIL without a fault" in second
     assert f"ERROR: no-such-case: the tests {_TEST}[0] did not run" in second
-    assert (ROOT / "src/raglane/schedules/__init__.py").read_text() == before
+    assert (ROOT / "src/raglane/schedules.py").read_text() == before
 
 
 def test_faults_are_named_by_pattern_or_room(capsys: pytest.CaptureFixture[str]) -> None:

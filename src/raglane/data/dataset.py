@@ -165,7 +165,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """The elements as in the source: ``(N, C)`` float32 with NaN for missing features, or ``(N,)`` tokens (str)."""
+        """The source's elements, ``(N, C)`` float32 with NaN for missing features, or ``(N,)`` tokens (str)."""
         return self.records.values
 
     @property
@@ -185,7 +185,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def targets(self) -> Targets | None:
-        """Numbers or sets of labels to learn: ``targets.values``, one row per sequence or per element; or None."""
+        """The numbers or sets of labels to learn, with ``values`` of one row per sequence or per element; or None."""
         return self.records.targets
 
     @property
@@ -337,7 +337,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
     @property
     def ids(self) -> tuple[str | int, ...]:
-        """The id of each sequence: that of the source, or its row number from 0."""
+        """The id of each sequence in the source, or its row number from 0."""
         rows = range(len(self)) if self._rows is None else self._rows.tolist()
         if self._held is not None:
             ids = self._held.ids

@@ -129,7 +129,7 @@ class Run:
 
     @property
     def preprocess(self) -> Preprocessor:
-        """The preprocessing fitted to the training part: vocabulary, scaling and labels."""
+        """The preprocessing (vocabulary, scaling and labels) that was fitted to the training part."""
         return self.saved.preprocessor
 
     @property

@@ -212,7 +212,7 @@ class SequenceModel(nn.Module):
     about the previous element.
 
     Args:
-        config: a ``ModelConfig``: the :class:`ModelSettings` with ``input_size`` and ``output_size``.
+        config: a ``ModelConfig``, the settings of the model with ``input_size`` and ``output_size``.
 
     Example:
         >>> model = SequenceModel(ModelConfig("classify", "gru", input_size=3, output_size=5))
@@ -247,7 +247,7 @@ class SequenceModel(nn.Module):
             inputs: sequences of ``(L, input_size)`` float32, or of ``(L,)`` int64 tokens.
 
         Returns:
-            Logits of classes or labels, or scaled numbers: ``(B, output_size)`` for a task with an output per sequence,
+            Logits of classes or labels, or scaled numbers, ``(B, output_size)`` for a task with an output per sequence,
             else a Ragged of ``(L, output_size)``. An element of a forecast predicts the next element.
         """
         if self.training and any(self.penalties):

@@ -47,7 +47,7 @@ def explain(
         program: True to also show the program of the layer's step, if the backend ``program`` runs it.
 
     Returns:
-        With a batch: ``backend``, ``schedule`` and ``reason``. Without: ``replaced``, the names of the converted
+        With a batch, ``backend``, ``schedule`` and ``reason``. Without one, ``replaced``, the names of the converted
         layers (``""`` is the model itself), and ``left``, a dict from the names of the others to the reason.
 
     Raises:
