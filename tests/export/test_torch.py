@@ -147,7 +147,7 @@ def test_what_no_package_can_be_made_of_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(ExportError, match=r"operators must be .*, got .*build_operators"):
         rl.export.package(layer, tmp_path / "model.pt2", example=batch, operators=tmp_path / "no.so")
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(ExportError, match=r"operators must be .*g\+\+.*, got status 1"):
+    with pytest.raises(ExportError, match=r"operators must be .*, got status 1.*g\+\+"):
         rl.export.build_operators(tmp_path / "operators")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
