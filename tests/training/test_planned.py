@@ -113,7 +113,7 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: pytest
     assert load_description(tmp_path / "run").settings.batch_elements == int(line[1])
 
 
-@pytest.mark.parametrize(("word", "rule"), [("x", "not a whole number, and not 'auto'"), ("0", "at least 1")])
+@pytest.mark.parametrize(("word", "rule"), [("x", "neither a whole number nor 'auto'"), ("0", "at least 1")])
 def test_an_invalid_batch_size(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str, rule: str
 ) -> None:
