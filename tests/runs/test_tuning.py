@@ -74,7 +74,12 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     capsys.readouterr()
     # A study is one of its data, its settings and its ranges.
     whole = tree(out)
-    fails(["tune", str(other), *command[2:]], capsys, "--out must be the folder of a study of the same sequences", "a study of other data")
+    fails(
+        ["tune", str(other), *command[2:]],
+        capsys,
+        "--out must be the folder of a study of the same sequences",
+        "a study of other data",
+    )
     fails([*command, "--hidden-size", "5"], capsys, "--hidden-size must be ... got 5", "was started with 4")
     fails([*command, "--optimizer", "sgd"], capsys, "--optimizer must be ... got 'sgd'", "was started with")
     fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")

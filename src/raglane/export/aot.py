@@ -74,8 +74,8 @@ def package(
         verify: run the package on random lengths, and compare it with the model, before it is written.
 
     Returns:
-        The packaged model, with its ``path``; the names of ``inputs`` and ``outputs``, in order; ``layers``, the number of
-        layers that the kernels run; ``loops``, the number of layers that are loops of torch's operators; and
+        The packaged model, with its ``path``; the names of ``inputs`` and ``outputs``, in order; ``layers``, the number
+        of layers that the kernels run; ``loops``, the number of layers that are loops of torch's operators; and
         ``verified``, as :func:`raglane.export.onnx` describes it.
 
     Raises:

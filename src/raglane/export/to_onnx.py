@@ -68,8 +68,8 @@ def onnx(
         metadata: texts by name, for the file's ``metadata_props``.
 
     Returns:
-        The exported model, with its ``path``; ``inputs``, a dict from the name of each input to its dimensions (a name if
-        dynamic, else a number); ``outputs``, their names; ``operators``, the number of nodes per operator, including
+        The exported model, with its ``path``; ``inputs``, a dict from the name of each input to its dimensions (a name
+        if dynamic, else a number); ``outputs``, their names; ``operators``, the number of nodes per operator, including
         those in Scans; and ``verified``, None with ``verify=False``, else the number of ``batches``, ``sequences`` and
         ``elements`` that were compared, and the ``largest_difference``, as a share of the largest number of its output.
 
