@@ -131,7 +131,7 @@ def test_results_are_neither_a_file_nor_the_current_folder(
     if "file" in out:
         (folder / "file").write_text("mine")
     monkeypatch.chdir(folder)
-    words = "a new folder, or one of results" if out == "file" else "" if "file" in out else "the current folder"
+    words = {"..": "or one of results", "file": "or one of results", "file/below": ""}.get(out, "than the current one")
     fails([*_TINY, *_FEW, "--out", out, "--overwrite"], capsys, "out must be ", words)
     assert [path.read_text() for path in folder.iterdir()] == ["mine"] * ("file" in out)
 

@@ -151,7 +151,7 @@ def test_what_no_package_can_be_made_of_is_refused(tmp_path: Path, monkeypatch: 
         rl.export.build_operators(tmp_path / "operators")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ExportError, match=r"operators must be .*slower.*, got no C\+\+ compiler"):
+    with pytest.raises(ExportError, match=r"operators must be .*, got no C\+\+ compiler.*slower"):
         rl.export.build_operators(tmp_path / "operators")
     assert list(tmp_path.rglob("*.so")) == []
 

@@ -85,7 +85,7 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     fails([*command, "--grad-clip", "2"], capsys, "--grad-clip must be ... got 2", "was started with")
     fails([*command, "--epochs", "3"], capsys, "--epochs must be ... got 3", "was started with 2")
     search.write_text(search.read_text().replace('"rnn"', '"lstm"'))
-    fails(command, capsys, "--cell: got", "the search space of the study")
+    fails(command, capsys, "--cell must be the search space of the study, got ")
     assert tree(out) == whole
 
 
