@@ -388,9 +388,9 @@ def test_an_index_chooses_among_the_sequences() -> None:
         for shape in ([[0]], [True], np.array([True, False]), torch.tensor(0)):
             with pytest.raises(ShapeError, match="one-dimensional, and a mask must have one entry for each of the 3"):
                 choose(shape)
-    with pytest.raises(IndexError, match=r"index must be the batch has 3 sequences, got 3. "):
+    with pytest.raises(IndexError, match=r"index must be from -3 to 2, for 3 sequences, got 3\. "):
         batch[3]
-    with pytest.raises(IndexError, match=r"index must be there are 3 sequences, got 3. "):
+    with pytest.raises(IndexError, match=r"index must be from -3 to 2, for 3 sequences, got 3\. "):
         data[3]
 
 
