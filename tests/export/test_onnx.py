@@ -364,7 +364,7 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
     for place, words in {
         "model.txt": "ends in .onnx",
         "no/model.onnx": "path must be a file in a folder that exists, got ",
-        "model/m.onnx": "no file of",
+        "model/m.onnx": "output must be a file that is not of the run",
     }.items():
         assert main(["export", str(folder), str(tmp_path / place)]) == 2
         assert words in capsys.readouterr().err
