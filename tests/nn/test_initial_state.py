@@ -137,8 +137,7 @@ def test_few_sequences(kind: str, count: int) -> None:
         assert_same([state], [by_hand(layer, batch)])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "schedule"), zip([*KINDS, "learned"], SCHEDULES, strict=True))
 def test_autocast(kind: str, schedule: str, device: torch.device) -> None:
     """Under autocast a module returns bfloat16, and learned states are float32."""
     initial = MODULES[kind](2, (H, H), torch.float32) if kind in MODULES else kind

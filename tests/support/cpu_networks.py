@@ -31,7 +31,7 @@ KERNEL_CELLS = (*MATRIX_CELLS, *ELEMENTWISE_CELLS)
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
 # More elements than the kernels pack at a time: 512.
-MANY = [300, 0, 1, 411, 150, *[7] * 25]
+MANY = [90, 0, 1, 120, 50, *[7] * 110]
 LENGTHS = {
     "mixed": [3, 0, 1, 7, 2],
     "equal": [5] * 4,
