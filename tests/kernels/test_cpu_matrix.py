@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cell_requests import squares
 from cpu_networks import (
     DIVISIONS,
     KERNEL_CELLS,
@@ -27,7 +28,6 @@ from cpu_networks import (
     assert_close,
     assert_same_bits,
     make,
-    squares,
     sums_between_bfloat16,
     truth,
     with_gradients,

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils.data import DataLoader
 
 import raglane as rl
+from cell_requests import squares
 from cpu_networks import (
     KERNEL_CELLS,
     LIBRARY,
@@ -27,13 +28,12 @@ from cpu_networks import (
     assert_same_bits,
     leaf_if,
     make,
-    squares,
     with_gradients,
 )
 from processes import CONTEXT
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Backend, Request
+from raglane.kernels.contract import Backend
 from raglane.kernels.cpu import operators
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import layer_of
@@ -77,36 +77,6 @@ def test_some_gradients_only(cell: str) -> None:
             results = [part for part in copy.run(backend) if part.requires_grad]
             found.append([torch.autograd.grad(squares(results), leaf)[0]])
         assert_close(found[0], found[1], 1e-11)
-
-
-@pytest.mark.parametrize("cell", ["lstm", "gru", "sru", "minlstm"])
-def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
-    spec = make(cell, [1], (5, 6, 0), directions=2).map(lambda t: t.float().requires_grad_())
-    graphs = []
-
-    def count(module: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        graphs.append(module)
-        return module.forward
-
-    def run(values: Tensor, offsets: Tensor, lengths: Tensor, *state: Tensor) -> Tensor:
-        request = Request(spec.cell, values, offsets, lengths, state, spec.weights, directions=2, need_states=True)
-        result = BACKEND.run(request, "lanes")
-        (states,) = result.states or ()
-        return torch.cat([part.reshape(-1) for part in (result.output, *result.state, *states) if part is not None])
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
-    leaves = [t for w in spec.weights for t in w if t is not None]
-    for lengths in ([3, 2, 4], [5, 1, 1, 7], [2] * 9):
-        network = make(cell, lengths, (5, 6, 0), directions=2).map(Tensor.float)
-        values = network.values.requires_grad_()
-        arguments = (values, offsets_from_lengths(network.lengths), network.lengths, *network.state)
-        found = []
-        for function in (run, compiled):
-            out = function(*arguments)
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), [values, *leaves])])
-        assert_same_bits(*found)
-    assert len(graphs) == 1
 
 
 def test_operators_are_what_torch_expects() -> None:

@@ -13,34 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import raglane as rl
-from program_interpreter import run_program
 from raglane.cells import CELLS, GRU, LSTM, PeepholeLSTM
 from raglane.cells.regularised import Regularised, RegularisedWeights
-from raglane.kernels.cpu import programs
 from raglane.kernels.dispatch import BACKENDS
-from raglane.programs.program import Program
 from random_cells import RandomCell, ask, difference, engine, naive
 from traced_cells import N, agree, weights_of
-
-
-def _run(program: Program, *, offsets: Tensor, ascending: bool = True, over: Any = None, **given: Any) -> Any:
-    arrays = {kind: [part.detach().numpy() for part in parts] for kind, parts in given.items()}
-    outputs, finals = run_program(program, offsets.tolist(), ascending=ascending, **arrays)
-    for place, part in (over or {}).items():
-        part.copy_(torch.from_numpy(outputs[place]))
-    return [torch.from_numpy(part) for part in outputs], [torch.from_numpy(part) for part in finals]
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "run", _run)
-
-
-@pytest.mark.usefixtures("interpreter")
-def test_a_program_means_the_same_to_a_second_interpreter() -> None:
-    for name in ("gru_reset_before", "layernorm_lstm", "sru"):
-        cell = CELLS[name]
-        agree(cell, weights_of(cell), cell.state_sizes(4), 4, width=6, need_states=True)
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -161,10 +161,6 @@ def truth(
 
 def leaf_if(chosen: Tensor, tensor: Tensor) -> Tensor:
     return tensor.clone().requires_grad_() if tensor is chosen else tensor
-
-
-def squares(parts: Iterable[Tensor]) -> Tensor:
-    return torch.stack([part.square().sum() for part in parts]).sum()
 
 
 Use = Callable[..., None]
