@@ -242,3 +242,13 @@ def test_nothing_waits_for_a_gpu(name: str, schedule: str, device: torch.device)
         torch.autograd.grad(result.output.sum(), _weights_of(request))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_acts_between_layers_in_training_only(training: bool, device: torch.device) -> None:
+    request = random_request("gru", LENGTHS["mixed"], 2, device=device, dropout=1.0, training=training)
+    output = BACKEND.run(request, "packed").output
+    assert output is not None
+    # The second layer reads zeros if its input is dropped.
+    (gradient,) = torch.autograd.grad(output.sum(), request.weights[1].input)
+    assert bool(gradient.any()) != training
