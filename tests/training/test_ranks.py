@@ -77,7 +77,6 @@ _CHUNKED = replace(_QUICK, task="forecast", cell="lstm", bptt_steps=2, batch_siz
     [
         (_QUICK, 3),
         (replace(_QUICK, accumulate=3, batch_size=4), 2),
-        (_CHUNKED, 3),
         # Batches of one or two sequences: other ranks are idle.
         (replace(_QUICK, batch_size=2), 3),
         (replace(_QUICK, batch_elements=9), 4),
