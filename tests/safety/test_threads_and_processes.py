@@ -18,23 +18,13 @@ from scripts import Script
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
 
-def test_attacks_beside_guard_pages(script: Script) -> None:
-    """``make fuzz`` plays more rounds."""
-    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('memory', 80, 1))")
-    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
-
-
-def test_attacks_on_programs(script: Script) -> None:
-    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('programs', 200, 1))")
-    assert done.returncode == 0, (done.stdout, done.stderr[-300:])
-
-
-def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> None:
-    """The class of torch that checks all tensors at once is private, and may be missing."""
-    done = script(
-        "import sys; from raglane.kernels import checks; checks.guards_work = lambda: False;"
-        "from fuzz.__main__ import play; sys.exit(play('memory', 30, 300))"
-    )
+@pytest.mark.parametrize(
+    ("rounds", "guards"), [("'memory', 80, 1", True), ("'programs', 200, 1", True), ("'memory', 30, 300", False)]
+)
+def test_attacks_beside_guard_pages(script: Script, rounds: str, guards: bool) -> None:
+    """Also without the class of torch that checks all tensors at once: it is private, and may be missing."""
+    without = "" if guards else "from raglane.kernels import checks; checks.guards_work = lambda: False;"
+    done = script(f"import sys; {without} from fuzz.__main__ import play; sys.exit(play({rounds}))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
