@@ -64,8 +64,9 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
 )
 def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
     values, offsets = np.zeros((8, 2), np.float32), offsets_of(LENGTHS)
+    given: dict[str, Any] = {"values": values, "offsets": offsets, "channels": ("a", "b")}
     with pytest.raises(DataError, match=words):
-        dataset(**({"values": values, "offsets": offsets, "channels": ("a", "b")} | change))
+        dataset(**(given | change))
 
 
 @pytest.mark.parametrize("per_element", [False, True])

@@ -46,8 +46,8 @@ def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: P
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
 def test_labels_of_other_types_are_refused(tmp_path: Path, suffix: str) -> None:
-    labels = {"whole numbers": [1, 2, 1], "texts": ["a", "b", "a"], "truth values": [True, False, True]}
-    files = {kind: _written(tmp_path / f"{kind}{suffix}", given) for kind, given in labels.items()}
+    kinds_of = (("whole numbers", [1, 2, 1]), ("texts", ["a", "b", "a"]), ("truth values", [True, False, True]))
+    files = {kind: _written(tmp_path / f"{kind}{suffix}", list(labels)) for kind, labels in kinds_of}
     for kinds in itertools.permutations(files, 2):
         _refused([files[kind] for kind in kinds], _COLUMNS, kinds, tmp_path / "out")
     # Even where they are the same words.

@@ -57,7 +57,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
     """Write a CSV file with sequences of 1 to 4 rows; ``cells`` replaces cells of the third row, by column."""
     names = ["id", "t", "a", "b", "label"]
-    rows = [[f"s{n}", step, step * 0.5, -n, "xy"[n % 2]] for n in range(count) for step in range(n % 4 + 1)]
+    rows: list[list[Any]] = [
+        [f"s{n}", step, step * 0.5, -n, "xy"[n % 2]] for n in range(count) for step in range(n % 4 + 1)
+    ]
     rows[2] = [(cells or {}).get(name, value) for name, value in zip(names, rows[2], strict=True)]
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
     return path

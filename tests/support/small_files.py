@@ -121,7 +121,7 @@ def same(records: Dataset | Records, other: Dataset | Records) -> None:
         if found is not None:
             np.testing.assert_array_equal(getattr(found, "values", found), getattr(wanted, "values", wanted))
     features = [[(part.name, part.kind, part.values.tolist()) for part in data.features] for data in (records, other)]
-    np.testing.assert_equal(*features)
+    np.testing.assert_equal(features[0], features[1])
 
 
 def same_batch(batch: dict[str, Any], other: dict[str, Any]) -> None:
