@@ -174,9 +174,10 @@ def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.de
 # -- IndRNN -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [2, 5000])
+@pytest.mark.parametrize("length", [2, 7, 150, 5000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize(("backend", "casts"), [("auto", False), ("auto", True), ("reference", False)])
+@pytest.mark.parametrize("casts", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_bound_is_rounded_inwards(backend: str, casts: bool, dtype: torch.dtype, length: int) -> None:
     layer: Any = rl.nn.IndRNN(1, 3, bias=False, max_length=length, dtype=dtype, backend=backend)
     start = torch.ones(1, 1, 3, dtype=dtype)

@@ -251,7 +251,7 @@ def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(batches, "make_batch", dies)
-        with pytest.raises(LostRankError, match=r"workers must be .*, got one that died, .*Resume with resume=True"):
+        with pytest.raises(LostRankError, match=r"lost a worker of the DataLoader, .*Resume with resume=True"):
             train(chosen, _records(), _records(9), tmp_path / "died", callback=Watcher(note))
     assert (_numbers(tmp_path / "died")["epoch"], _numbers(tmp_path / "died")["batch"]) == (0, 5)
     train(chosen, _records(), _records(9), tmp_path / "died", resume=True)
