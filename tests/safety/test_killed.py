@@ -14,7 +14,7 @@ def track(tmp_path_factory: pytest.TempPathFactory) -> Track:
 
 
 def test_the_second_of_two_ranks(track: Track) -> None:
-    track.attack(2, 0.8 * track.seconds[2], 2, saves_always=True)
+    track.attack(2, 0.5 * track.seconds[2], 2, saves_always=True)
 
 
 def test_a_round_with_a_command_of_two_ranks(track: Track) -> None:
