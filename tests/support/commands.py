@@ -11,6 +11,9 @@ import pytest
 
 from raglane.cli import main
 
+CARD_PICTURES = ("curves", "lengths_svg", "by_length_svg")
+"""Functions that draw the pictures of a card. Only the tests of the card run them."""
+
 FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]
 
 
@@ -28,6 +31,8 @@ def undraw(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("raglane.report.figures.png", numbers_of)
     patch.setattr("raglane.report.figures.svg", lambda _: b"<svg></svg>")
+    for name in CARD_PICTURES:
+        patch.setattr(f"raglane.runs.card.{name}", lambda *_, **__: b"<svg></svg>")
 
 
 @pytest.fixture(scope="module", autouse=True)
