@@ -15,7 +15,8 @@ _TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer"]
 
 
 @pytest.fixture(autouse=True)
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_BENCH_ROUNDS", 1)
     monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
 
@@ -77,13 +78,8 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     ids=lambda value: " ".join(value) if value[0].startswith("-") else "",
 )
 def test_wrong_options_are_one_line_and_leave_nothing(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    pieces: list[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], pieces: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     fails([*_TINY, *options], capsys, *pieces)
     assert list(tmp_path.iterdir()) == []
 

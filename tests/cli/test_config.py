@@ -1,7 +1,12 @@
-"""Options from a TOML file: precedence, the run.toml of a run, and errors."""
+"""Options from a TOML file, and the options of the help pages."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
 import json
 import os
 import re
@@ -16,9 +21,12 @@ import pytest
 import raglane as rl
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
+from raglane.cli.app import app
+from raglane.data import FORMATS
+from raglane.data.records import ROLES
 from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
-from raglane.training.options import options
+from raglane.training.options import flag_of, options
 from raglane.training.settings import LAYERS, Settings
 
 
@@ -44,15 +52,8 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     expected = {"data": "a.csv", "cell": "lstm", "hidden-size": 8, "num-layers": 1, "bidirectional": True, "lr": 1}
     assert {name: values[name] for name in expected} == expected
     assert values["feature-column"] == ["a"]
-    found = {
-        name: origins[name]
-        for name in ("data", "cell", "hidden-size", "num-layers", "bptt-steps", "feature-column", "task")
-    }
-    assert found == {
-        **dict.fromkeys(("data", "cell", "feature-column"), "file"),
-        "hidden-size": "option",
-        **dict.fromkeys(("num-layers", "bptt-steps", "task"), "default"),
-    }
+    names = {"file": "data cell feature-column", "option": "hidden-size", "default": "num-layers bptt-steps task"}
+    assert all(origins[name] == origin for origin, known in names.items() for name in known.split())
     for arguments in ([*config, "--ignore", "bidirectional"], ["--ignore", "bidirectional", *config]):
         values, origins = _shown(capsys, *arguments)
         assert (values["bidirectional"], origins["bidirectional"], values["hidden-size"]) == (False, "default", 12)
@@ -169,3 +170,44 @@ def test_shells_complete_commands_options_and_choices() -> None:
         assert done.returncode == 0, done.stderr
         words_of_it = re.split(r"[\s\"()]+", done.stdout)
         assert {choice for choice in LAYERS if choice in words_of_it} == {"mingru", "minlstm"}, (shell, done.stdout)
+
+
+@functools.cache
+def _page(command: str) -> str:
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setenv("COLUMNS", "300")
+        assert main([command, "--help"]) == 0
+    return re.sub(r"[│\s]+", " ", printed.getvalue())
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
+def test_every_setting_is_an_option(name: str) -> None:
+    option, default, page = options(Settings)[name], getattr(Settings(), name), _page("train")
+    flag = option.flag or f"--{name.replace('_', '-')}"
+    shown = f"({option.unset})" if default is None else default
+    ending = "" if default is False else f" [default: {shown}]"
+    assert re.search(f" {flag} \\S+ {re.escape(option.help + ending)} ", page), page
+    panel = page.index(f"─ {option.panel} ─")
+    assert panel < page.index(f" {flag} <" if f" {flag} <" in page else f" {flag} ", panel)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
+def test_every_role_of_a_column_is_an_option(command: str) -> None:
+    assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps", "on_bad_row")
+    page = _page(command)
+    assert f" --format {'|'.join(FORMATS)} " in page
+    for name, option in options(ColumnNames).items():
+        assert f" {flag_of(ColumnNames, name)} " in page
+        assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page
+
+
+@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
+def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
+    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "600")
+    assert main([command.callback.__name__, "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for paragraph in (inspect.getdoc(command.callback.__wrapped__) or "").split("\n\n"):
+        assert " ".join(paragraph.split()) in lines

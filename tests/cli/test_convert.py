@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -51,8 +52,6 @@ def test_mistakes_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     _words("words.jsonl")
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
-        (["absent.csv", "out"], ["absent.csv", "no such file"]),
-        (["nosuch://a.parquet", "out"], ["nosuch://a.parquet", "no valid response"]),
         (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
@@ -89,15 +88,13 @@ def _same(data: str, folder: str, *options: str, named: tuple[str, ...] = ()) ->
     ],
     ids=" ".join,
 )
-def test_a_model_of_converted_data_is_that_of_the_data(
-    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
+def test_a_model_of_converted_data_is_that_of_the_data(options: tuple[str, ...]) -> None:
     _words("words.jsonl")
     _words("more.jsonl", 10)
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
     _same("words.jsonl", "words", *options)
-    monkeypatch.setattr("raglane.data.formats.ipc.read", None)
-    _run("words", "unread", *options)
+    with mock.patch("raglane.data.formats.ipc.read", None):
+        _run("words", "unread", *options)
 
 
 def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
@@ -123,13 +120,24 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
         _same("all.jsonl", task, "--task", task, "--validation-fraction", "0", named=named)
 
 
-def test_a_run_of_a_folder_that_was_a_csv_file_reads_such_files() -> None:
-    rows = [f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}" for row in range(24)]
-    Path("long.csv").write_text("\n".join(["id,hour,load,day,kind", *rows]) + "\n")
-    named = ["--time-column", "hour", "--label-column", "kind", "--time-gaps", "--feature-column", "load"]
-    named += ["--feature-column", "day"]
-    assert main(["convert", "long.csv", "long", *named, "--quiet"]) == 0
-    _same("long.csv", "long", "--validation-fraction", "0", named=tuple(named))
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        (
+            [f"{row % 6},{9 - row // 6},{row},{'uv'[row % 2]},{'ab'[row % 6 % 2]}" for row in range(24)],
+            "--time-column hour --label-column kind --time-gaps --feature-column load --feature-column day",
+        ),
+        ([f"{['ab c', 'c b', 'aab'][row % 3]},{'uv'[row % 2]}" for row in range(24)], "--split characters"),
+    ],
+    ids=["times", "texts"],
+)
+def test_a_run_of_a_converted_csv_file_reads_such_files(rows: list[str], named: str) -> None:
+    head = "text,kind" if "split" in named else "id,hour,load,day,kind"
+    Path("data.csv").write_text("\n".join([head, *rows]) + "\n")
+    assert main(["convert", "data.csv", "data", *named.split(), "--quiet"]) == 0
+    _same("data.csv", "data", "--validation-fraction", "0", named=tuple(named.split()))
+    columns = json.loads(Path("data-run", "best", "config.json").read_text())["columns"]
+    assert (columns["split"] == "characters") == ("split" in named)
 
 
 def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,15 +152,6 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
     balanced = ["--task", "tag", "--class-weights", "balanced", "--validation-fraction", "0"]
     _same("tags.jsonl", "tags", *balanced, named=tuple(named))
-
-
-def test_texts_that_were_cut_are_cut_again_in_the_same_way() -> None:
-    rows = [{"text": ["ab c", "c b", "aab"][row % 3], "kind": "uv"[row % 2]} for row in range(24)]
-    Path("texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main(["convert", "texts.jsonl", "texts", "--split", "characters", "--quiet"]) == 0
-    _same("texts.jsonl", "texts", named=("--split", "characters"))
-    columns = json.loads(Path("texts-run", "best", "config.json").read_text())["columns"]
-    assert columns["split"] == "characters"
 
 
 def test_converted_data_is_seen_to_be_binary(capsys: pytest.CaptureFixture[str]) -> None:

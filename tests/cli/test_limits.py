@@ -16,7 +16,6 @@ from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError
-from raglane.training import inference
 from raglane.training.machine import check_machine
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import INITIAL_STATES, LAYERS, NORMALISED_LAYERS, POOLINGS, Settings
@@ -46,7 +45,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-@pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "abacus", ""])
+@pytest.mark.parametrize("name", ["cuda", "cuda:99", "meta", "cpu:0", "xla", ""])
 def test_a_device_that_is_not_there(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -78,13 +77,9 @@ def test_a_model_for_which_there_is_no_memory(
 ) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     before = tree(work)
-    pieces = [
-        "memory must be ... got a model of",
-        "weights to train, which needs",
-        "at most the 1,000,000,000 bytes",
-        "--hidden-size",
-    ]
-    fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), *options], capsys, *pieces)
+    told = "memory must be ... got a model of ... weights to train, which needs"
+    command = ["train", str(work / "ok.csv"), "--out", str(work / "new"), *options]
+    fails(command, capsys, told, "at most the 1,000,000,000 bytes", "--hidden-size")
     assert tree(work) == before
 
 
@@ -118,29 +113,16 @@ def test_the_batch_of_a_deep_model_counts_too(
 
 
 def test_weights_are_counted_without_a_model() -> None:
-    kinds = itertools.chain(
-        ((layer, False, initial, "summary", 3) for layer in LAYERS for initial in INITIAL_STATES),
-        ((layer, True, "zeros", "summary", 2) for layer in NORMALISED_LAYERS),
-        (("gru", False, "zeros", pooling, 1) for pooling in POOLINGS),
-    )
-    for (layer, norm, initial, pooling, layers), bidirectional, embedding in itertools.product(
-        kinds, (False, True), (None, 7)
-    ):
-        if layer == "grud" and embedding is not None:
+    kinds: list[dict[str, Any]] = [
+        *({"cell": cell, "initial_state": initial} for cell in LAYERS for initial in INITIAL_STATES),
+        *({"cell": cell, "layer_norm": True, "num_layers": 2} for cell in NORMALISED_LAYERS),
+        *({"cell": "gru", "pooling": pooling, "num_layers": 1} for pooling in POOLINGS),
+    ]
+    sizes: dict[str, Any] = {"input_size": 6, "output_size": 4, "hidden_size": 6, "num_layers": 3}
+    for kind, bidirectional, embedding in itertools.product(kinds, (False, True), (None, 7)):
+        if kind["cell"] == "grud" and embedding is not None:
             continue  # it reads three columns for each channel, which an embedding does not have
-        config = ModelConfig(
-            "classify",
-            layer,
-            input_size=6,
-            output_size=4,
-            hidden_size=6,
-            num_layers=layers,
-            bidirectional=bidirectional,
-            layer_norm=norm,
-            initial_state=initial,
-            pooling=pooling,
-            embedding=embedding,
-        )
+        config = ModelConfig("classify", **sizes | kind, bidirectional=bidirectional, embedding=embedding)
         before = torch.get_rng_state()
         counted = config.count()
         assert torch.equal(torch.get_rng_state(), before)
@@ -177,24 +159,13 @@ def test_a_configuration_of_another_model(
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize(
-    ("option", "values"),
-    [
-        ("lr", ["nan", "inf", "-1", "0", "1e39", "1e999"]),
-        ("weight-decay", ["nan", "-1", "1e39"]),
-        ("grad-clip", ["nan", "-1", "1e39"]),
-        *((name, ["0", str(10**30)]) for name in ("epochs", "batch-size", "hidden-size", "embedding", "patience")),
-        ("threads", ["0", "5000", str(10**30)]),
-        ("workers", ["-1", "5000", str(10**30)]),
-        ("ranks", ["0", "5000", str(10**30)]),
-        ("seed", ["-1", str(2**63), "9" * 5000]),
-        *((name, ["nan", "inf", "-0.1", "1"]) for name in ("dropout", "zoneout", "validation-fraction")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ("option", "value"),
+    [("lr", "1e999"), ("grad-clip", "1e39"), ("epochs", str(10**30)), ("threads", "5000"), ("seed", "9" * 5000)],
 )
-def test_numbers_out_of_range(work: Path, capsys: pytest.CaptureFixture[str], option: str, values: list[str]) -> None:
-    for value in values:
-        fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys, option)
-        assert not (work / "new").exists()
+def test_numbers_out_of_range(work: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    """tests/training/test_settings.py has those of all settings."""
+    fails(["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value], capsys, option)
+    assert not (work / "new").exists()
 
 
 def test_paths_that_cannot_be(
@@ -226,9 +197,3 @@ def test_paths_that_cannot_be(
     for name, path in (("--out", "new"), ("--output", "a.csv")):
         fails([*commands[name], path], capsys, f"in a writable folder, which {tmp_path} is not")
     assert tree(tmp_path) == {"file": b"mine"}
-
-
-def test_the_name_of_a_device_is_one_of_ours() -> None:
-    for name in ("cpu:0", "xla", "vulkan"):
-        with pytest.raises(ArgumentError, match=r"^device must be "):
-            inference.pick_device(name)

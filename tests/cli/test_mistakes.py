@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,11 @@ def test_predictions_never_replace_the_data_or_the_model(
     for output in ("best/p.csv", "last/p.jsonl", "curves.csv"):
         fails([*command, str(data), "-o", str(work / "run" / output)], capsys, "a file that is not of the run")
     fails([*command, str(data), "-o", str(dangling)], capsys, "a file that is not of the run")
-    fails(
-        ["predict", str(work / "run" / "best"), "data.csv", "-o", str(work / "run/best/p.csv")],
-        capsys,
-        "a file that is not of",
-    )
+    command = ["predict", str(work / "run/best"), "data.csv"]
+    fails([*command, "-o", str(work / "run/best/p.csv")], capsys, "a file that is not of")
     assert (tree(tmp_path), tree(work)) == (before, model)
-    assert main([*command, "data.csv", "-o", "new.csv", "-q"]) == 0
-    assert main([*command, "data.csv", "-o", "new.csv", "-q"]) == 0
-    assert main([*command, "data.csv", "-o", str(work / "run" / "p.csv"), "-q"]) == 0
+    for output in ("new.csv", "new.csv", str(work / "run" / "p.csv")):
+        assert main([*command, "-o", output, "-q"]) == 0
     (work / "run" / "p.csv").unlink()
 
 
@@ -102,16 +98,13 @@ def test_the_test_part_is_checked_before_the_first_epoch(
 ) -> None:
     data, test = write_steps(tmp_path / "ok.csv"), write_steps(tmp_path / "test.csv", cells=cells)
     before = tree(tmp_path)
-    fails(["train", str(data), "--test", str(test), "--out", str(tmp_path / "run"), *FAST], capsys, piece, "test.csv")
+    command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST, "--test", str(test)]
+    fails(command, capsys, piece, "test.csv")
     assert tree(tmp_path) == before
     narrow = tmp_path / "narrow.csv"
     narrow.write_text("id,t,a,label\ns,0,1,x\n")
-    fails(
-        ["train", str(data), "--test", str(narrow), "--out", str(tmp_path / "run"), *FAST],
-        capsys,
-        "narrow.csv",
-        "'a', 'b'",
-    )
+    command[-1] = str(narrow)
+    fails(command, capsys, "narrow.csv", "'a', 'b'")
 
 
 def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
@@ -155,14 +148,12 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: p
     assert main(["train", str(path), *named, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
     lists = tmp_path / "lists.jsonl"
     lists.write_text('{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n')
+    command = ["predict", str(tmp_path / "run"), str(lists), "-o", str(output), "-q"]
     for named in ([], ["--sequence-column", "seq"], ["--sequence-column", "word"]):
-        assert main(["predict", str(tmp_path / "run"), str(lists), *named, "-o", str(output), "-q"]) == 0
+        assert main([*command, *named]) == 0
     lists.write_text('{"seq": ["a", "b"]}\n')
-    capsys.readouterr()
-    fails(["predict", str(tmp_path / "run"), str(lists), "-o", str(output)], capsys, "no column 'word'")
-    assert (
-        main(["predict", str(tmp_path / "run"), str(lists), "--sequence-column", "seq", "-o", str(output), "-q"]) == 0
-    )
+    fails(command, capsys, "no column 'word'")
+    assert main([*command, "--sequence-column", "seq"]) == 0
 
 
 def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,57 +164,46 @@ def test_one_sequence_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*command, "--validation-fraction", "0", "--quiet"]) == 0
 
 
-def _change(*keys: Any, to: Any) -> Callable[[Any], None]:
-    def change(content: Any) -> None:
-        for key in keys[:-1]:
-            content = content[key]
-        if to is KeyError:
-            del content[keys[-1]]
-        else:
-            content[keys[-1]] = to
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("file", "change"),
+    ("file", "place", "value"),
     [
-        ("run.json", _change("settings", "lr", to="x")),
-        ("run.json", _change("data", "columns", "time", to=[1, 2])),
-        ("run.json", _change("data", "test", to=KeyError)),
-        ("run.json", _change("fingerprint", to=KeyError)),
-        ("last/training.json", _change("state", "epoch", to=1)),
-        ("last/training.json", _change("state", "history", 0, "train_loss", to="x")),
-        ("last/training.json", _change("state", "best_epoch", to=9)),
-        ("last/training.json", _change("optimizer", "param_groups", 0, "lr", to="x")),
-        ("last/training.json", _change("optimizer", "param_groups", 0, "params", to=[0])),
-        ("last/training.json", _change("optimizer", "numbers", to={"0": {"momentum": "x"}})),
-        ("best/config.json", _change("model", "dropout", to=7)),
-        ("best/config.json", _change("model", "task", to="tag")),
-        ("best/config.json", _change("preprocessor", "labels", to=["x", "y", "z"])),
-        ("best/config.json", _change("preprocessor", "channels", to=["a"])),
-        ("best/config.json", _change("columns", "time", to=[1, 2])),
-        ("best/config.json", _change("columns", "features", to=[1])),
+        ("run.json", "settings.lr", "x"),
+        ("run.json", "data.columns.time", [1, 2]),
+        ("run.json", "data.test", KeyError),
+        ("run.json", "fingerprint", KeyError),
+        ("last/training.json", "state.epoch", 1),
+        ("last/training.json", "state.history.0.train_loss", "x"),
+        ("last/training.json", "state.best_epoch", 9),
+        ("last/training.json", "optimizer.param_groups.0.lr", "x"),
+        ("last/training.json", "optimizer.param_groups.0.params", [0]),
+        ("last/training.json", "optimizer.numbers", {"0": {"momentum": "x"}}),
+        ("best/config.json", "model.dropout", 7),
+        ("best/config.json", "model.task", "tag"),
+        ("best/config.json", "preprocessor.labels", ["x", "y", "z"]),
+        ("best/config.json", "preprocessor.channels", ["a"]),
+        ("best/config.json", "columns.time", [1, 2]),
+        ("best/config.json", "columns.features", [1]),
     ],
 )
 def test_a_file_whose_json_is_whole_and_whose_content_is_not(
-    work: Path, capsys: pytest.CaptureFixture[str], file: str, change: Callable[[Any], None]
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, place: str, value: Any
 ) -> None:
-    path = work / "run" / file
-    before = tree(work)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    damaged = tree(work)
-    try:
-        if file.startswith("best"):
-            command = ["predict", str(work / "run"), str(work / "ok.csv"), "-o", str(work / "p.csv")]
-        else:
-            command = ["train", "--resume", "--out", str(work / "run"), "--epochs", "3"]
-        fails(command, capsys, str(work / "run"), "")
-        assert tree(work) == damaged
-    finally:
-        path.write_bytes(before[f"run/{file}"])
+    run = shutil.copytree(work / "run", tmp_path / "run")
+    content = part = json.loads((run / file).read_text())
+    *keys, last = place.split(".")
+    for key in keys:
+        part = part[int(key) if key.isdecimal() else key]
+    del part[last]
+    if value is not KeyError:
+        part[last] = value
+    (run / file).write_text(json.dumps(content))
+    damaged = tree(tmp_path)
+    if file.startswith("best"):
+        command = ["predict", str(run), str(work / "ok.csv"), "-o", str(tmp_path / "p.csv")]
+    else:
+        command = ["train", "--resume", "--out", str(run), "--epochs", "3"]
+    fails(command, capsys, str(run))
+    assert tree(tmp_path) == damaged
 
 
 def test_without_the_cli_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import write_steps
 from processes import Command, run, start
 from raglane.training.checkpoint import load_model
 from raglane.training.state import load_state
@@ -24,15 +25,6 @@ _ENVIRONMENT = {
     "COLUMNS": "100",
 }
 _LONG = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
-
-
-def _write_data(folder: Path) -> None:
-    with (folder / "steps.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "x", "kind"])
-        for number in range(60):
-            for step in range(number % 4 + 1):
-                writer.writerow([f"s{number}", step * (-1) ** number, "ab"[number % 2]])
 
 
 def _train_until_saved(folder: Path) -> Command:
@@ -76,7 +68,7 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    _write_data(tmp_path)
+    write_steps(tmp_path / "steps.csv", 60)
     command = _train_until_saved(tmp_path)
     command.signal(number)
     assert command.end() == code
@@ -94,7 +86,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Sig
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     (folder := tmp_path / "here").mkdir()
-    _write_data(folder)
+    write_steps(folder / "steps.csv", 60)
     # A kilobyte for a file: run.json still fits, weights do not.
     code, _, errors = run(folder, "train", "steps.csv", "--hidden-size", "32", "--out", "run", largest_file=1500)
     assert code == 2

@@ -1,4 +1,4 @@
-"""The tasks on the command line: forms of data, output and errors."""
+"""The tasks, cells and options of the model on the command line: forms of data, output and errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures  # noqa: F401
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
+from raglane.training.settings import INITIAL_STATES, LAYERS, POOLINGS
 
 
 def _lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -84,11 +85,7 @@ def _kinds(x: float) -> list[str]:
 
 @pytest.mark.parametrize(
     "target",
-    [
-        lambda wave: _kinds(sum(wave)),
-        lambda wave: "; ".join(_kinds(sum(wave))),
-        lambda wave: [_kinds(x) for x in wave],
-    ],
+    [lambda wave: _kinds(sum(wave)), lambda wave: "; ".join(_kinds(sum(wave))), lambda wave: [_kinds(x) for x in wave]],
     ids=["list", "text", "each"],
 )
 def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: Any) -> None:
@@ -173,12 +170,7 @@ def test_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert main(["predict", run, str(text), "-o", str(tmp_path / "p.jsonl"), "--horizon", "3"]) == 0
         assert set(_read(tmp_path / "p.jsonl")[0]) == {"id", "prediction", "bits"}
         capsys.readouterr()
-    fails(
-        ["train", str(text), "--task", "classify", *FAST],
-        capsys,
-        "with labels, for the task classify",
-        "--task language",
-    )
+    fails([*command, "--task", "classify"], capsys, "with labels, for the task classify", "--task language")
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
     fails(["sample", run, "--temperature", "-1"], capsys, "--temperature must be ... got -1")
@@ -232,22 +224,6 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     fails(["train", str(numbers), "--tokens", "perhaps", *FAST], capsys, "--tokens must be ... got 'perhaps'")
 
 
-def test_times_between_elements_go_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["id,t,x,label"]
-    for number, wave in enumerate(_waves()):
-        lines += [f"s{number},{step * (number % 2 + 1)},{x},{'ab'[number % 2]}" for step, x in enumerate(wave)]
-    data = tmp_path / "steps.csv"
-    data.write_text("\n".join(lines) + "\n")
-    run = tmp_path / "run"
-    assert main(["train", str(data), "--time-gaps", "--out", str(run), *FAST]) == 0
-    assert "elements of 2 channels" in capsys.readouterr().out
-    assert main(["evaluate", str(run), str(data)]) == 0
-    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")]) == 0
-    capsys.readouterr()
-    data.write_text("\n".join(line.replace(",t,", ",position,") for line in lines) + "\n")
-    fails(["predict", str(run), str(data), "-o", str(tmp_path / "p.csv")], capsys, "no time column for --time-gaps")
-
-
 def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"values": wave, "y": f"{'ab'[number % 2]}", "n": number} for number, wave in enumerate(_waves())]
     data = _lines(tmp_path / "waves.jsonl", rows)
@@ -267,3 +243,100 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: pytest.CaptureFixt
     fails(["train", str(data), "--loss", "quantile", "--label-column", "y", *values], capsys, "'y'")
     fails(["train", str(data), "--loss", "cross", *values], capsys, "--loss")
     fails(["train", "--loss", "bce"], capsys, "--loss", "classify")
+
+
+_REGULARISATION = ["--input-dropout", "0.1", "--state-dropout", "0.2", "--weight-dropout", "0.2", "--zoneout", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_steps(tmp_path_factory.mktemp("cells") / "steps.csv")
+
+
+def _train(data: Path, out: Path, *options: str) -> int:
+    return main(["train", str(data), "--out", str(out), "--label-column", "label", *FAST, "--quiet", *options])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--cell", cell, "--bidirectional"] for cell in ("slstm", "mingru", "cfc")),
+        ["--missing", "elapsed", "--cell", "grud", "--bidirectional", "--num-layers", "2"],
+        *(["--pooling", pooling, "--num-layers", "2"] for pooling in POOLINGS),
+        *(["--initial-state", state, "--cell", "lstm"] for state in INITIAL_STATES),
+        ["--layer-norm"],
+        ["--layer-norm", "--cell", "lstm", *_REGULARISATION],
+    ],
+    ids=" ".join,
+)
+def test_a_run_keeps_its_model(data: Path, tmp_path: Path, options: list[str]) -> None:
+    run = tmp_path / "run"
+    assert _train(data, run, *options) == 0
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    for name, value in zip(options, [*options[1:], ""], strict=True):
+        if name.startswith("--"):
+            kept = settings["cell" if name == "--cell" else name[2:].replace("-", "_")]
+            assert str(kept) == value or kept is True
+    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "found.csv")]) == 0
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 13
+
+
+@pytest.mark.parametrize(
+    ("options", "piece"),
+    [
+        (["--layer-norm", "--cell", "sru"], "--layer-norm must be ... got True"),
+        (["--cell", "grud"], "Pass --missing elapsed"),
+        (["--cell", "grud", "--missing", "elapsed", "--task", "forecast"], "--cell must be ... got 'grud'"),
+        (["--cell", "mingru", "--state-dropout", "0.1"], "--state-dropout must be ... got 0.1"),
+        (["--task", "forecast", "--initial-state", "lengths"], "--initial-state must be ... got 'lengths'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], piece: str
+) -> None:
+    fails(["train", str(data), "--label-column", "label", "--out", str(tmp_path / "run"), *options], capsys, piece)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [*(["--cell", cell] for cell in LAYERS), ["--layer-norm"]], ids=" ".join)
+def test_japanese_vowels(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy"))
+    assert float(line.split()[2].rstrip(",")) >= 0.90
+
+
+def test_times_that_are_not_even(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells that read times predict something else for other times."""
+    lines = ["id,time,x,label"]
+    for number in range(12):
+        lines += [
+            f"s{number},{step * (1 + number % 2)},{'' if step == 1 else step},{'ab'[number % 2]}" for step in range(4)
+        ]
+    data = tmp_path / "uneven.csv"
+    data.write_text("\n".join(lines) + "\n")
+    later = tmp_path / "later.csv"
+    moved = {"1": "1.5", "2": "2.5", "3": "7"}
+    cells = [line.split(",") for line in lines[1:]]
+    later.write_text("\n".join([lines[0], *(",".join([c[0], moved.get(c[1], c[1]), *c[2:]]) for c in cells)]) + "\n")
+    for cell in ("grud", "cfc"):
+        run, found = tmp_path / cell, []
+        assert _train(data, run, "--cell", cell, "--missing", "elapsed", "--time-gaps") == 0
+        config = json.loads((run / "best" / "config.json").read_text())["model"]
+        assert (config["input_size"], config["gap_column"]) == (6, 1 if cell == "cfc" else None)
+        for path in (data, later):
+            assert main(["predict", str(run), str(path), "-o", str(tmp_path / "found.csv")]) == 0
+            found.append((tmp_path / "found.csv").read_text())
+        assert found[0] != found[1]
+        assert main(["evaluate", str(run), str(data)]) == 0
+    later.write_text(later.read_text().replace("id,time,", "id,position,"))
+    command = ["predict", str(run), str(later), "-o", str(tmp_path / "found.csv")]
+    fails(command, capsys, "no time column for --time-gaps")
+
+
+def test_grud_requires_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "words.csv"
+    data.write_text("id,word,kind\n" + "".join(f"s{n},w{n},{'ab'[n % 2]}\n" for n in range(12)))
+    options = ["--cell", "grud", "--missing", "elapsed", "--label-column", "kind", "--out", str(tmp_path / "run")]
+    fails(["train", str(data), *options], capsys, "--cell must be a cell other than grud for tokens", "got 'grud'")

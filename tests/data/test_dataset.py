@@ -17,6 +17,7 @@ from made_datasets import dataset, of_tensors
 from raglane.data import BatchLimit, BatchSampler, Dataset, split
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, DataError, ShapeError
+from small_files import same_batch
 
 LENGTHS = [3, 0, 1, 4]
 
@@ -62,13 +63,10 @@ def test_select_against_a_loop(lengths: list[int], data: st.DataObject) -> None:
     ],
 )
 def test_records_that_do_not_fit(change: dict[str, Any], words: str) -> None:
-    arguments: dict[str, Any] = {
-        "values": np.zeros((8, 2), np.float32),
-        "offsets": offsets_of(LENGTHS),
-        "channels": ("a", "b"),
-    }
+    values, offsets = np.zeros((8, 2), np.float32), offsets_of(LENGTHS)
+    given: dict[str, Any] = {"values": values, "offsets": offsets, "channels": ("a", "b")}
     with pytest.raises(DataError, match=words):
-        dataset(**(arguments | change))
+        dataset(**(given | change))
 
 
 @pytest.mark.parametrize("per_element", [False, True])
@@ -161,16 +159,7 @@ def test_a_batch_in_one_go_is_that_of_its_items(kind: str, rows: list[int]) -> N
         data = dataset_of(per_element=kind == "tag", targets=kind != "nothing")
     items = data.__getitems__(rows)
     assert [item["index"] for item in items] == [row % 4 for row in rows]
-    at_once, one_by_one = rl.collate(items), rl.collate(list(items))
-    assert at_once.keys() == one_by_one.keys()
-    for name, wanted in one_by_one.items():
-        got = at_once[name]
-        assert type(got) is type(wanted)
-        if isinstance(got, rl.Ragged):
-            assert torch.equal(got.offsets, wanted.offsets)
-            got, wanted = got.values, wanted.values
-        assert got.dtype == wanted.dtype
-        assert torch.equal(got, wanted)
+    same_batch(rl.collate(items), rl.collate(list(items)))
 
 
 def pairs_of(data: Dataset) -> list[tuple[list[int], list[int]]]:

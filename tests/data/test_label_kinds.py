@@ -18,11 +18,6 @@ from raglane.errors import DataError
 from small_files import write_table
 
 _X = [[1.0, 2.0], [3.0], [4.0]]
-_LABELS: dict[str, list[Any]] = {
-    "whole numbers": [1, 2, 1],
-    "texts": ["a", "b", "a"],
-    "truth values": [True, False, True],
-}
 _COLUMNS = Columns(sequence="x", label="y")
 
 
@@ -51,7 +46,8 @@ def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: P
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
 def test_labels_of_other_types_are_refused(tmp_path: Path, suffix: str) -> None:
-    files = {kind: _written(tmp_path / f"{kind}{suffix}", labels) for kind, labels in _LABELS.items()}
+    kinds_of = (("whole numbers", [1, 2, 1]), ("texts", ["a", "b", "a"]), ("truth values", [True, False, True]))
+    files = {kind: _written(tmp_path / f"{kind}{suffix}", list(labels)) for kind, labels in kinds_of}
     for kinds in itertools.permutations(files, 2):
         _refused([files[kind] for kind in kinds], _COLUMNS, kinds, tmp_path / "out")
     # Even where they are the same words.
@@ -77,12 +73,8 @@ def test_labels_of_csv_files_are_what_they_look_like(tmp_path: Path) -> None:
             found = Dataset(both, columns).statistics.labels
             assert convert(both, tmp_path / "out", columns, overwrite=True).statistics.labels == found
             assert found[labels[0]] >= 1
-    _refused(
-        [mixed, files["truth values with a capital"]],
-        columns,
-        ("fractions and texts and whole numbers", "truth"),
-        tmp_path / "out",
-    )
+    both = [mixed, files["truth values with a capital"]]
+    _refused(both, columns, ("fractions and texts and whole numbers", "truth"), tmp_path / "out")
 
 
 def test_a_type_and_what_is_written_without_one_go_together(tmp_path: Path) -> None:

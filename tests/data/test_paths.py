@@ -22,34 +22,19 @@ from raglane.training.stored import read_json
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
 
 
-def _fifo(path: Path) -> str:
-    os.mkfifo(path)
-    return "a FIFO"
-
-
-def _dangling(path: Path) -> str:
-    path.symlink_to("nowhere")
-    return "a dangling link"
-
-
-def _loop(path: Path) -> str:
-    path.symlink_to(path.name)
-    return "a circular link"
-
-
-def _to_a_device(path: Path) -> str:
-    path.symlink_to("/dev/zero")
-    return "a device"
-
-
-def _socket(path: Path) -> str:
+def _bind(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path.name)
-    return "a socket"
 
 
-others = pytest.mark.parametrize("make", [_fifo, _dangling, _loop, _to_a_device, _socket])
-Make = Callable[[Path], str]
+_MAKERS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a circular link": lambda path: path.symlink_to(path.name),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a socket": _bind,
+}
+others = pytest.mark.parametrize("what", list(_MAKERS))
 
 
 @pytest.fixture(autouse=True)
@@ -60,23 +45,23 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @others
 @files
-def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, name: str, make: Make) -> None:
+def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, name: str, what: str) -> None:
     path = tmp_path / f"data{FORMATS[name].suffixes[0]}"
-    what = make(path)
+    _MAKERS[what](path)
     for form in (None, name, "folder"):
         with pytest.raises(DataError, match=f"{path.name} must be .*file or a folder, got {what}. "):
             read(path, format=form)
 
 
 @others
-def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, make: Make) -> None:
-    what = make(path := tmp_path / "data.csv")
+def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, what: str) -> None:
+    _MAKERS[what](path := tmp_path / "data.csv")
     with pytest.raises(DataError, match=f"lengths must be .*got '.*data.csv', which cannot be read .{what}"):
         lengths_of_file(path)
     for load in (read_json, read_tensors):
         with pytest.raises(CheckpointError, match=f"data.csv must be .*got {what}"):
             load(path)
-    if make is not _dangling:  # which a new file replaces
+    if what != "a dangling link":  # which a new file replaces
         with pytest.raises(ArgumentError, match=f"output must be a file.*, got '.*data.csv', {what}"):
             check_output(path)
     check_apart(tmp_path / "other.csv", path, tmp_path / "run")
@@ -86,13 +71,13 @@ def test_whatever_is_read_and_written_is_a_file(tmp_path: Path, make: Make) -> N
 
 
 @others
-def test_a_class_is_not_passed_over(tmp_path: Path, make: Make) -> None:
+def test_a_class_is_not_passed_over(tmp_path: Path, what: str) -> None:
     """A folder with a text that is not a file would be read without it."""
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.txt").write_text("anna\n")
     os.chdir(folder)
-    what = make(folder / "b.txt")
+    _MAKERS[what](folder / "b.txt")
     with pytest.raises(DataError, match=f"b.txt must be .*got {what}"):
         read(folder)
 

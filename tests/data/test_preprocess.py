@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,6 @@ from made_datasets import changed, dataset
 from raglane import Ragged
 from raglane.data import Dataset, Preprocessor, observations
 from raglane.data.encoders import UNKNOWN, sort_labels
-from raglane.data.missing import fill_missing
 from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
@@ -75,23 +75,21 @@ def test_large_values_keep_their_differences() -> None:
     np.testing.assert_allclose(values[:, 0].numpy(), (places - 3.5) / places.std(), rtol=1e-6)
 
 
-def slow_fill(records: Dataset, missing: str, mean: list[float], std: list[float]) -> np.ndarray[Any, Any]:
-    """Scale and fill element by element."""
-    rows = []
-    for sequence in range(len(records)):
-        before = [0.0] * len(records.channels)
-        for element in range(records.offsets[sequence], records.offsets[sequence + 1]):
-            filled, flags = [], []
-            for channel, value in enumerate(records.values[element].tolist()):
-                known = np.isfinite(value)
-                now = (value - mean[channel]) / std[channel] if known else 0.0
-                if not known and missing == "forward":
-                    now = before[channel]
-                before[channel] = now
-                filled.append(now)
-                flags.append(0.0 if known else 1.0)
-            rows.append(filled + flags)
-    return np.array(rows)
+def _slow_observations(values: npt.NDArray[Any], lengths: list[int], gaps: npt.NDArray[Any]) -> list[list[float]]:
+    """Element by element: what was last seen in the same sequence, and how long ago."""
+    rows, element = [], 0
+    for length in lengths:
+        seen, since = [0.0] * values.shape[1], [0.0] * values.shape[1]
+        for step in range(length):
+            gap = 0.0 if step == 0 else float(gaps[element])
+            since = [time + gap for time in since]
+            known = np.isfinite(values[element])
+            elapsed = list(since)
+            seen = [float(new) if there else old for new, there, old in zip(values[element], known, seen, strict=True)]
+            since = [0.0 if there else time for there, time in zip(known, since, strict=True)]
+            rows.append([*seen, *(0.0 if there else 1.0 for there in known), *elapsed])
+            element += 1
+    return rows
 
 
 @pytest.mark.parametrize("missing", ["zero", "forward"])
@@ -107,18 +105,13 @@ def test_missing_features_against_a_loop(missing: str, standardize: bool) -> Non
             np.testing.assert_allclose(fitted.mean or (), mean, rtol=1e-9)
             np.testing.assert_allclose(fitted.std or (), std, rtol=1e-9)
         assert fitted.input_size == 6
+        scaled = (records.values - mean) / std
+        seen = _slow_observations(scaled, records.lengths.tolist(), np.zeros(len(scaled)))
+        wanted = np.array(seen)[:, :6]
+        if missing == "zero":
+            wanted[:, :3] = np.where(np.isfinite(scaled), scaled, 0)
         got = fitted.apply(records).tensors().values.numpy()
-        np.testing.assert_allclose(got, slow_fill(records, missing, mean, std), rtol=1e-5, atol=1e-6)
-
-
-def test_forward_fill_does_not_run_into_the_next_sequence() -> None:
-    nan = np.nan
-    values = np.array([[1, nan], [nan, nan], [nan, 2], [3, nan], [nan, nan]], np.float32)
-    filled = fill_missing(values, offsets_of([2, 0, 3]), "forward")
-    assert filled[:, :2].tolist() == [[1, 0], [1, 0], [0, 2], [3, 2], [3, 2]]
-    assert filled[:, 2:].tolist() == [[0, 1], [1, 1], [1, 0], [0, 1], [1, 1]]
-    for policy in ("zero", "forward"):
-        assert fill_missing(np.empty((0, 2), np.float32), offsets_of([0, 0]), policy).shape == (0, 4)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_channel_without_a_single_value() -> None:
@@ -260,25 +253,6 @@ def test_a_configuration_that_cannot_be_read(change: dict[str, Any], words: str)
     del config["mean"]
     with pytest.raises(CheckpointError, match="'mean'"):
         Preprocessor.from_config(config)
-
-
-def _slow_observations(
-    values: np.ndarray[Any, Any], lengths: list[int], gaps: np.ndarray[Any, Any]
-) -> list[list[float]]:
-    """Element by element: what was last seen in the same sequence, and how long ago."""
-    rows, element = [], 0
-    for length in lengths:
-        seen, since = [0.0] * values.shape[1], [0.0] * values.shape[1]
-        for step in range(length):
-            gap = 0.0 if step == 0 else float(gaps[element])
-            since = [time + gap for time in since]
-            known = np.isfinite(values[element])
-            elapsed = list(since)
-            seen = [float(new) if there else old for new, there, old in zip(values[element], known, seen, strict=True)]
-            since = [0.0 if there else time for there, time in zip(known, since, strict=True)]
-            rows.append([*seen, *(0.0 if there else 1.0 for there in known), *elapsed])
-            element += 1
-    return rows
 
 
 def test_observations_are_cut_where_sequences_begin() -> None:

@@ -23,11 +23,9 @@ from torch.utils.data import DataLoader
 import raglane as rl
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, convert, read
-from raglane.data.gathering import Fragments
 from raglane.data.shards import Shards
 from raglane.errors import DataError
-from small_files import asked, same, small_steps, write_table, written
-from small_tables import small_table
+from small_files import asked, converted, same, same_batch, small_steps, small_table, write_table, written
 
 _TASKS = [
     Columns(sequence="words", label="kind", id="name"),
@@ -50,18 +48,6 @@ _TASKS = [
 ]
 
 
-def _same(batch: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert batch.keys() == wanted.keys()
-    for name, value in wanted.items():
-        found = batch[name]
-        assert type(found) is type(value)
-        if isinstance(value, rl.Ragged):
-            assert found.offsets.tolist() == value.offsets.tolist()
-            found, value = found.values, value.values
-        assert found.dtype == value.dtype
-        torch.testing.assert_close(found, value, rtol=0, atol=0)
-
-
 def _check(data: Dataset, memory: Dataset) -> None:
     """The same lengths, batches and items."""
     assert len(data) == len(memory)
@@ -70,19 +56,13 @@ def _check(data: Dataset, memory: Dataset) -> None:
     count = len(memory)
     for rows in ([], [0], list(range(count)), chance.permutation(count).tolist(), [3, 3, -1, 2], [count - 1, 0]):
         if rows:
-            _same(rl.collate(data.__getitems__(rows)), rl.collate(memory.__getitems__(rows)))
+            same_batch(rl.collate(data.__getitems__(rows)), rl.collate(memory.__getitems__(rows)))
         assert data.take(rows).lengths.tolist() == memory.subset(rows).lengths.tolist()
     for row in (0, 5, -1):
         item, wanted = data[row], memory[row]
         assert item.keys() == wanted.keys()
         for name in wanted:
             torch.testing.assert_close(item[name], wanted[name], rtol=0, atol=0)
-
-
-def _converted(folder: Path, sequence: str) -> Path:
-    """A converted folder with a column of the small table."""
-    path = write_table(folder / "a.parquet", small_table(), 40)
-    return convert(path, folder / "out", Columns(sequence=sequence, label="kind")).folder
 
 
 def _sources(table: pa.Table, folder: Path) -> list[Any]:
@@ -158,16 +138,7 @@ def test_what_was_converted_teaches_and_gives_what_memory_does(number: int, tmp_
         with shards, mock.patch("raglane.data.shards.os.pread", side_effect=os.pread) as counted:
             _check(Dataset(tmp_path / "folder", columns, preprocessor=fitted), memory)
         assert (counted.call_count > 0) == reads
-    again = read(tmp_path / "folder", columns)
-    same(again, records)
-    assert (again.targets is None) == (records.targets is None)
-    if again.targets is not None and records.targets is not None:
-        assert again.targets.values.tolist() == records.targets.values.tolist()
-    described = [
-        [(feature.name, feature.kind, feature.values.tolist()) for feature in data.features]
-        for data in (again, records)
-    ]
-    assert described[0] == described[1]
+    same(read(tmp_path / "folder", columns), records)
 
 
 def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:
@@ -186,27 +157,21 @@ def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None
 
 def test_a_language_model_reads_no_numbers(tmp_path: Path) -> None:
     """They may be converted for it, since a folder serves every task; sequences of length 0 are of every kind."""
+    data = {}
     for kind, entry in (("numbers", [[0.5, 1.0]]), ("words", ["a"])):
-        source = pa.table({"x": [entry, [], entry * 2]})
-        pq.write_table(source, tmp_path / f"{kind}.parquet")
-        columns = Columns(task="language")
-        data = Dataset(convert(tmp_path / f"{kind}.parquet", tmp_path / kind, columns).folder, columns)
-        assert data.take([1]).lengths.tolist() == [1]
-        if kind == "words":
-            assert data.take([0, 1, 2]).lengths.tolist() == [2, 1, 3]
-        else:
-            with pytest.raises(
-                DataError, match="another task for sequences of numbers, since a language model reads tokens"
-            ):
-                data.take([0, 1])
+        path = write_table(tmp_path / f"{kind}.parquet", pa.table({"x": [entry, [], entry * 2]}))
+        data[kind] = Dataset(convert(path, tmp_path / kind, Columns(task="language")).folder)
+        assert data[kind].take([1]).lengths.tolist() == [1]
+    assert data["words"].take([0, 1, 2]).lengths.tolist() == [2, 1, 3]
+    with pytest.raises(DataError, match="another task for sequences of numbers, since a language model reads tokens"):
+        data["numbers"].take([0, 1])
 
 
 def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
     table = small_table()
-    pq.write_table(table, tmp_path / "a.parquet")
-    columns = Columns(task="tag", sequence="words", label="tags")
     with small_steps(6, 300):
-        convert(tmp_path / "a.parquet", tmp_path / "out", columns)
+        path = write_table(tmp_path / "a.parquet", table)
+        convert(path, tmp_path / "out", Columns(task="tag", sequence="words", label="tags"))
     with mock.patch.object(Shards, "load", side_effect=AssertionError("a shard is read")):
         data = Dataset(tmp_path / "out")
         assert data.columns.task == "tag"
@@ -221,7 +186,7 @@ def test_a_converted_folder_opens_without_its_shards(tmp_path: Path) -> None:
 
 
 def test_values_lie_in_the_file(tmp_path: Path) -> None:
-    _converted(tmp_path, "x")
+    converted(tmp_path, "x")
     store, _ = Shards.of(tmp_path / "out")
     part = store.load(0)
     assert not part.values.flags.owndata
@@ -239,19 +204,16 @@ def test_values_lie_in_the_file(tmp_path: Path) -> None:
 
 
 def test_parts_of_parquet_are_dropped_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns, table = Columns(sequence="x", label="kind"), small_table()
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    columns, path = Columns(sequence="x", label="kind"), write_table(tmp_path / "a.parquet", small_table(), 5)
     monkeypatch.setattr("raglane.data.gathering._KEPT", 100)
-    data = Dataset(tmp_path / "a.parquet", columns)
-    records = read(tmp_path / "a.parquet", columns)
+    data, records = Dataset(path, columns), read(path, columns)
     rows = np.random.default_rng(2).permutation(len(records))
     np.testing.assert_array_equal(data.take(rows).values, records.subset(rows).values)
-    kept: Fragments = data._fragments
-    assert len(kept._held) < 4
+    assert len(data._fragments._held) < 4
 
 
 def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _converted(tmp_path, "x")
+    converted(tmp_path, "x")
     monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
     data = Dataset(tmp_path / "out")
     for most, times in ((1 << 50, 0), (0, 2)):
@@ -265,14 +227,14 @@ def test_memory_that_is_mapped_is_given_back(tmp_path: Path, monkeypatch: pytest
 def test_workers_open_the_files_again(tmp_path: Path) -> None:
     columns = Columns(sequence="words", label="kind")
     with small_steps(6, 300):
-        _converted(tmp_path, "words")
+        converted(tmp_path, "words")
     data = Dataset(tmp_path / "out", columns)
     order = [[5, 1], [39, 2, 2], [0]]
     wanted = [rl.collate(data.__getitems__(rows)) for rows in order]
     for reader in (data, pickle.loads(pickle.dumps(data))):
         loader: DataLoader[Any] = DataLoader(reader, batch_sampler=order, collate_fn=rl.collate, num_workers=1)
         for batch, expected in zip(loader, wanted, strict=True):
-            _same(batch, expected)
+            same_batch(batch, expected)
 
 
 @pytest.mark.parametrize("order", [("p", "q", "r"), ("r", "q", "p"), ("q", "r", "p"), ("r", "p"), ("q",)])

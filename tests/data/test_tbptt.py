@@ -207,12 +207,7 @@ def test_inputs_that_want_gradients_get_them() -> None:
         ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
         ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),
         (numbered([1, 2]), {"targets": torch.ones(3)}, ShapeError, r"\(2, \*features\).*, got shape \(3,\)"),
-        (
-            numbered([1, 2]),
-            {"targets": numbered([2, 1])},
-            ShapeError,
-            "got a Ragged of other lengths",
-        ),
+        (numbered([1, 2]), {"targets": numbered([2, 1])}, ShapeError, "got a Ragged of other lengths"),
         ([(torch.ones(2), 1)], {"targets": torch.ones(1)}, ArgumentError, "targets must be .*Leave one of them out"),
     ],
 )

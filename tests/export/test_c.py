@@ -238,7 +238,7 @@ def test_spoilt_files_never_end_the_program_but_by_a_line(tmp_path: Path) -> Non
         (folder / change[0]).write_bytes(change[1])
         assert ends(name) == 2, name
     source = random.Random(0)
-    for number in range(200):
+    for number in range(100):
         file = source.choice([*whole])
         content = bytearray(whole[file])
         if number % 4 == 0:

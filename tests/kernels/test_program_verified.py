@@ -314,9 +314,14 @@ def test_a_step_that_writes_in_place(name: str, schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "lengths"), [(True, [5, 0, 1, 3]), (False, [4, 1, 2])], ids=["with parameters", "without"]
+    ("own", "lengths", "has"),
+    [
+        (True, [5, 0, 1, 3], (False, False)),
+        (True, [4, 1, 2], (True, True)),
+        (False, [4, 1, 2], (True, False)),
+        (False, [5, 0, 1, 3], (False, True)),
+    ],
 )
-@pytest.mark.parametrize("has", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("name", RECORDED)
 def test_what_is_recorded(name: str, has: tuple[bool, bool], own: bool, lengths: list[int]) -> None:
     compare(*RECORDED[name], lengths, "packed", has, own)

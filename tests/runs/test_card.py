@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import undrawn_pictures, write_steps  # noqa: F401
+from commands import CARD_PICTURES, undrawn_pictures, write_steps  # noqa: F401
 from raglane._utils.table import Table
+from raglane.report import figures
 from raglane.report.page import Page
 from raglane.runs.card import make_card
 from raglane.training.per_sequence import measure_sequences
@@ -42,6 +43,8 @@ def _tables(card: Page) -> dict[str, Table]:
 
 
 def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CARD_PICTURES:
+        monkeypatch.setattr(f"raglane.runs.card.{name}", getattr(figures, name))
     random = np.random.default_rng(0)
     sequences = [random.normal(size=(length, 2)).tolist() for length in [1, 2, 3, 5, 8, 2, 4, 9, 1, 6]]
     words = [[f"w{step % 3}" for step in range(len(one))] for one in sequences]

@@ -120,21 +120,17 @@ def test_a_test_that_is_not_there_once(name: str) -> None:
 
 _PLACE = "schedules", "cost", "one.elements - one.sequences"
 _TEST = "test_multiplications_and_additions"
-_FAULTS = {
-    "one-too-many": Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST),
-    "nothing-changed": Fault(*_PLACE, f"{_PLACE[-1]} + 0", _TEST),
-    "no-such-text": Fault("schedules", "cost", "one.of_nothing", "0", _TEST),
-}
+_TOO_MANY = Fault(*_PLACE, f"{_PLACE[-1]} + 1", _TEST)
 _CODE = f"""
 from faults import copies
 from faults.__main__ import play
 from faults.place import Fault
 copies._PRELOADED = ["pytest", "torch"]
-print("exit code", play({_FAULTS}, 2))
+print("exit code", play({{"one-too-many": {_TOO_MANY}}}, 2))
 """
 
 
-def test_what_is_noticed_and_what_is_not() -> None:
+def test_a_fault_is_noticed() -> None:
     """The source does not change. In a new process, because the forkserver of this one has imported the package."""
     before = (ROOT / "src/raglane/schedules.py").read_text()
     done = subprocess.run(
@@ -142,10 +138,20 @@ def test_what_is_noticed_and_what_is_not() -> None:
     )
     assert "the tests pass without a fault\n" in done.stdout
     assert f"\nnoticed: one-too-many, by test_costs.py::{_TEST}\n" in f"\n{done.stdout}"
-    assert f"NOT noticed: nothing-changed, in schedules, by {_TEST}\n" in done.stdout
-    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules.py cost" in done.stdout
-    assert done.stdout.endswith("3 faults, 2 of the lines above need a change\nexit code 1\n")
+    assert done.stdout.endswith("1 faults, all noticed\nexit code 0\n")
     assert (ROOT / "src/raglane/schedules.py").read_text() == before
+
+
+def test_what_is_not_noticed_and_what_has_no_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("faults.copies.Copy.run", lambda *_: (0, "1 passed"))
+    nowhere = Fault("schedules", "cost", "one.of_nothing", "0", _TEST)
+    assert play({"one-too-many": _TOO_MANY, "no-such-text": nowhere}, 2) == 1
+    printed = capsys.readouterr().out
+    assert f"NOT noticed: one-too-many, in schedules, by {_TEST}\n" in printed
+    assert "ERROR: no-such-text of schedules.toml: the function cost is src/raglane/schedules.py cost" in printed
+    assert printed.endswith("2 faults, 2 of the lines above need a change\n")
 
 
 def test_tests_that_do_not_run_are_an_error(

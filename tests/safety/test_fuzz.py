@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,7 @@ def test_cells(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_numbers_are_found(
-    wrong: Callable[..., torch.Tensor],
-    what: str,
-    rounds: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    wrong: Any, what: str, rounds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = numbers.Round.run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any
 import pytest
 
 from raglane.cli import main
+
+CARD_PICTURES = ("curves", "lengths_svg", "by_length_svg")
+"""Functions that draw the pictures of a card. Only the tests of the card run them."""
 
 FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]
 
@@ -29,6 +31,8 @@ def undraw(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("raglane.report.figures.png", numbers_of)
     patch.setattr("raglane.report.figures.svg", lambda _: b"<svg></svg>")
+    for name in CARD_PICTURES:
+        patch.setattr(f"raglane.runs.card.{name}", lambda *_, **__: b"<svg></svg>")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,14 +61,10 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def write_steps(path: Path, count: int = 12, cells: Mapping[str, str] | None = None) -> Path:
     """Write a CSV file with sequences of 1 to 4 rows; ``cells`` replaces cells of the third row, by column."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = ["id", "t", "a", "b", "label"]
-        writer.writerow(names)
-        row = 0
-        for number in range(count):
-            for step in range(number % 4 + 1):
-                values = dict(zip(names, [f"s{number}", step, step * 0.5, -number, "xy"[number % 2]], strict=True))
-                writer.writerow((values | dict(cells or {} if row == 2 else {})).values())
-                row += 1
+    names = ["id", "t", "a", "b", "label"]
+    rows: list[list[Any]] = [
+        [f"s{n}", step, step * 0.5, -n, "xy"[n % 2]] for n in range(count) for step in range(n % 4 + 1)
+    ]
+    rows[2] = [(cells or {}).get(name, value) for name, value in zip(names, rows[2], strict=True)]
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
     return path

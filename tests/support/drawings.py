@@ -64,7 +64,6 @@ PICTURES: dict[str, tuple[Callable[[], Picture], Callable[[], Picture]]] = {
     "lanes": (lambda: plot.lanes(EIGHT, 4, threads=2), lambda: plot.lanes(EIGHT, 4)),
     "lanes-sample": (lambda: plot.lanes(_lengths()), lambda: plot.lanes(_lengths(91))),
     "schedules": (lambda: plot.schedules(EIGHT, 4), lambda: plot.schedules(EIGHT[::-1], 4)),
-    "schedules-dark": (_dark(lambda: plot.schedules(EIGHT, 4)), _dark(lambda: plot.schedules(EIGHT, 5))),
     "histogram": (lambda: plot.histogram(_lengths(), 64), lambda: plot.histogram(_lengths(), 65)),
     "waste": (lambda: plot.waste(_lengths()), lambda: plot.waste(_lengths(80))),
     "times": (_times, lambda: _times(3.5e-7)),

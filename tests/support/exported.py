@@ -26,12 +26,8 @@ def run_file(path: Path, layout: str, batch: rl.Ragged, **others: Tensor) -> lis
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path))
-    padded, lengths = batch.to_padded()
-    held = (
-        {"values": batch.values, "offsets": batch.offsets}
-        if layout == "flat"
-        else {"values": padded, "lengths": lengths}
-    )
+    parts = (batch.values, batch.offsets) if layout == "flat" else batch.to_padded()
+    held = dict(zip(("values", "offsets" if layout == "flat" else "lengths"), parts, strict=True))
     found: list[Any] = session.run(None, {name: part.numpy() for name, part in (held | others).items()})
     return found
 

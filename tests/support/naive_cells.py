@@ -278,32 +278,18 @@ def naive_step(
 # -- sequences and networks -------------------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
-    """The results of one sequence, layer and direction, in the order of the sequence."""
-
-    states: State
-    """States after every element, ``(T, size)`` each. The first are the outputs."""
-    final: State
-    """Final states, ``(size,)`` each."""
-
-
 def naive_run(
     name: str, weights: Any, values: Tensor, state: State, reverse: bool = False, clip: float | None = None
-) -> Run:
-    """Run one sequence ``(T, D)``; an empty one keeps its state."""
+) -> tuple[State, State]:
+    """Return states after every element of a sequence ``(T, D)``, the outputs first, and its final states."""
     reached: list[State] = []
     for x_t in reversed(values.unbind()) if reverse else values.unbind():
         state = naive_step(name, weights, x_t, state, clip=clip)
         reached.append(state)
     if reverse:
         reached.reverse()
-    return Run(
-        tuple(
-            torch.stack([parts[index] for parts in reached]) if reached else part.new_zeros(0, part.shape[0])
-            for index, part in enumerate(state)
-        ),
-        state,
-    )
+    empty = tuple(part.new_zeros(0, part.shape[0]) for part in state)
+    return tuple(map(torch.stack, zip(*reached, strict=True))) or empty, state
 
 
 def naive_network(request: Request, name: str | None = None, clip: float | None = None) -> Result:
@@ -328,8 +314,8 @@ def naive_network(request: Request, name: str | None = None, clip: float | None 
             ]
             for which, part in enumerate(request.state):
                 nothing = part.new_zeros(0, part.shape[2])
-                directions[which].append(torch.cat([nothing, *(run.states[which] for run in runs)]))
-            finals.append([torch.stack(parts) for parts in zip(*(run.final for run in runs), strict=True)])
+                directions[which].append(torch.cat([nothing, *(states[which] for states, _ in runs)]))
+            finals.append([torch.stack(parts) for parts in zip(*(final for _, final in runs), strict=True)])
         histories.append(tuple(torch.cat(parts, 1) for parts in directions))
         values = histories[-1][0]
     final = tuple(torch.stack(parts) for parts in zip(*finals, strict=True)) if len(bounds) > 1 else request.state

@@ -1,9 +1,9 @@
-"""A small file of each format, conversions in small steps, and comparisons of records."""
+"""Small files of each format and a small table, conversions in small steps, comparisons of records, and refusals."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
+import pytest
+import torch
 
-from raglane.data import FORMATS, Columns, Dataset, shards
+from raglane import Ragged
+from raglane.data import FORMATS, Columns, Dataset, convert, shards
 from raglane.data.formats import csv, ipc, pieces
 from raglane.data.records import Records
+from raglane.errors import DataError
 
-__all__ = ["ROWS", "asked", "joined", "same", "small_steps", "write_table", "written"]
+__all__ = [
+    *("ROWS", "asked", "converted", "joined", "refused", "same", "same_batch", "small_steps", "small_table"),
+    *("write_table", "written"),
+]
 
 _STEPS = [[[float(row * step), 1.0 + step] for step in range(row % 4)] for row in range(23)]
 ROWS: list[dict[str, Any]] = [{"x": steps, "kind": "ab"[row % 2], "id": f"s{row}"} for row, steps in enumerate(_STEPS)]
@@ -87,17 +94,18 @@ def asked(name: str) -> Columns:
 def joined(parts: list[Records]) -> Records:
     """Concatenate records."""
     lengths = np.concatenate([records.lengths for records in parts])
-    values = [records.values for records in parts if len(records.values)]
+    columns: dict[str, Any] = {}
+    for name in ("ids", "labels", "tags"):
+        if getattr(parts[0], name) is not None:
+            columns[name] = tuple(entry for records in parts for entry in getattr(records, name))
+    if parts[0].tags is not None:
+        columns["tags"] = np.array(columns["tags"], object)
     return replace(
         parts[0],
-        values=np.concatenate(values),
+        values=np.concatenate([records.values for records in parts if len(records.values)]),
         channels=max((records.channels for records in parts), key=len),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        ids=None if parts[0].ids is None else tuple(name for records in parts for name in records.ids or ()),
-        labels=None if parts[0].labels is None else tuple(name for records in parts for name in records.labels or ()),
-        tags=None
-        if parts[0].tags is None
-        else np.concatenate([records.tags for records in parts if records.tags is not None]),
+        **columns,
     )
 
 
@@ -107,9 +115,38 @@ def same(records: Dataset | Records, other: Dataset | Records) -> None:
     assert records.offsets.tolist() == other.offsets.tolist()
     np.testing.assert_array_equal(records.values, other.values)
     assert (records.ids, records.labels, records.channels) == (other.ids, other.labels, other.channels)
-    assert (records.tags is None) == (other.tags is None)
-    if records.tags is not None and other.tags is not None:
-        assert records.tags.tolist() == other.tags.tolist()
+    for name in ("tags", "targets"):
+        found, wanted = getattr(records, name), getattr(other, name)
+        assert (found is None) == (wanted is None)
+        if found is not None:
+            np.testing.assert_array_equal(getattr(found, "values", found), getattr(wanted, "values", wanted))
+    features = [[(part.name, part.kind, part.values.tolist()) for part in data.features] for data in (records, other)]
+    np.testing.assert_equal(features[0], features[1])
+
+
+def same_batch(batch: dict[str, Any], other: dict[str, Any]) -> None:
+    """Assert that two collated batches are equal."""
+    assert batch.keys() == other.keys()
+    for name, value in other.items():
+        found = batch[name]
+        assert type(found) is type(value)
+        if isinstance(value, Ragged):
+            assert found.offsets.tolist() == value.offsets.tolist()
+            found, value = found.values, value.values
+        torch.testing.assert_close(found, value, rtol=0, atol=0)
+
+
+def refused(words: Iterable[str], call: Callable[..., object], *given: Any, error: type[Exception] = DataError) -> str:
+    """Assert that a call raises an error of one line with these words; return its message."""
+    with pytest.raises(error) as caught:
+        call(*given)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 1000
+    assert " must be " in message
+    for word in words:
+        assert word in message, message
+    return message
 
 
 @contextmanager
@@ -120,3 +157,30 @@ def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "ROWS", rows))
         stack.enter_context(mock.patch.object(shards, "SHARD", shard))
         yield
+
+
+def small_table(rows: int = 40) -> pa.Table:
+    """Return a table with a column of every kind."""
+    chance = np.random.default_rng(3)
+    words = [["abcde"[place] for place in chance.integers(0, 5, row * 7 % 5)] for row in range(rows)]
+    return pa.table(
+        {
+            "words": words,
+            "tags": [[word.upper() for word in row] for row in words],
+            "x": [[[float(row), step, -1.5] for step in range(len(words[row]))] for row in range(rows)],
+            "text": [" ".join(row) for row in words],
+            "kind": ["uvw"[row % 3] for row in range(rows)],
+            "name": [f"n{row}" for row in range(rows)],
+            "total": [row / 3 for row in range(rows)],
+            "two": [[row / 7, -float(row)] for row in range(rows)],
+            "each": [[row / 5 + step for step in range(len(words[row]))] for row in range(rows)],
+            "kinds": [["a", "b", "c"][: row % 4] for row in range(rows)],
+            "sets": [[[word, "z"][: step % 3] for step, word in enumerate(row)] for row in words],
+        }
+    )
+
+
+def converted(folder: Path, sequence: str = "words") -> Path:
+    """Return a converted folder with a column of the small table."""
+    path = write_table(folder / "a.parquet", small_table(), 40)
+    return convert(path, folder / "out", Columns(sequence=sequence, label="kind")).folder

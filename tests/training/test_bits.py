@@ -34,13 +34,13 @@ def threads_as_before() -> Iterator[None]:
 
 def _records(is_tokens: bool) -> Dataset:
     random = np.random.default_rng(3)
-    lengths = random.integers(0, 9, 24)
+    lengths = random.integers(0, 9, 12)
     count = int(lengths.sum())
     values = random.integers(0, 20, count).astype(str).astype(object) if is_tokens else random.normal(size=(count, 3))
     return dataset(
         values if is_tokens else values.astype(np.float32),
         offsets_of(lengths),
-        labels=tuple(random.integers(0, 5, 24).astype(str)),
+        labels=tuple(random.integers(0, 5, 12).astype(str)),
         tags=random.integers(0, 7, count).astype(str).astype(object),
         channels=() if is_tokens else ("a", "b", "c"),
     )

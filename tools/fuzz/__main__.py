@@ -1,7 +1,7 @@
 """Run one fuzzer, or all in turn: ``make fuzz``, or from ``tools``: ``python -m fuzz [NAME] [--rounds N] [--seed N]``.
 
-A fuzzer is a module with ``start(folder)``, which returns a function that plays one round and raises if something is
-wrong. The number of a round is its seed, so each round can be repeated alone.
+A fuzzer is a module with a function ``play(number)``, which plays one round and raises if something is wrong, or with
+``start(folder)``, which returns one. The number of a round is its seed, so each round can be repeated alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def play(name: str, rounds: int, seed: int) -> int:
     """Play rounds, print each failure with the command that repeats it, and return the number of failures."""
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        play_round = importlib.import_module(f"fuzz.{name}").start(Path(folder).resolve())
+        fuzzer = importlib.import_module(f"fuzz.{name}")
+        play_round = fuzzer.start(Path(folder).resolve()) if hasattr(fuzzer, "start") else fuzzer.play
         for number in range(seed, seed + rounds):
             # If a signal ends the process, this line tells the round.
             print(f"\r{name}: round {number}", end="", file=sys.stderr, flush=True)

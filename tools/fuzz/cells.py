@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from raglane.kernels.dispatch import BACKENDS
 from random_cells import RandomCell, ask, difference, engine, naive
 
 # The other backends run only the cells of the library.
 _WAYS = [("reference", schedule) for schedule in BACKENDS["reference"].schedules] + [("program", "auto")]
-
-
-def start(_: Path) -> Callable[[int], None]:
-    return play
 
 
 def play(number: int) -> None:

@@ -15,12 +15,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from commands import tree
 from fuzz.crashes import ended, kill_after, same
 from raglane.data import Columns, convert
-from small_files import small_steps
+from small_files import small_steps, write_table
 
 _COLUMNS = Columns(sequence="x", label="kind", id="id")
 
@@ -37,9 +36,8 @@ class Yard:
         lines = [json.dumps(row) if place % 7 else "{" for place, row in enumerate(rows)]
         (folder / "a.jsonl").write_text("\n".join(lines))
         table = pa.Table.from_pylist([{**row, "kind": None if row["id"] == "s33" else row["kind"]} for row in rows])
-        pq.write_table(table, folder / "b.parquet", row_group_size=25)
-        with pa.OSFile(str(folder / "c.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=20)
+        write_table(folder / "b.parquet", table, 25)
+        write_table(folder / "c.arrow", table, 20)
         with ended(folder, 0, "die") as calls:
             self.convert()
         self.calls = calls()

@@ -15,8 +15,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from commands import write_steps
 from fuzz.crashes import contents, ended, has_begun, kill_after, same
@@ -28,14 +28,9 @@ WAYS = {"die": 4, "die twice": 4, "fail": 3, "kill": 1}
 _SMALL = ["--hidden-size", "3", "--batch-size", "5", "--epochs", "3", "--dropout", "0.2", "--threads", "1", "--quiet"]
 
 
-@dataclass(frozen=True)
-class Story:
-    """Which runs exist before and after a command.
-
-    Attributes:
-        before: name of the run that exists before it, if any.
-        end: name of the run that must exist after the repair.
-        replaces: True if the run from before must exist instead, until the command has written a checkpoint.
+class Story(NamedTuple):
+    """The run before a command, and the one after the repair: that of before, if the command was to replace it and has
+    not written a checkpoint.
     """
 
     before: str | None

@@ -7,6 +7,7 @@ again if nothing was written yet. All files must be equal, byte for byte, except
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -29,40 +30,25 @@ from processes import start as start_command
 _RANKS = (1, 2)
 
 
-class _Forked:
-    """A process that was forked from this one."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def exit_code(self) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
-
-
-def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
+def _start_rank(pipe: Connection) -> tuple[Any, Callable[[], int | None]]:
     """Replace ``launch.start_process``: fork instead of starting an interpreter."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # which may not fork
+    process = multiprocessing.get_context("fork").Process(target=_run_rank, args=(pipe,), daemon=True)
+    process.start()
+    return process, lambda: process.exitcode
+
+
+def _run_rank(pipe: Connection) -> None:
     from raglane.training.ranks import launch
 
-    pid = os.fork()
-    if pid == 0:
-        # Like a new process, the rank has none of its parent's open files.
-        mine = os.dup2(pipe.fileno(), 100)
-        os.closerange(3, 100)
-        os.closerange(101, 4096)
-        for number in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        launch.run_rank(Connection(mine))
-        os._exit(0)
-    process = _Forked(pid)
-    return process, process.exit_code
+    # Like a new process, the rank has none of its parent's open files.
+    mine = os.dup2(pipe.fileno(), 100)
+    os.closerange(3, 100)
+    os.closerange(101, 4096)
+    for number in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    launch.run_rank(Connection(mine))
+    os._exit(0)
 
 
 def _patch(saves_always: bool) -> None:

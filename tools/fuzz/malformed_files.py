@@ -15,7 +15,7 @@ import resource
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,3 @@ def play(number: int) -> None:
             raise AssertionError(
                 f"{type(error).__name__}: {error!s:.200}\n{path.name} {form} {columns}\n{content!r}"
             ) from error
-
-
-def start(_: Path) -> Callable[[int], None]:
-    return play

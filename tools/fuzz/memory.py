@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -280,7 +279,3 @@ def play(number: int) -> None:
     tolerance = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 0.3}[this.leaf.dtype]
     for index, pair in enumerate(zip(found, truth, strict=True)):
         assert error(*pair) < tolerance, f"{what}: result {index} is off by {error(*pair):.3g}"
-
-
-def start(_: Path) -> Callable[[int], None]:
-    return play

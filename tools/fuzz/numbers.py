@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -170,7 +168,3 @@ def play(number: int) -> None:
                 _check_bits(this, whole, chance)
     except AssertionError as fault:
         raise AssertionError(f"{this}: {fault}") from fault
-
-
-def start(_: Path) -> Callable[[int], None]:
-    return play

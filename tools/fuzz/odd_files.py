@@ -152,6 +152,7 @@ _KINDS = [pa.list_(pa.float32()), pa.list_(pa.float16()), pa.list_(pa.decimal128
           pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.timestamp("ns"), pa.date32(),
           pa.uint64(), pa.float64(), pa.decimal256(60, 2), pa.null(), pa.duration("s"),
           pa.list_(pa.bool_()), pa.list_(pa.timestamp("s")), pa.list_(pa.null())]  # fmt: skip
+_VALUES = [None, [], [1], [1, 2], [[1, 2]], "a", ["a", "b"], b"\xff", 1, 2.5, {"a": 1}, [[[1]]], [None], [True]]
 
 
 def _odd_array(chance: random.Random, count: int) -> Any:
@@ -164,24 +165,8 @@ def _odd_array(chance: random.Random, count: int) -> Any:
             else pa.array([[t] for t in texts.to_pylist()]).cast(pa.list_(pa.binary()))
         )
     kind = chance.choice(_KINDS)
-    pools: list[Any] = [
-        None,
-        [],
-        [1],
-        [1, 2],
-        [[1, 2]],
-        "a",
-        ["a", "b"],
-        b"\xff",
-        1,
-        2.5,
-        {"a": 1},
-        [[[1]]],
-        [None],
-        [True],
-    ]
-    fitting = []
-    for value in pools:
+    fitting: list[Any] = []
+    for value in _VALUES:
         with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             pa.array([value], kind)
             fitting.append(value)

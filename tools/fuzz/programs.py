@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -102,7 +100,3 @@ def play(number: int) -> None:
         for index, (mine, right) in enumerate(zip(found, case.expected(), strict=True)):
             name = f"result {index}"
             np.testing.assert_allclose(mine.numpy(), right, tolerance, tolerance, equal_nan=False, err_msg=name)
-
-
-def start(_: Path) -> Callable[[int], None]:
-    return play

@@ -1,0 +1,222 @@
+"""Data on the command line: features, limits of batches, empty sequences, names and bad rows."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raglane as rl
+from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from raglane.cli import main
+from raglane.data import read
+from raglane.errors import ArgumentError
+from raglane.runs.training import hold_out
+
+
+def test_features_from_training_to_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {
+            "load": [float(step % 3) for step in range(number % 3 + 1)],
+            "zone": [step % 2 for step in range(number % 3 + 1)],
+            "town": ["Rome", "Bonn"][number % 2],
+            "age": number,
+            "kind": "ab"[number % 2],
+        }
+        for number in range(12)
+    ]
+    data, run = tmp_path / "meters.jsonl", tmp_path / "run"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    named = ["--sequence-column", "load", "--feature-column", "zone", "--static-column", "town"]
+    named += ["--static-column", "age", "--categorical-column", "zone", "--label-column", "kind"]
+    assert main(["train", str(data), "--out", str(run), *named, *FAST]) == 0
+    printed = capsys.readouterr().out
+    told = "of 1 channel and zone (categories per element), town (categories per sequence), age (numbers per sequence)"
+    assert told in printed
+    # The run knows its columns, and Python tells the same.
+    assert main(["predict", str(run), str(data), "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
+    shares = [json.loads(line)["probability"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert rl.load(run).predict(data)["probability"] == shares
+    columns: dict[str, Any] = {"sequence": "load", "features": ["zone"], "static": ["town", "age"]}
+    settings: dict[str, Any] = {"label": "kind", "categorical": ["zone"], "epochs": 2, "hidden_size": 4, "threads": 1}
+    own = rl.fit(data, out=tmp_path / "own", **columns, **settings)
+    assert tree(tmp_path / "own" / "best") == tree(run / "best")
+    assert own.preprocess.categories == (3, 3)
+    assert main(["evaluate", str(run), str(data)]) == 0
+    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequences of 1 to 5 steps."""
+    return write_steps(tmp_path_factory.mktemp("data") / "steps.csv")
+
+
+def test_batches_of_elements(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place, (flags, words) in enumerate(
+        (
+            (["--batch-elements", "9", "--bucket"], None),
+            (["--batch-elements", "3", "--too-long", "drop", "--largest-first"], "left out"),
+            (["--batch-elements", "3", "--too-long", "split"], "split"),
+            (["--batch-elements", "3", "--too-long", "alone", "--task", "forecast"], "batches of their own"),
+        )
+    ):
+        out = tmp_path / f"{place}"
+        assert main(["train", str(data), *flags, "--out", str(out), *FAST]) == 0
+        shown = capsys.readouterr().out
+        assert ("longer than a batch" in shown) == (words is not None)
+        if words is not None:
+            assert f"sequences, {words}\n" in shown
+            assert "longer than a batch of 3 elements: " in shown
+        settings = json.loads((out / "run.json").read_text())["settings"]
+        assert settings["batch_elements"] == int(flags[1])
+
+
+def test_mistakes_are_one_line_and_leave_nothing(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
+    for flags, words in (
+        (["--batch-elements", "3"], ("at most the size of a batch, 3 elements", "--too-long split")),
+        (["--batch-elements", "0"], ("batch-elements must be ... got 0", "at least 1")),
+        (["--too-long", "drop"], ("too-long must be ... got 'drop'", "Pass --batch-elements")),
+        (["--too-long", "keep", "--batch-elements", "3"], ("keep",)),
+        (["--batch-elements", "30", "--batch-size", "auto"], ("batch-size must be ... got auto", "Leave one of them")),
+    ):
+        fails([*train, *flags], capsys, *words)
+        assert tree(tmp_path) == {}
+
+
+_NOTE = "its class follows from the initial state only"
+_NOTES = "their class follows from the initial state only"
+
+
+def _write(path: Path, lengths: list[int]) -> Path:
+    rows = [{"x": [0.5] * length, "y": "ab"[row % 2]} for row, length in enumerate(lengths)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _said(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if "initial state" in line]
+
+
+def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full, some = _write(tmp_path / "full.jsonl", [2] * 8), _write(tmp_path / "some.jsonl", [2, 1, 0, 3, 0, 1, 2, 1])
+    one = _write(tmp_path / "one.jsonl", [0, 2, 1, 1])
+    two = "2 of 8 sequences are empty (the first: row 2): " + _NOTES
+    assert [note for note in read(some).notes if "initial" in note] == [two]
+    run = tmp_path / "run"
+    assert _said(capsys, "train", full, "--out", run, *FAST) == []
+    lines = _said(capsys, "train", some, "--validation", one, "--test", some, "--out", tmp_path / "other", *FAST)
+    assert lines == [two, f"{one}: 1 of 4 sequences is empty (row 0): {_NOTE}", f"{some}: {two}"]
+    assert _said(capsys, "evaluate", run, full) == []
+    assert _said(capsys, "evaluate", run, some) == [two]
+    assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv") == [two]
+    assert _said(capsys, "predict", run, some, "-o", tmp_path / "p.csv", "-q") == []
+
+
+def test_ids_beyond_64_bits_are_written_as_text(tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    ids = [2**63, 10**30, 5, 6]
+    data.write_text("id,x,y\n" + "".join(f"{name},1,{'ab'[row % 2]}\n" for row, name in enumerate(ids)))
+    run = tmp_path / "run"
+    assert main(["train", str(data), "--out", str(run), *FAST, "-q", "--validation-fraction", "0"]) == 0
+    for kind in ("csv", "jsonl", "parquet"):
+        assert main(["predict", str(run), str(data), "-o", str(tmp_path / f"p.{kind}"), "-q"]) == 0
+    assert (tmp_path / "p.csv").read_text().splitlines()[2].startswith(f"{10**30},")
+
+
+def test_a_name_that_is_not_utf8_goes_through_a_run(tmp_path: Path) -> None:
+    data = tmp_path / "caf\udce9.jsonl"
+    _write(data, [2] * 8)
+    run = tmp_path / "\udce9$^{"
+    assert main(["train", str(data), "--test", str(data), "--out", str(run), *FAST, "-q"]) == 0
+    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "-q"]) == 0
+    assert main(["evaluate", str(run), "-q"]) == 0
+
+
+def test_the_held_out_part_has_no_sequence_of_the_training_part(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"id": row, "x": [1.0], "y": "ab"[row % 2]}) + "\n" for row in range(40)))
+    training, validation = hold_out(read(data), 0.3, 0)
+    assert len(validation) == 12
+    assert sorted([*(training.ids or ()), *(validation.ids or ())]) == list(range(40))
+
+
+def test_a_long_label_takes_its_room_once(tmp_path: Path) -> None:
+    """NumPy's arrays of strings would allocate its length for every row."""
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"x": [1.0], "y": label}) + "\n" for label in ["l" * 10**5, *"ab" * 500]))
+    records = read(data)
+    tracemalloc.start()
+    training, validation = hold_out(records, 0.1, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+    assert len(training) + len(validation) == 1001
+
+
+def _write_rows(name: str, bad: dict[int, str]) -> None:
+    rows = [{"x": [float(row % 3), 1.0], "y": float(row % 5)} for row in range(30)]
+    lines = [bad.get(place, json.dumps(row)) for place, row in enumerate(rows)]
+    Path(name).write_text("\n".join(lines))
+
+
+def _places(path: Path) -> list[tuple[str, str]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["location"], row["place"]) for row in rows]
+
+
+def test_bad_rows_are_left_out_counted_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write_rows("a.jsonl", {4: "{", 9: '{"x": [1.0], "y": "high"}'})
+    _write_rows("b.jsonl", {2: "]"})
+    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON")
+    assert not Path("run").exists()
+    skip = ["--on-bad-row", "skip"]
+    train = ["train", "a.jsonl", "--validation", "b.jsonl", "--test", "b.jsonl", "--out", "run", *FAST, *skip]
+    assert main(train) == 0
+    said = capsys.readouterr().out
+    # The task of most rows: only one has a class.
+    assert "task: regress (guessed" in said
+    assert "rows left out, because they break a rule: 2 of 30; the first: line 5" in said
+    assert "rows left out: 3, listed with reasons in run/skipped.jsonl" in said
+    listed = [("a.jsonl", "line 5"), ("a.jsonl", "line 10"), ("b.jsonl", "line 3")]
+    assert _places(Path("run", "skipped.jsonl")) == listed
+    assert "Invalid rows left out: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
+    # The run goes on in the same way, and is repeated so.
+    assert main(["train", "--resume", "--out", "run", "--epochs", "2"]) == 0
+    assert "rows left out: 3," in capsys.readouterr().out
+    assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
+    # Other data is not skipped by default.
+    fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
+    assert main(["evaluate", "run", "b.jsonl", *skip]) == 0
+    assert "rows left out: 1, listed with reasons in run/evaluation.json" in capsys.readouterr().out
+    evaluation = json.loads(Path("run/evaluation.json").read_text())
+    assert (evaluation["sequences"], evaluation["skipped"][0]["place"]) == (29, "line 3")
+    fails(["predict", "run", "b.jsonl", "-o", "p.csv"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
+    assert main(["predict", "run", "b.jsonl", "-o", "p.csv", *skip]) == 0
+    assert "rows left out: 1, listed with reasons in p.skipped.jsonl" in capsys.readouterr().out
+    assert _places(Path("p.skipped.jsonl")) == [("b.jsonl", "line 3")]
+    ids = [line.partition(",")[0] for line in Path("p.csv").read_text().splitlines()[1:]]
+    assert ids == [str(row) for row in range(30) if row != 2]
+    Path("b.jsonl").rename("p.skipped.jsonl")
+    fails(["predict", "run", "p.skipped.jsonl", "-o", "p.csv", *skip], capsys, "a file other than the data")
+    # A run that replaces this one, and leaves nothing out, has no such file.
+    _write_rows("a.jsonl", {})
+    assert main(["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip]) == 0
+    assert "rows left out: 0\n" in capsys.readouterr().out
+    assert not Path("run", "skipped.jsonl").exists()
+
+
+def test_what_a_program_holds_has_no_rows_to_leave_out() -> None:
+    with pytest.raises(ArgumentError, match="on_bad_row"):
+        rl.fit([[0.1, 0.2], [0.3]] * 4, ["a", "b"] * 4, on_bad_row="skip", epochs=1)
