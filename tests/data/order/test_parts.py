@@ -117,6 +117,7 @@ def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words:
         BatchLimit(**arguments)
 
 
+@example([0, 0], 2)  # a tie of two parts
 @given(st.lists(st.integers(0, 9), max_size=90), st.integers(1, 30))
 def test_each_goes_to_the_part_with_the_least(given: list[int], parts: int) -> None:
     sizes = np.sort(np.array(given, np.int64))[::-1]
