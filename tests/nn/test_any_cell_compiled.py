@@ -85,7 +85,7 @@ def assert_alike(one: Any, other: Any, kind: str = "Ragged", seed: int = 0) -> N
 
 @pytest.mark.parametrize("kind", ["Ragged", "padded"])
 def test_one_graph_in_inference_and_in_training(kind: str) -> None:
-    layer = a_model(bidirectional=kind == "Ragged")
+    layer = a_model(bidirectional=kind == "padded")
     twin, counter = compiled(layer, "aot_eager" if kind == "Ragged" else "eager")
     for is_training in (True, False):
         before = counter.frame_count
