@@ -82,6 +82,7 @@ def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: pytes
 def test_a_page_replaces_an_older_one(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("raglane.runs.inspection.page._pictures", lambda _: [])  # which take seconds
     Path("report.html").write_text("old")
     assert main(["inspect", "ok.csv", "--html", "report.html", "-q"]) == 0
     assert capsys.readouterr() == ("", "")

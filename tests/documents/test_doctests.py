@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
+from made_plans import BRIEF_LOOKS
 from raglane.native import missing_kernels
 
 PACKAGES = (rl, harness)
@@ -35,7 +36,8 @@ PARTS = sorted({_part_of(name) for name in MODULES})
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_examples(part: str) -> None:
+def test_examples(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     failed = []
     for name in MODULES:
         if _part_of(name) != part or name.endswith("__main__"):

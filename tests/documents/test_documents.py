@@ -17,6 +17,7 @@ import pytest
 
 import raglane as rl
 from commands import undrawn_pictures  # noqa: F401
+from made_plans import BRIEF_LOOKS
 from markdown_files import Block, blocks
 from raglane.cli import main
 
@@ -75,6 +76,7 @@ def test_document(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     names: dict[str, Any] = {"__name__": path.stem}
     for block in _blocks(path):
         if block.file is not None:

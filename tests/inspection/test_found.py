@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -60,6 +62,21 @@ def _contents(count: int = 600) -> Contents:
     return Contents(_ODD, Path("my data.csv"), lengths, "features", features, labels=labels, notes=(_ODD,))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_script() -> Iterator[None]:
+    """Bundle the script of the charts once, which takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts, "script", functools.cache(charts.script))
+        yield
+
+
+def _undrawn(found: Inspection) -> str:
+    """Return a page without the pictures of batches, which take most of its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_pictures", lambda _: [])
+        return page.as_page(found).decode()
+
+
 @pytest.fixture(scope="module")
 def drawn() -> str:
     return page.as_page(_inspect(_contents(1500), ranks=4)).decode()
@@ -74,7 +91,7 @@ def test_the_gain_that_is_told_is_the_gain_of_the_table() -> None:
     assert found.plan.others.keys() <= set(re.findall(r"\w+", text))
     of_torch = min(row["train_seconds"] for row in read["rows"] if row["backend"] == "torch")
     gain = f"{of_torch / read['best']['train_seconds']:.1f} times as fast as the fastest of torch"
-    for told in (text, read["why"], page.as_page(found).decode()):
+    for told in (text, read["why"], _undrawn(found)):
         assert re.findall(r"[\d.]+ times as fast as the fastest of torch", told) == [gain]
 
 
@@ -109,7 +126,7 @@ def test_features_with_columns_of_their_own_are_counted_and_part_of_the_layer() 
         {"name": "age", "per": "sequence", "categories": None, "missing": 0},
         {"name": "colour", "per": "element", "categories": 2, "missing": 1},
     ]
-    assert "categories per element, 2 different" in page.as_page(_inspect(contents)).decode()
+    assert "categories per element, 2 different" in _undrawn(_inspect(contents))
 
 
 def test_what_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +262,7 @@ def found() -> Inspection:
 
 @pytest.fixture(scope="module")
 def tables(found: Inspection) -> str:
-    return page.as_page(found).decode()
+    return _undrawn(found)
 
 
 def _table(text: str, caption: str) -> list[list[str]]:

@@ -17,6 +17,9 @@ _SIZES = (8, 16, 32, 64, 128, 256, 512)
 _WAYS = (("cpu", "lanes", 40.0, False), ("torch", "padded", 90.0, True), ("torch", "packed", 160.0, False))
 _STEP = 2e-4
 
+BRIEF_LOOKS = ((0.02, 1), (0.05, 1))
+"""For ``_LOOKS`` of the planner: a plan of a second, too short for good advice."""
+
 
 def make_plan(
     lengths: Tensor,
