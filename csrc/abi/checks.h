@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "abi/call.h"
@@ -27,6 +28,46 @@ inline std::vector<int64_t> checked_offsets(const int64_t* given, int64_t sequen
     fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)offsets[sequences],
          (long long)elements);
   return offsets;
+}
+
+inline void check_aligned(const char* name, const void* pointer) {
+  if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
+}
+
+// Checks the header of packed weights, if there are any.
+inline void check_packed(const void* packed, const PackedHeader& wanted) {
+  if (!packed) return;
+  check_aligned("packed", packed);
+  if (std::memcmp(packed, &wanted, sizeof wanted) != 0)
+    fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
+}
+
+// Packs weights: pack({to, bytes}) counts the bytes, and packs after the header if `to` is not null.
+template <class Pack> int32_t pack_after_header(const PackedHeader& header, void* to, int64_t* bytes, Pack&& pack) {
+  check_aligned("to", to);
+  int64_t needed = 0;
+  int32_t status = pack(PackTo{nullptr, &needed});
+  if (!to || status != RAGLANE_OK) return *bytes = needed, status;
+  if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
+  std::memcpy(to, &header, sizeof header);
+  return pack(PackTo{to, &needed});
+}
+
+// The checked slots of a call, a copy as well. A slot that occurs twice would be written by two threads.
+inline std::vector<int64_t> checked_slots(const int64_t* given, int64_t sequences, int64_t count) {
+  std::vector<int64_t> slots(given, given + (given ? sequences : 0));
+  bool rises = true;
+  for (size_t b = 0; b < slots.size(); b++) {
+    if (slots[b] < 0 || slots[b] >= count)
+      fail("slots[%lld]: got %lld; the rule: from 0 to %lld", (long long)b, (long long)slots[b], (long long)count - 1);
+    rises &= b == 0 || slots[b - 1] < slots[b];
+  }
+  if (rises) return slots;
+  std::vector<int64_t> sorted = slots;
+  std::sort(sorted.begin(), sorted.end());
+  auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) fail("slots: got %lld twice; the rule: a slot for each sequence", (long long)*twice);
+  return slots;
 }
 
 // The non-empty sequences, longest first, ties in order of their index, so that the order is always

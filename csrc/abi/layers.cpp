@@ -2,7 +2,6 @@
 #include "abi/raglane.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -29,12 +28,15 @@ using raglane::byte_kernels_of;
 using raglane::cache_bytes;
 using raglane::cell_count;
 using raglane::cell_table;
+using raglane::check_packed;
 using raglane::checked_offsets;
+using raglane::checked_slots;
 using raglane::fail;
 using raglane::guarded;
 using raglane::kernels_of;
 using raglane::most_threads;
 using raglane::order_of;
+using raglane::pack_after_header;
 using raglane::present;
 using raglane::processor_has;
 using raglane::useful_threads;
@@ -57,7 +59,7 @@ void check_sizes(const raglane_layer& l) {
     // Within these limits no product below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   const int64_t largest = 1 << 24;
-  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > largest ||
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.slot_count > most || l.input_size > largest ||
       l.hidden_size > largest || l.projection_size > largest || l.gate_stride > (1 << 28))
     fail("sizes: got more than this kernel was written for");
   at_least("projection_size", l.projection_size, 0);
@@ -105,6 +107,11 @@ void check_pointers(const raglane_layer& l, bool backward) {
   if (l.dtype == RAGLANE_INT8 && (backward || l.gates))
     fail("dtype: got int8 where gradients are wanted; the rule: weights of int8 are for inference");
   check_weights(l, backward);
+  if (l.slots) {
+    if (backward || l.gates || l.directions != 1)
+      fail("slots: got them with gradients or two directions; the rule: they are for inference in one direction");
+    if (l.initial_h || l.initial_c) fail("initial_h, initial_c: got one with slots; the rule: final_h and final_c are the pools");
+  }
   if (l.sequences > 0 && !backward) {
     present("final_h", l.final_h);
     if (cell.has_c) present("final_c", l.final_c);
@@ -164,18 +171,6 @@ PackedHeader header_of(const raglane_layer& l) {
   return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest};
 }
 
-void check_aligned(const char* name, const void* pointer) {
-  if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
-}
-
-void check_packed(const raglane_layer& l, bool backward) {
-  if (!l.packed || backward) return;
-  check_aligned("packed", l.packed);
-  PackedHeader wanted = header_of(l);
-  if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)
-    fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
-}
-
 int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
   std::vector<int64_t> order = order_of(l.offsets, l.sequences);
   double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.elements;
@@ -207,9 +202,11 @@ int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t si
     raglane_layer mine = *layer;
     check_sizes(mine);
     check_pointers(mine, backward);
-    check_packed(mine, backward);
+    if (!backward) check_packed(mine.packed, header_of(mine));
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     mine.offsets = offsets.data();
+    std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
+    if (mine.slots) mine.slots = slots.data(), mine.initial_h = mine.final_h, mine.initial_c = mine.final_c;
     std::vector<unsigned char> memory = complete(mine, backward);
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
     return facts_of(mine).is_elementwise ? run_elementwise(mine, kernels, backward) : run_matrix(mine, kernels, backward);
@@ -230,20 +227,13 @@ int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char*
   return guarded(message, size, [&] {
     present("layer", layer);
     present("bytes", bytes);
-    check_aligned("to", to);
     raglane_layer mine = *layer;
     check_sizes(mine);
         // Only the weights matter here.
     mine.sequences = mine.elements = 0;
-    mine.packed = nullptr;
+    mine.packed = nullptr, mine.slots = nullptr;
     check_pointers(mine, false);
-    int64_t needed = 0;
-    int32_t status = pack_into(mine, {nullptr, &needed});
-    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
-    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
-    PackedHeader header = header_of(mine);
-    std::memcpy(to, &header, sizeof header);
-    return pack_into(mine, {to, &needed});
+    return pack_after_header(header_of(mine), to, bytes, [&](PackTo packing) { return pack_into(mine, packing); });
   });
 }
 

@@ -1,4 +1,5 @@
 // The C interface of programs: decodes and checks a call, and calls the kernel of the instruction set.
+#include <algorithm>
 #include <cstring>
 
 #include "abi/checks.h"
@@ -287,13 +288,15 @@ void check_call(const raglane_program& p) {
   at_least("elements", p.elements, 0);
   at_least("code_size", p.code_size, 0);
   at_least("tensor_count", p.tensor_count, 0);
-  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.code_size > (1 << 24))
+  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.slot_count > most_rows || p.code_size > (1 << 24))
     fail("sizes: got more than this kernel was written for");
   present("code", p.code);
 }
 
-// Checks the tensors of a call as far as possible by their numbers.
-std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded) {
+enum class Tensors { all, weights };
+
+// Checks the tensors that a call reads as far as possible by their numbers.
+std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded, Tensors which) {
   const Code& code = decoded.code;
   if (p.tensor_count != decoded.tensors())
     fail("tensor_count: got %lld; the rule: %lld, from the program", (long long)p.tensor_count,
@@ -301,8 +304,12 @@ std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Deco
   if (p.tensor_count > 0) present("tensors", p.tensors);
   std::vector<raglane_tensor> tensors(p.tensors, p.tensors + p.tensor_count);
   const int64_t *first = code.first_tensor, weights = first[RAGLANE_LOCAL], outputs = first[RAGLANE_LOCAL + 1];
+  if (p.slots)  // of pools, which are read and written
+    std::copy_n(tensors.begin() + first[RAGLANE_STATE], code.states, tensors.begin() + first[RAGLANE_LOCAL + 2]);
   for (int64_t i = 0; i < p.tensor_count; i++) {
     const raglane_tensor& tensor = tensors[i];
+    bool is_weight = i >= weights && i < outputs;
+    if (which == Tensors::weights ? !is_weight : is_weight && p.packed) continue;
     bool of_elements = i < first[RAGLANE_SEQUENCE] || (i >= outputs && i < outputs + code.outputs);
     bool of_sequences = !of_elements && (i < first[RAGLANE_VECTOR] || i >= outputs);
     if (of_elements ? p.elements > 0 : !of_sequences || p.sequences > 0) present("data of a tensor", tensor.data);
@@ -311,11 +318,21 @@ std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Deco
       fail("dtype of a tensor: got %lld; the rule: the call's, or bfloat16 for elements and outputs of float32",
            (long long)tensor.dtype);
     int64_t least = i >= outputs ? code.output[i - outputs].width : 0;
-    for (int s = 0; s < (i >= weights && i < outputs ? 3 : 1); s++)
+    for (int s = 0; s < (is_weight ? 3 : 1); s++)
       if (tensor.strides[s] < least || tensor.strides[s] > most_rows)
         fail("strides of a tensor: got %lld; the rule: at least %lld", (long long)tensor.strides[s], (long long)least);
   }
   return tensors;
+}
+
+PackedHeader header_of(const raglane_program& p, const Code& code) {
+  uint64_t shapes = 14695981039346656037u;
+  int64_t numbers = 0;
+  for (const CodeWeight* weight = code.weight; weight < code.weight + code.weights; weight++) {
+    for (int64_t size : {weight->groups, weight->rows, weight->depth}) shapes = (shapes ^ (uint64_t)size) * 1099511628211u;
+    numbers += weight->groups * weight->rows * weight->depth;
+  }
+  return PackedHeader::of_program(p.isa, p.dtype, code.weights, numbers, (int64_t)shapes);
 }
 
 // Independent elements, in pieces of as many elements as there are lanes.
@@ -336,8 +353,11 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     check_call(mine);
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     Decoded decoded(mine.code, mine.code_size);
-    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded);
+    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded, Tensors::all);
     mine.tensors = tensors.data();
+    check_packed(mine.packed, header_of(mine, decoded.code));
+    std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
+    if (mine.slots) mine.slots = slots.data();
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, decoded.work() * mine.elements);
     if (!decoded.has_memory()) {
@@ -348,6 +368,25 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
     ProgramCall call{batch_of(mine.offsets, mine.elements, order), &mine, &decoded.code};
     return kernels.program(call);
+  });
+}
+
+extern "C" int32_t raglane_pack_program(const raglane_program* program, void* to, int64_t* bytes, char* message,
+                                        int64_t size) {
+  return guarded(message, size, [&] {
+    present("program", program);
+    present("bytes", bytes);
+    raglane_program mine = *program;
+    mine.threads = 1, mine.sequences = mine.elements = mine.ascending = 0;
+    mine.slots = nullptr, mine.packed = nullptr;
+    check_call(mine);
+    Decoded decoded(mine.code, mine.code_size);
+    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded, Tensors::weights);
+    mine.tensors = tensors.data();
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    return pack_after_header(header_of(mine, decoded.code), to, bytes, [&](PackTo packing) {
+      return kernels.program_pack(ProgramCall{{}, &mine, &decoded.code, packing});
+    });
   });
 }
 

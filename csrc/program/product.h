@@ -1,4 +1,4 @@
-// The products of a program: all lanes of a thread times weights that are packed once per call.
+// The products of a program: all lanes of a thread times packed weights.
 #pragma once
 
 #include "program/operations.h"
@@ -45,6 +45,25 @@ template <class A> struct PackedWeight {
         *to++ = first + i < own.columns ? matrix[(first + i) * strides[1] + k * strides[2]] : (A)0;
   }
 };
+
+// Set the memory of all weights.
+template <class A> void place_weights(const Code& code, PackedWeight<A>* weights, A* memory) {
+  for (int64_t w = 0; w < code.weights; w++) {
+    weights[w].panels.data = memory;
+    memory += weights[w].size();
+  }
+}
+
+// The part of one thread in packing all weights.
+template <class A> void pack_weights(const Code& code, PackedWeight<A>* weights, int thread, int threads) {
+  for (int64_t w = 0; w < code.weights; w++)
+    for (int64_t panel = thread; panel < weights[w].count(); panel += threads) weights[w].pack(panel);
+}
+
+// The weights after the header of packed ones, which no function writes to; without them `own`.
+template <class A> A* packed_weights(const void* packed, A* own) {
+  return packed ? (A*)((const unsigned char*)packed + sizeof(PackedHeader)) : own;
+}
 
 template <class A> struct LaneProduct {
   At to, start, from;

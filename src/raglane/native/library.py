@@ -29,7 +29,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 14
+ABI = 15
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -41,7 +41,7 @@ _MESSAGE = 256
 
 # The bytes of the structs that are packed with a fixed format.
 _SIZES = {
-    "raglane_program": 13 * 8,
+    "raglane_program": 16 * 8,
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
@@ -187,7 +187,8 @@ def library() -> Library:
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
-    handle.raglane_pack.argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
+    for name in ("pack", "pack_program"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]

@@ -105,7 +105,7 @@ class Layer(ABC):
         self.number = number
         fields = library.library().structs["raglane_layer"]
         self._pack_head = fields.packer(*_HEAD, end="sequences")
-        self._pack_counts = fields.packer("sequences", "elements", begin="sequences", end="input_size")
+        self._pack_counts = fields.packer("sequences", "elements", "slot_count", begin="sequences", end="input_size")
         self._sizes = fields.packer(*sizes, begin="input_size", end="offsets")(*sizes.values())
         self._heads: dict[tuple[str, int, int, torch.dtype], bytes] = {}
         weights, gradients = [
@@ -175,14 +175,14 @@ class Layer(ABC):
             raise
         return LayerResult(output, final, gates, c_states)
 
-    def _head(self, sequences: int, elements: int, dtype: torch.dtype) -> bytes:
+    def _head(self, sequences: int, elements: int, dtype: torch.dtype, slot_count: int = 0) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
         key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype), self.directions)
-        return head + self._pack_counts(sequences, elements) + self._sizes
+        return head + self._pack_counts(sequences, elements, slot_count) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """Return the dtype of packed weights for C: int8, or that of the tensors."""
