@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
+from raglane.kernels.cpu.prepared import PreparedLayer, PreparedProgram
 from raglane.kernels.program.backend import ready, step_of
 from raglane.native.library import cell_facts, has_cell
 from raglane.nn.recurrent.stack import Stack
@@ -20,7 +21,6 @@ from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import printed
 from raglane.ragged import Ragged
-from raglane.serve.standin import PreparedLayer, PreparedProgram
 
 
 class Stage:
