@@ -143,7 +143,7 @@ class AsyncStream:
     """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits for results.
 
     Example:
-        >>> import asyncio
+        >>> from raglane.serve import Engine
         >>> async def first(engine):
         ...     async with engine.stream() as stream:
         ...         stream.push(torch.randn(2, 3))
