@@ -24,7 +24,7 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
-from raglane.native.memory import NO_MEMORY, checked_rows, contiguous
+from raglane.native.memory import NO_MEMORY, addresses_of, checked_rows, contiguous
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Program
 
@@ -98,15 +98,9 @@ class _Prepared:
                 return None
         if len(self._widths) > 1 and {part.shape[0] for part in parts[-len(self._widths) :]} != {count}:
             return None
-        addresses: list[int] = []
-        storages = []
-        for part, size, width in zip(parts, sizes + [count] * len(self._widths), kind.bytes, strict=True):
-            storage, begin = part.untyped_storage(), int(part.storage_offset()) * part.itemsize
-            if storage.nbytes() < begin + size * width:
-                return None
-            storages.append(storage)
-            addresses.append(storage.data_ptr() + begin)
-        return _Admitted(count, batch, kind, addresses, storages)
+        sizes += [count] * len(self._widths)
+        placed = addresses_of(parts, [size * width for size, width in zip(sizes, kind.bytes, strict=True)])
+        return None if placed is None else _Admitted(count, batch, kind, *placed)
 
     def _checked(
         self, elements: tuple[Any, ...], offsets: Any, slots: Any, pools: Sequence[Any]
