@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,13 +12,13 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ShapeError
-from raglane.nn.recurrent import layer as layers
+from raglane.nn.recurrent import call
 
 LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
     "rnn": rl.nn.RNN,
     "lstm": rl.nn.LSTM,
-    "projected": lambda *sizes, **options: rl.nn.LSTM(*sizes, proj_size=3, **options),
-    "no bias": lambda *sizes, **options: rl.nn.LSTM(*sizes, bias=False, **options),
+    "projected": partial(rl.nn.LSTM, proj_size=3),
+    "no bias": partial(rl.nn.LSTM, bias=False),
     "gru": rl.nn.GRU,
     "mingru": rl.nn.MinGRU,
     "minlstm": rl.nn.MinLSTM,
@@ -30,14 +31,14 @@ LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
 @pytest.fixture(name="fast")
 def count_fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step has used the fast path."""
-    original, used = layers.step, list[bool]()
+    original, used = call.step, list[bool]()
 
     def counted(*args: Any) -> Any:
         result = original(*args)
         used.append(result is not None)
         return result
 
-    monkeypatch.setattr(layers, "step", counted)
+    monkeypatch.setattr("raglane.nn.recurrent.layer.step", counted)
     return used
 
 
