@@ -94,8 +94,9 @@ class Stream:
         engine = self._engine
         with engine._lock:
             slot = self._open_slot()
-            engine._fresh[slot] = True
+            engine._states.is_fresh[slot] = True
             engine._epochs[slot] += 1
+            engine._is_interrupted = engine._running
             return engine._frames.drop(slot) + engine._results.drop(slot)
 
     def close(self) -> None:
@@ -142,7 +143,7 @@ class AsyncStream:
     """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits for results.
 
     Example:
-        >>> import asyncio
+        >>> from raglane.serve import Engine
         >>> async def first(engine):
         ...     async with engine.stream() as stream:
         ...         stream.push(torch.randn(2, 3))
