@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -69,6 +71,6 @@ def test_torch_weights_fit() -> None:
         ((4, 6, 2), {"groups": 1.5}, "groups"),
     ],
 )
-def test_wrong_sizes(sizes: tuple[int, int, int], options: dict[str, int], name: str) -> None:
+def test_wrong_sizes(sizes: tuple[int, int, int], options: dict[str, Any], name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} must be"):
         rl.nn.CausalConv1d(*sizes, **options)
