@@ -41,12 +41,12 @@ def addresses_of(parts: Sequence[Tensor], sizes: Sequence[int]) -> tuple[list[in
     """Return the addresses and storages of contiguous tensors; None if a storage does not contain ``sizes`` bytes."""
     addresses, storages = [], []
     for part, size in zip(parts, sizes, strict=True):
-        storage, begin = part.untyped_storage(), int(part.storage_offset()) * part.itemsize
+        storage, begin = part.untyped_storage(), part.storage_offset() * part.itemsize
         if storage.nbytes() < begin + size:
             return None
         storages.append(storage)
         addresses.append(storage.data_ptr() + begin)
-    return addresses, storages
+    return addresses, storages  # type: ignore[return-value]  # no symbolic offset has a storage
 
 
 def has_no_storage(part: Tensor) -> bool:

@@ -190,7 +190,7 @@ class Layer(ABC):
             if guard is None or not guard(*parts):
                 if not self._admit_step(parts, rows):
                     return None
-            elif dim == 2 and {part.shape[1] for part in state} != {batch}:
+            elif dim == 2 and (state[0].shape[1] != batch or state[-1].shape[1] != batch):
                 return None
             size = batch * self.dtype.itemsize
             placed = addresses_of(parts, [size * self.input_size, *[size * own for own in self.sizes]])
@@ -202,7 +202,7 @@ class Layer(ABC):
         final = tuple([torch.empty_like(part) for part in state])
         pointers = self._pack_forward(
             *(offsets.buffer_info()[0], *placed[0], *[0] * (2 - len(state))),
-            *[int(part is not None) for part in weights],  # C reads only which ones there are
+            *[part is not None for part in weights],  # C reads only which ones there are
             *(packed.data_ptr(), output.data_ptr(), final[0].data_ptr(), final[1].data_ptr() if len(final) > 1 else 0),
             *(0, 0),
         )
