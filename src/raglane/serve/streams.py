@@ -94,8 +94,9 @@ class Stream:
         engine = self._engine
         with engine._lock:
             slot = self._open_slot()
-            engine._fresh[slot] = True
+            engine._states.is_fresh[slot] = True
             engine._epochs[slot] += 1
+            engine._is_interrupted = engine._running
             return engine._frames.drop(slot) + engine._results.drop(slot)
 
     def close(self) -> None:
