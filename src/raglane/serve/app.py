@@ -184,7 +184,7 @@ class Server:
         """Return a model by its name; None for the only one."""
         if name is None and len(self.served) == 1:
             return next(iter(self.served.values()))
-        if name not in self.served:
+        if name is None or name not in self.served:
             got, rule = "none" if name is None else quote(name), f"one of {quote_all(self.served)}"
             raise RefusedError(404, 4404, message("model", got, rule, "choose one of them"))
         return self.served[name]
@@ -345,7 +345,8 @@ class _Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
+            return
         server, start, status = self._server, time.perf_counter(), 500
 
         async def noted(sent: Any) -> None:
@@ -355,16 +356,16 @@ class _Guard:
 
         server.clients.requests += 1
         try:
-            try:
-                body = await self._checked(scope, receive)
-            except RefusedError as refusal:
-                return await _error(refusal)(scope, receive, noted)
+            body = await self._checked(scope, receive)
             unread = [{"type": "http.request", "body": body}]
 
             async def read() -> Any:
                 return unread.pop() if unread else await receive()
 
-            return None if body is None else await self._app(scope, read, noted)
+            if body is not None:
+                await self._app(scope, read, noted)
+        except RefusedError as refusal:
+            await _error(refusal)(scope, receive, noted)
         finally:
             server.clients.requests -= 1
             server.observe(scope, status, time.perf_counter() - start)

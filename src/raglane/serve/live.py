@@ -115,8 +115,7 @@ class Conversation:
     ) -> None:
         self._socket, self._served, self._options, self._is_binary = socket, served, options, is_binary
         self._most = most  # bytes of a message
-        assert served.engine is not None, "the caller checks that the model is live"  # noqa: S101
-        self._engine = served.engine
+        self._engine = served.streams
         self._own: AsyncStream = self._engine.stream()
         self._pushed = self._answered = 0
         self._change = asyncio.Event()
@@ -289,8 +288,7 @@ class Sequences:
     async def _run(
         self, name: tuple[str, Any], sequence: _Sequence, served: Served, frames: Tensor, keeps_state: bool
     ) -> tuple[Tensor, str | None]:
-        engine = served.engine
-        assert engine is not None, "the caller checks that the model is live"  # noqa: S101
+        engine = served.streams
         own = engine._prepared
         found = [torch.empty(0, *own.output_features, dtype=own.output_dtype)]
         try:
@@ -313,8 +311,7 @@ class Sequences:
             for other, sequence in list(self._open.items()):
                 if sequence.stream.stream.closed:
                     self._close(other)
-        engine = served.engine
-        assert engine is not None, "the caller checks that the model is live"  # noqa: S101
+        engine = served.streams
         self._clients.enter(client)
         try:
             stream = await engine.stream(state).__aenter__()

@@ -77,44 +77,41 @@ class Served:
 
     # Frames and results of streams.
 
+    @property
+    def streams(self) -> Engine:
+        """The engine of a model that has one."""
+        assert self.engine is not None, "the caller checks that the model is live"  # noqa: S101
+        return self.engine
+
     def frames(self, given: Any) -> Tensor:
-        """Return frames of JSON or bytes as a tensor ``(n, *features)`` that the engine accepts."""
-        engine = self.engine
-        assert engine is not None, "models without an engine have no streams"  # noqa: S101
+        """Return frames of JSON, bytes or a tensor as a tensor ``(n, *features)`` that the engine accepts."""
+        engine = self.streams
         dtype, features = engine._prepared.dtype, engine.features
         if isinstance(given, bytes):
             size = math.prod(features) * dtype.itemsize
             if len(given) % size:
-                got, rule = f"{len(given)} bytes", f"frames of {size} bytes, {DATATYPES[dtype]} in little endian"
+                got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {DATATYPES[dtype]} in little endian"
                 raise ShapeError(message("frames", got, rule, "send whole frames"))
             flat = torch.frombuffer(bytearray(given), dtype=dtype) if given else torch.empty(0, dtype=dtype)
-            found = flat.reshape(-1, *features)
-        elif engine._task is not None and (isinstance(given, str) or (given and isinstance(given[0], str))):
-            found = engine._task.frames(given)
-            if not isinstance(found, Tensor):
-                raise ArgumentTypeError(message("frames", quote(given), "lists of numbers", "send one list per frame"))
-        else:
-            found = _numbers(given, dtype)
-            found = found if found.numel() or found.dim() > 1 else found.reshape(0, *features)
-        engine._checked(found)
-        return found
+            given = flat.reshape(-1, *features)
+        elif not isinstance(given, Tensor) and not (is_text(given) and dtype is torch.int64):
+            given = _numbers(given, dtype)
+            given = given if given.numel() or given.dim() > 1 else given.reshape(0, *features)
+        rows = torch.from_numpy(engine._accepts.array(given, engine.nan == "pass"))
+        return (rows.view(dtype) if dtype is torch.bfloat16 else rows).reshape(-1, *features)
 
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
-        engine = self.engine
-        assert engine is not None, "models without an engine have no streams"  # noqa: S101
-        dtype = engine._prepared.dtype
-        if datatype == "BYTES" and engine._task is not None and all(isinstance(one, str) for one in data):
+        dtype = self.streams._prepared.dtype
+        if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
             return self.frames(data)
         if datatype != DATATYPES[dtype]:
             raise ArgumentError(message("datatype", quote(datatype), DATATYPES[dtype], "convert the data"))
-        numbers = _numbers(data, dtype)
+        numbers = _numbers(data, dtype, "data")
         if numbers.numel() != math.prod(shape):
-            got, rule = f"{numbers.numel()} numbers", f"as many numbers as the shape {tuple(shape)} has"
+            got, rule = f"{numbers.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
             raise ShapeError(message("data", got, rule, "correct the shape"))
-        found = numbers.reshape(*shape)
-        engine._checked(found)
-        return found
+        return self.frames(numbers.reshape(*shape))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""
@@ -122,22 +119,21 @@ class Served:
         found = [{"name": "outputs", "shape": shape, "datatype": datatype, "data": rows.flatten().tolist()}]
         for name, column in {} if self.run is None else self.answer(rows).items():
             kinds = {type(one) for one in column}
-            if len(kinds) == 1 and (datatype := _COLUMNS.get(kinds.pop())) is not None:
-                found.append({"name": name, "shape": [len(column)], "datatype": datatype, "data": column})
+            if len(kinds) == 1 and (kind := kinds.pop()) in _COLUMNS:
+                found.append({"name": name, "shape": [len(column)], "datatype": _COLUMNS[kind], "data": column})
         return found
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raise if options do not apply to the results of the model."""
-        engine = self.engine
-        assert engine is not None, "models without an engine have no streams"  # noqa: S101
+        own = self.streams._prepared
         if self.run is None and set(options) - {"outputs"}:
             rule = "left out for a model without a task"
             raise ArgumentError(message("options", ", ".join(options), rule, "leave them out"))
-        self.answer(torch.empty(0, *engine._prepared.output_features, dtype=engine._prepared.output_dtype), **options)
+        self.answer(torch.empty(0, *own.output_features, dtype=own.output_dtype), **options)
 
     def answer(self, rows: Tensor, *, outputs: bool = False, **options: Any) -> dict[str, Any]:
         """Return results of streams as columns, an entry per row: predictions of a run, otherwise the outputs."""
-        columns = {} if self.run is None else self.engine.columns(rows, **options)  # type: ignore[union-attr]
+        columns = {} if self.run is None else self.streams.columns(rows, **options)
         return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
 
     # Whole sequences.
@@ -165,7 +161,7 @@ class Served:
 
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
-        if self.run is None or (self.run.preprocess.is_tokens and not isinstance(given, str | list)):
+        if self.run is None:
             return self.frames(given)
         if self.run.preprocess.is_tokens:
             return given
@@ -182,7 +178,9 @@ class Served:
         """Answer the requests that wait, batch by batch."""
         loop = asyncio.get_running_loop()
         while self._waiting:
-            batch, kept, count = [], [], 0
+            batch: list[_Request] = []
+            kept: list[_Request] = []
+            count = 0
             for request in self._waiting:
                 fits = not batch or count + len(request.sequences) <= _MOST_TOGETHER
                 if fits and request.key == self._waiting[0].key:
@@ -221,10 +219,9 @@ class Served:
         if any(options.values()):
             got = ", ".join(name for name, value in options.items() if value)
             raise ArgumentError(message("options", got, "left out for a model without a task", "leave them out"))
-        assert self.engine is not None, "a model is a run or an engine"  # noqa: S101
         if not sequences:
             return {"outputs": []}
-        return {"outputs": [part.tolist() for part in self.engine.run(Ragged(sequences))]}
+        return {"outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))]}
 
     # Descriptions.
 
@@ -243,6 +240,11 @@ class Served:
             facts |= {"task": self.run.task, "channels": list(self.run.channels), "labels": list(self.run.labels)}
             facts["tokens"] = self.run.preprocess.is_tokens
         return {**found, "parameters": facts}
+
+
+def is_text(frames: Any) -> bool:
+    """Return True for a text or a list of tokens."""
+    return isinstance(frames, str) or (isinstance(frames, list) and len(frames) > 0 and isinstance(frames[0], str))
 
 
 def _kind(sequence: Any) -> str:
