@@ -380,17 +380,19 @@ class _Guard:
             server.clients.check_open()
         if (refusal := server.refusal(scope, headers)) is not None:
             raise refusal
-        parts, size, more = [], 0, True
-        while more:
-            length = headers.get("content-length", "")
-            if size > server.max_message or (length.isdecimal() and int(length[:20]) > server.max_message):
-                got, rule = f"more than {server.max_message:,} bytes", "within the limit of the server"
-                raise RefusedError(413, 1009, message("body", got, rule, "send less, or set --max-message"))
+        length = headers.get("content-length", "")
+        size, parts, more = 0, [], True
+        is_long = length.isdecimal() and int(length[:20]) > server.max_message
+        while more and not is_long:
             part = await receive()
             if part["type"] == "http.disconnect":
                 return None
             parts.append(part.get("body", b""))
             size, more = size + len(parts[-1]), part.get("more_body", False)
+            is_long = size > server.max_message
+        if is_long:
+            got, rule = f"more than {server.max_message:,} bytes", "within the limit of the server"
+            raise RefusedError(413, 1009, message("body", got, rule, "send less, or set --max-message"))
         return b"".join(parts)
 
 

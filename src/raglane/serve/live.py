@@ -148,16 +148,16 @@ class Conversation:
             return (4408, "the stream was idle for too long") if self._own.stream.closed else (1011, str(error))
         finally:
             for task in tasks:
+                task.add_done_callback(_retrieved)
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # Before the next await, where this task may be cancelled.
             self._own.stream.close()
 
     async def _last_results(self, writer: asyncio.Task[None]) -> set[asyncio.Task[None]]:
         """Wait until all queued frames are answered, or the client is gone."""
         settled = asyncio.create_task(self._settled())
-        done, rest = await asyncio.wait({settled, writer}, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest - {writer}:
-            task.cancel()
+        done, _ = await asyncio.wait({settled, writer}, return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
         return done
 
     async def _read(self) -> None:
@@ -243,6 +243,12 @@ class Conversation:
                 await socket.send_text(to_json({"at": self._answered, **served.answer(rows, **self._options)}))
             self._answered += len(rows)
             self._change.set()
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Mark the error of a task as retrieved; the first one has ended the conversation."""
+    if not task.cancelled():
+        task.exception()
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import message, quote, require
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, DispatchError, RaglaneError, ShapeError
 from raglane.ragged import Ragged
 from raglane.runs.run import Run
@@ -156,8 +156,15 @@ class Served:
         run = self.run
         if run is None:
             raise ArgumentError(message("table", "a table", "left out for a model without columns", "pass sequences"))
-        job = asyncio.get_running_loop().run_in_executor(self._pool, lambda: run.predict(columns, **options))
-        return (await job).columns
+        try:
+            table = require("pyarrow", "data").table(columns)
+        except (ValueError, TypeError, OverflowError) as error:
+            rule = "columns of equal lengths, each of one type"
+            raise ArgumentError(message("table", str(error), rule, "correct the columns")) from error
+        job = asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: run.predict(table, device="cpu", **options).columns
+        )
+        return await job
 
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
