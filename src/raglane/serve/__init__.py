@@ -7,6 +7,6 @@ streams, states.py their states, engine.py steps them, and streams.py is their i
 from __future__ import annotations
 
 from raglane.serve.engine import Engine
-from raglane.serve.streams import AsyncStream, Stream
+from raglane.serve.streams import Stream
 
-__all__ = ["AsyncStream", "Engine", "Stream"]
+__all__ = ["Engine", "Stream"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -111,7 +111,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
-        self._sizes, self._step_times, self._waits = Recent(), Recent(), Recent()
+        self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
         self._computed(self._one.rows, self._one.offsets, self._one.places, self._states.pools)
 
@@ -253,7 +253,7 @@ class Engine:
             with self._lock:
                 self._running = False
                 self._scatter(batch, outputs)
-                self._step_times.add(time.perf_counter() - start)
+                self._step_times.append(time.perf_counter() - start)
         if self.idle is not None:
             self.expire()
         return len(batch.slots)
@@ -277,7 +277,7 @@ class Engine:
             slot = ready.pop()
             self._listed[slot] = False
             self._one_row[0], self._one_slot[0] = frames.pop(slot), slot
-            self._waits.add(now - self._since[slot])
+            self._waits.append(now - self._since[slot])
             if self._states.is_fresh[slot]:
                 self._states.begin(self._one.places)
             batch = self._one
@@ -295,7 +295,7 @@ class Engine:
                 slots, lengths = slots[runs], lengths[runs]
             if not len(slots):
                 return None
-            self._waits.add_all(now - self._since[slots])
+            self._waits.extend((now - self._since[slots]).tolist())
             self._since[slots] = now
             if (fresh := slots[self._states.is_fresh[slots]]).size:
                 self._states.begin(torch.from_numpy(fresh))
@@ -308,7 +308,7 @@ class Engine:
         self._epochs_before = self._epochs[batch.slots]
         self._counts["steps"] += 1
         self._counts["frames"] += batch.rows.shape[0]
-        self._sizes.add(len(batch.slots))
+        self._sizes.append(len(batch.slots))
         return batch
 
     def _has_one(self, slot: int) -> bool:
@@ -472,8 +472,8 @@ class Engine:
                 "results": len(self._results),
                 **self._counts,
             }
-            found["step_streams"] = self._sizes.summary(1)
-            found["step_ms"], found["queue_ms"] = self._step_times.summary(1e3), self._waits.summary(1e3)
+            found["step_streams"] = _summary(self._sizes, 1)
+            found["step_ms"], found["queue_ms"] = _summary(self._step_times, 1e3), _summary(self._waits, 1e3)
         return found
 
 
@@ -487,31 +487,8 @@ class _Batch(NamedTuple):
     places: Tensor  # the slots as a tensor
 
 
-class Recent:
-    """The last measurements of one kind."""
-
-    def __init__(self) -> None:
-        self._numbers, self._count = np.zeros(_KEPT), 0
-        self._most = 0.0
-
-    def add(self, number: float) -> None:
-        """Add one measurement."""
-        self._numbers[self._count % _KEPT] = number
-        self._count += 1
-
-    def add_all(self, numbers: npt.NDArray[np.float64]) -> None:
-        """Add several measurements."""
-        if len(numbers) == 1:
-            return self.add(numbers[0])
-        own = numbers[:_KEPT]
-        self._numbers[np.arange(self._count, self._count + len(own)) % _KEPT] = own
-        self._count += len(own)
-        return None
-
-    def summary(self, scale: float) -> dict[str, float]:
-        """Return the median, the 99th percentile and the maximum; zeros without measurements."""
-        own = self._numbers[: min(self._count, _KEPT)]
-        if not len(own):
-            return {"p50": 0.0, "p99": 0.0, "most": 0.0}
-        middle, high = np.percentile(own, (50, 99))
-        return {"p50": scale * float(middle), "p99": scale * float(high), "most": scale * float(own.max())}
+def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:
+    """Return the median, the 99th percentile and the maximum; zeros without numbers."""
+    own = scale * np.fromiter(numbers, np.float64)
+    middle, high = np.percentile(own, (50, 99)) if len(own) else (0.0, 0.0)
+    return {"p50": float(middle), "p99": float(high), "most": float(own.max(initial=0.0))}
