@@ -74,7 +74,7 @@ class Frames:
         if not isinstance(frames, Tensor):
             try:
                 is_list = isinstance(frames, list | tuple)
-                frames = torch.tensor(frames, dtype=dtype) if is_list else torch.as_tensor(frames)
+                frames = torch.tensor(frames, dtype=dtype, device="cpu") if is_list else torch.as_tensor(frames)
             except (TypeError, ValueError, RuntimeError) as error:
                 rule = f"a tensor (n, {', '.join(map(str, features))})"
                 raise ArgumentTypeError(message("frames", quote(frames), rule, "pass a tensor or an array")) from error

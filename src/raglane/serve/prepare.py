@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -79,7 +80,7 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
         reason, fix = _unsupported(part)
         if reason:
             raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
-    with torch.no_grad(), default_modes(grad=False):
+    with default_modes(grad=False):
         return _Tracing(whole, shape, dtype is torch.int8).prepared()
 
 
@@ -158,13 +159,13 @@ class _Stream(Ragged):
 
 def _so_far(name: str, batch: _Stream) -> Tensor:
     """Return the pooling of the elements so far."""
-    tracing = _active[-1]
+    tracing = _active.get()
     rows = batch._values.reshape(batch._values.shape[0], -1)
     found = tracing.cut(running(name, rows.shape[1], tracing.dtype), rows)
     return found.reshape(batch._values.shape)
 
 
-_active: list[_Tracing] = []
+_active: ContextVar[_Tracing] = ContextVar("_active")
 
 
 def _untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -196,11 +197,11 @@ class _LayerCut(_Cut):
             raise Refused("it is called with a tensor, which is one sequence: pass the Ragged batch")
         if hx is not None or any(options.get(name) is not None for name in ("lengths", "resets")):
             raise Refused("it is called with an initial state, lengths or resets")
-        outputs = _active[-1].layer(layer, input._values)
+        outputs = _active.get().layer(layer, input._values)
         h = torch.stack(outputs) if layer.cell.output_is_state else _Unread()
         state = h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
         found = None if options.get("return_output") is False else input._like(outputs[-1])
-        _active[-1].states.append(state)
+        _active.get().states.append(state)
         self.__dict__["_latest"] = outputs[-1]
         return found, state
 
@@ -231,7 +232,7 @@ class _PoolingCut(_Cut):
         if isinstance(module, Pooling):
             found: Tensor = getattr(batch, module.name)()
             return found
-        tracing = _active[-1]
+        tracing = _active.get()
         return tracing.cut(running(module, batch._values.shape[1], tracing.dtype), batch._values)
 
 
@@ -239,7 +240,7 @@ class _LookupCut(_Cut):
     def forward(self, input: Any) -> Any:
         if isinstance(input, _Stream):
             return input._like(self.forward(input._values))
-        return _active[-1].lookup(self._whole[0], input)
+        return _active.get().lookup(self._whole[0], input)
 
 
 @dataclass(eq=False)
@@ -283,13 +284,13 @@ class _Tracing:
             marks = self.tracer.marks(flat).reshape(self.rows, *self.features)
             self._input = self.tracer.wrap(marks, self.dtype)
         batch = _Stream._make(self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None)
-        _active.append(self)
+        token = _active.set(self)
         try:
             output = self.tracer.run(lambda: self._rows_of(copy(batch)))
         except Exception as error:
             raise self._named(error, copy) from error
         finally:
-            _active.pop()
+            _active.reset(token)
         flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
         columns = self.tracer.columns(flat, flat.shape[1])
         result = Result(self.graph, [], [], [], columns, [])
