@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from torch import Tensor
 
 from raglane._utils.messages import message, quote, quote_all
-from raglane.errors import BusyError, ClosedError, RaglaneError
+from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, RaglaneError
 from raglane.serve.served import Served, to_json
 from raglane.serve.streams import AsyncStream
 
@@ -213,18 +213,25 @@ class Conversation:
 
     async def _push(self, given: Any) -> None:
         """Queue frames when there is room; frames that the engine refuses are answered with an error."""
+        most = self._engine.max_queue
         try:
             frames = self._served.frames(given)
-        except RaglaneError as error:
+            count = frames.shape[0] if frames.dim() else 0
+            if count > most:
+                for part in self._served.checked(frames).split(most):
+                    await self._push_part(part, part.shape[0])
+            else:
+                await self._push_part(frames, count)
+        except (ArgumentError, ArgumentTypeError) as error:
             await self._socket.send_text(to_json({"error": str(error), "at": self._pushed}))
-            return
-        most = self._engine.max_queue
-        for part in frames.split(most) if len(frames) else ():
-            while self._own.stream.queued + len(part) > most:
-                self._change.clear()
-                await self._change.wait()
-            self._own.push(part)
-            self._pushed += len(part)
+
+    async def _push_part(self, frames: Tensor, count: int) -> None:
+        """Push frames when the queue has room for them."""
+        while self._pushed > self._answered and self._own.stream.queued + count > self._engine.max_queue:
+            self._change.clear()
+            await self._change.wait()
+        self._own.push(frames)
+        self._pushed += count
 
     async def _settled(self) -> None:
         """Wait until all queued frames are answered."""

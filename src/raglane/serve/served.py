@@ -84,7 +84,7 @@ class Served:
         return self.engine
 
     def frames(self, given: Any) -> Tensor:
-        """Return frames of JSON, bytes or a tensor as a tensor ``(n, *features)`` that the engine accepts."""
+        """Return frames of JSON or bytes as a tensor, which the engine checks when it is pushed."""
         engine = self.streams
         dtype, features = engine._prepared.dtype, engine.features
         if isinstance(given, bytes):
@@ -93,25 +93,31 @@ class Served:
                 got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {DATATYPES[dtype]} in little endian"
                 raise ShapeError(message("frames", got, rule, "send whole frames"))
             flat = torch.frombuffer(bytearray(given), dtype=dtype) if given else torch.empty(0, dtype=dtype)
-            given = flat.reshape(-1, *features)
-        elif not isinstance(given, Tensor) and not (is_text(given) and dtype is torch.int64):
-            given = _numbers(given, dtype)
-            given = given if given.numel() or given.dim() > 1 else given.reshape(0, *features)
-        rows = torch.from_numpy(engine._accepts.array(given, engine.nan == "pass"))
-        return (rows.view(dtype) if dtype is torch.bfloat16 else rows).reshape(-1, *features)
+            return flat.reshape(-1, *features)
+        if is_text(given) and dtype is torch.int64:
+            return self.checked(given)
+        found = _numbers(given, dtype)
+        return found if found.numel() or found.dim() > 1 else found.reshape(0, *features)
+
+    def checked(self, frames: Any) -> Tensor:
+        """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
+        engine = self.streams
+        dtype = engine._prepared.dtype
+        rows = torch.from_numpy(engine._accepts.array(frames, engine.nan == "pass"))
+        return (rows.view(dtype) if dtype is torch.bfloat16 else rows).reshape(-1, *engine.features)
 
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
         dtype = self.streams._prepared.dtype
         if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
-            return self.frames(data)
+            return self.checked(data)
         if datatype != DATATYPES[dtype]:
             raise ArgumentError(message("datatype", quote(datatype), DATATYPES[dtype], "convert the data"))
         numbers = _numbers(data, dtype, "data")
         if numbers.numel() != math.prod(shape):
             got, rule = f"{numbers.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
             raise ShapeError(message("data", got, rule, "correct the shape"))
-        return self.frames(numbers.reshape(*shape))
+        return self.checked(numbers.reshape(*shape))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""
@@ -169,7 +175,7 @@ class Served:
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
         if self.run is None:
-            return self.frames(given)
+            return self.checked(self.frames(given))
         if self.run.preprocess.is_tokens:
             return given
         count = len(self.run.channels)
