@@ -226,19 +226,25 @@ def test_programs_that_are_wrong() -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"instructions": (replace(add, operation="conv"),)}, "program must be "),
         ({"instructions": (replace(add, operands=add.operands[:1]),)}, "1 results and 1 operands of add"),
-        ({"instructions": (replace(add, operands=(Operand(9), Operand(1))),)}, "block of a place: got 9"),
-        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place: got 4"),
-        ({"instructions": (replace(add, operands=(Operand(3), Operand(1))),)}, "written before it is read"),
-        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result: got block 0"),
-        ({"instructions": (replace(add, width=0),)}, "width of an instruction: got 0"),
-        ({"instructions": (replace(add, segments=2),)}, "segments: got 2"),
+        (
+            {"instructions": (replace(add, operands=(Operand(9), Operand(1))),)},
+            "block of a place must be below .*got 9",
+        ),
+        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place must be .*got 4"),
+        (
+            {"instructions": (replace(add, operands=(Operand(3), Operand(1))),)},
+            "must be a column that was written before",
+        ),
+        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result must be a local, got block 0"),
+        ({"instructions": (replace(add, width=0),)}, "width of an instruction must be .*got 0"),
+        ({"instructions": (replace(add, segments=2),)}, "segments must be .*got 2"),
         ({"instructions": (replace(add, columns=(1,)),)}, "columns of an instruction"),
-        ({"instructions": (product,)}, "weight of an instruction: got 0"),
+        ({"instructions": (product,)}, "weight of an instruction must be .*got 0"),
         ({"instructions": (product,), "weights": (Weight(1, 4, 2),)}, "groups . rows of its weight, 4"),
         ({"outputs": ((Operand(3, 1), 5),)}, "start of a place"),
-        ({"next_states": ()}, "states: got 0 next ones"),
+        ({"next_states": ()}, "next states must be .*got 0"),
         ({"blocks": (*good.blocks[:3], Block("local", 2**40))}, "width of a block"),
-        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block: got 1"),
+        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block must be .*got 1"),
     ]
     for changes, words in wrong:
         program = replace(good, **changes)  # type: ignore[arg-type]
@@ -250,7 +256,7 @@ def test_programs_that_are_wrong() -> None:
     copies = replace(inplace, operation="gather", operands=(Operand(3),), columns=(4, 3, 2, 1, 0))
     assert_agrees(tensors_for(replace(good, instructions=(add, inplace)), LENGTHS), 1e-12)
     for instruction in (beside, reduces, copies):
-        with pytest.raises(ArgumentError, match="result: got columns of an operand"):
+        with pytest.raises(ArgumentError, match="result must not overlap an operand"):
             tensors_for(replace(good, instructions=(add, instruction)), LENGTHS).run()
 
 
