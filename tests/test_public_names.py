@@ -24,6 +24,7 @@ def test_package() -> None:
         "packing",
         "plan",
         "plot",
+        "serve",
         "sklearn",
         "unaccelerate",
         "use_backend",
@@ -33,8 +34,8 @@ def test_package() -> None:
 
 def test_layers() -> None:
     assert set(rl.nn.__all__) == set(
-        """AttentionPooling CRF CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM
-        PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""".split()
+        """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM
+        MinGRU MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""".split()
     )
 
 

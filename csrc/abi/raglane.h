@@ -17,10 +17,11 @@
  * factors of gradients of values and weights (in bfloat16, wider ones); with `checkpoint_every`, also the gates of a
  * round. Of an element-wise call: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
  * All scratch is reserved before anything is overwritten: a failed call leaves its arguments unchanged. No function
- * throws. Two things outlive a call: the detected facts of the processor, and large blocks of scratch, which any later
- * call may use, and whose pages the system may reclaim; see raglane_take_block(). All functions are thread-safe. All
- * threads of a call use the rounding mode of the caller's thread, and its treatment of denormal numbers. After fork, a
- * child must pass one thread: OpenMP's threads do not survive a fork.
+ * throws. Three things outlive a call: the detected facts of the processor; the last 16 decoded programs of a thread;
+ * and large blocks of scratch, which any later call may use, and whose pages the system may reclaim, see
+ * raglane_take_block(). All functions are thread-safe. All threads of a call use the rounding mode of the caller's
+ * thread, and its treatment of denormal numbers. After fork, a child must pass one thread: OpenMP's threads do not
+ * survive a fork.
  */
 #ifndef RAGLANE_H
 #define RAGLANE_H

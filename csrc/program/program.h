@@ -119,7 +119,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       int64_t element[most_lanes];
       for (int i = 0; i < count; i++) element[i] = begin + i;
       find_elements(table, element, count);
-      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get()[i], table, count, alone, false);
+      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get() + i, 1, table, count, alone, false);
     }
   }
 
@@ -169,9 +169,9 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     if (phase.end > phase.begin)
       for (int first = begin; first < end; first += program_rows)
         run(phase, table, first, end - first < program_rows ? end - first : program_rows);
-    if (!phase.multiplies) return;
+    if (phase.products == 0) return;
     team.barrier->wait(team.members);
-    multiply_lanes(phase.product, table, active, team, backwards);
+    multiply_lanes(phase.product, phase.products, table, active, team, backwards);
     team.barrier->wait(team.members);
   }
 

@@ -123,6 +123,38 @@ def test_random_programs(isa: str, use: Use) -> None:
             assert_agrees(case.to(dtype), 10 * tolerance)
 
 
+def draw_products(chance: Random) -> Program:
+    """Draw adjacent products with one weight, of which some read or overwrite results of others."""
+    depth, width = chance.choice([(5, 3), (8, 8), (20, 37)])
+    blocks = [Block("element", 3 * depth), Block("state", 3 * depth), Block("local", 4 * width + depth)]
+    widths, instructions = (3 * depth, 3 * depth, 4 * width + depth), list[Instruction]()
+    instructions.append(Instruction("copy", (Operand(2),), (Operand(-1, number=0.5),), widths[2]))
+    for _ in range(chance.randint(2, 8)):
+        to = Operand(2, chance.choice([0, width, 2 * width, 3 * width, depth]))
+        block = chance.choice([0, 1, 2, 2])
+        from_ = Operand(block, chance.randint(0, widths[block] - depth))
+        start = chance.choice([Operand(-1), Operand(2, chance.randint(0, widths[2] - width))])
+        apart = [abs(to.start - place.start) >= width + depth or place.block != 2 for place in (from_, start)]
+        if all(apart):  # C refuses a result that overlaps an operand
+            instructions.append(Instruction("product", (to,), (start, from_), width, weight=0))
+    outputs = ((Operand(2), widths[2]), (Operand(1), depth))
+    state = Block("local", 3 * depth)
+    source = Operand(2) if widths[2] >= 3 * depth else Operand(0)
+    instructions.append(Instruction("tanh", (Operand(3),), (source,), 3 * depth))
+    return Program((*blocks, state), (Weight(1, width, depth),), tuple(instructions), outputs, (Operand(3),))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.usefixtures("two_threads")
+def test_products_with_one_weight(isa: str, use: Use) -> None:
+    for seed in range(120):
+        chance = Random(seed)
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
+        case = tensors_for(draw_products(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
+        for dtype, tolerance in TOLERANCE.items():
+            assert_agrees(case.to(dtype), 10 * tolerance)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.usefixtures("two_threads")

@@ -113,11 +113,13 @@ class CausalConv1d(Recurrent):
     @property
     def weight(self) -> Tensor:
         """The weight, with torch's shape."""
-        weight: Tensor = self.cells[0].weight
+        cell: Any = self.cells[0]
+        weight: Tensor = cell.weight
         return weight
 
     @property
     def bias(self) -> Tensor | None:
         """The bias; None without one."""
-        bias: Tensor | None = self.cells[0].bias
+        cell: Any = self.cells[0]
+        bias: Tensor | None = cell.bias
         return bias

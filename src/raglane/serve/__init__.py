@@ -1,12 +1,12 @@
 """Live streams: one engine holds a model and the states of thousands of streams.
 
-prepare.py and stages.py turn a model into stages, tasks.py a stored run; queues.py holds the frames and results of
-streams, engine.py steps them, and streams.py is their interface, also for asyncio.
+prepare.py and stages.py turn a model into stages, frames.py a stored run; queues.py holds the frames and results of
+streams, states.py their states, engine.py steps them, and streams.py is their interface, also for asyncio.
 """
 
 from __future__ import annotations
 
 from raglane.serve.engine import Engine
-from raglane.serve.streams import AsyncStream, Stream
+from raglane.serve.streams import Stream
 
-__all__ = ["AsyncStream", "Engine", "Stream"]
+__all__ = ["Engine", "Stream"]

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_choice, check_count, check_kind, check_real
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, CheckpointError, ClosedError, ShapeError
+from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
-from raglane.runs.run import Run
-from raglane.serve.prepare import Prepared, prepare
+from raglane.serve.frames import Frames, as_array, prepare_model
+from raglane.serve.prepare import Prepared
 from raglane.serve.queues import Integers, RowQueues
+from raglane.serve.states import States
 from raglane.serve.streams import AsyncStream, Stream, Waiters
-from raglane.serve.tasks import TaskModel, prepare_run
 
-_MAGIC, _HEAD = b"raglane1", struct.Struct("<8s32s")
 _KEPT = 4096  # measurements for statistics
 
 
@@ -87,42 +84,51 @@ class Engine:
         rule = "a number of seconds above 0, or None"
         self.idle = None if idle is None else check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
         self._on_idle = on_idle
-        self._options = {"features": features, "dtype": dtype}
-        self._take_model(_prepared(model, self._options))
-        self._pools = self._prepared.pools(slots)
+        self._options = features, dtype
+        self._take_model(prepare_model(model, *self._options))
+        # A slot that is closed during a step is free after it, so there are more slots than streams.
+        slots *= 2
+        self._states = States(self._prepared, slots)
         self._width, self._outputs = map(math.prod, (self.features, self._prepared.output_features))
         self._frames = RowQueues(slots, self._width, self._prepared.dtype)
         self._results = RowQueues(slots, self._outputs, self._prepared.output_dtype)
         self._lock, self._stepping = threading.Lock(), threading.Lock()
         self._streams: list[Stream | None] = [None] * slots
-        self._free = list(range(slots - 1, -1, -1))
+        self._open = 0  # the number of open streams
+        self._free: list[int] = []
         self._used = 0  # slots from here on were never used
-        self._fresh = np.zeros(slots, bool)  # begins with the first state
         self._epochs = np.zeros(slots, np.int64)  # counts resets and closes, which discard results of a running step
         self._since, self._touched = np.zeros(slots), np.zeros(slots)
+        self._ready: list[int] = []  # slots that have frames, and ``_listed``; some lost theirs since
+        self._listed = np.zeros(slots, bool)
         self._running = False  # a step is between reading frames and writing results
+        self._is_interrupted = False  # a stream was closed or reset during the step
+        self._epochs_before = self._epochs[:0]
+        self._make_one()
         self._closed_late: list[int] = []  # slots closed during a step, which still writes their states
         self._waiters = Waiters()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
-        self._sizes, self._step_times, self._waits = Recent(), Recent(), Recent()
-        self._warm_up()
+        self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
+        # The first step is not slower than others.
+        self._computed(self._one.rows, self._one.offsets, self._one.places, self._states.pools)
 
     def __repr__(self) -> str:
-        return f"Engine({self.slots - len(self._free)} of {self.slots} streams, {len(self._prepared.stages)} stages)"
+        return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
 
-    def _take_model(self, found: tuple[Prepared, TaskModel | None]) -> None:
-        self._prepared, self._task = found
+    def _take_model(self, found: tuple[Prepared, Frames]) -> None:
+        self._prepared, self._accepts = found
         self.features, self.digest = self._prepared.features, self._prepared.digest
 
-    def _warm_up(self) -> None:
-        """Run one element, so that the first step is not slower than others."""
-        self.run(Ragged._make(self._zeros(1), torch.tensor([0, 1], device="cpu"), None))
-
-    def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, *self.features, dtype=self._prepared.dtype, device="cpu")
+    def _make_one(self) -> None:
+        """Allocate the batch of a step of one frame."""
+        slots = np.zeros(1, np.int64)
+        rows = torch.zeros(1, self._width, dtype=self._prepared.dtype, device="cpu")
+        offsets = torch.tensor([0, 1], device="cpu")
+        self._one = _Batch(slots, 1, rows, offsets, torch.from_numpy(slots))
+        self._one_slot, self._one_row = slots, as_array(rows)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -138,19 +144,18 @@ class Engine:
         """
         with self._lock:
             self._raise_failure()
-            if not self._free:
+            if self._open >= self.slots:
                 self._counts["refused"] += 1
                 got, fix = f"{self.slots} open streams", "close a stream, or pass more slots"
                 raise BusyError(message("slots", got, "more than the number of open streams", fix))
-            rows = None if state is None else self._rows_of(state)
-            slot = self._free.pop()
-            stream = self._streams[slot] = Stream(self, slot)
+            rows = None if state is None else self._states.unpacked(state)
+            slot = self._free.pop() if self._free else self._used
             self._used = max(self._used, slot + 1)
+            self._open += 1
+            stream = self._streams[slot] = Stream(self, slot)
             self._touched[slot] = time.perf_counter()
             self._counts["opened"] += 1
-            self._fresh[slot] = rows is None
-            for pool, row in zip(self._pools, rows or (), strict=rows is not None):
-                pool[slot] = row
+            self._states.write(slot, rows)
             return stream
 
     def stream(self, state: bytes | None = None) -> AsyncStream:
@@ -161,79 +166,22 @@ class Engine:
         """Close a stream; the lock is held."""
         self._streams[slot]._slot = -1  # type: ignore[union-attr]
         self._streams[slot] = None
+        self._open -= 1
         self._frames.drop(slot)
         self._results.drop(slot)
         self._epochs[slot] += 1
+        self._is_interrupted = self._running
         (self._closed_late if self._running else self._free).append(slot)
         self._waiters.wake((slot,))
 
-    def _rows_of(self, state: bytes) -> list[Tensor]:
-        """Return the states in bytes, ``(size,)`` each."""
-        check_kind("state", state, bytes, "bytes", "pass the result of Stream.state()")
-        starts = self._prepared.starts
-        sizes = [start.numel() * start.element_size() for start in starts]
-        if len(state) != _HEAD.size + sum(sizes) or state[:8] != _MAGIC:
-            got, rule = f"{len(state)} bytes", f"{_HEAD.size + sum(sizes)} bytes that Stream.state() returned"
-            raise CheckpointError(message("state", got, rule, "pass the state of a stream of this model"))
-        if _HEAD.unpack_from(state)[1] != self.digest:
-            rule = "the state of a stream of the same model, with the same weights"
-            raise CheckpointError(message("state", "the state of another model", rule, "open a stream without state"))
-        rows, place = [], _HEAD.size
-        for start, size in zip(starts, sizes, strict=True):
-            rows.append(torch.frombuffer(bytearray(state[place : place + size]), dtype=start.dtype))
-            place += size
-        return rows
-
     def _state_of(self, stream: Stream) -> bytes:
         with self._stepping, self._lock:
-            slot = stream._open_slot()
-            rows = self._prepared.starts if self._fresh[slot] else [pool[slot] for pool in self._pools]
-            parts = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
-        return _HEAD.pack(_MAGIC, self.digest) + b"".join(parts)
+            return self._states.packed(stream._open_slot())
 
     # -- frames and results -------------------------------------------------------------------------------------------
 
-    def _checked(self, frames: Any) -> npt.NDArray[Any]:
-        """Return frames ``(n, width)`` as an array; bfloat16 as int16."""
-        if self._task is not None:
-            frames = self._task.frames(frames)
-        dtype, features = self._prepared.dtype, self.features
-        if not isinstance(frames, Tensor):
-            try:
-                frames = torch.as_tensor(frames) if not isinstance(frames, list | tuple) else _listed(frames, dtype)
-            except (TypeError, ValueError, RuntimeError) as error:
-                got, rule = quote(frames), f"a tensor (n, {', '.join(map(str, features))})"
-                raise ArgumentTypeError(message("frames", got, rule, "pass a tensor or an array")) from error
-        shape = tuple(frames.shape)
-        if len(shape) != 1 + len(features) or shape[1:] != features or frames.dtype is not dtype or not frames.is_cpu:
-            sizes = ", ".join(map(str, ("n", *features)))
-            got, rule = f"shape {shape} of {frames.dtype} on {frames.device}", f"a tensor ({sizes}) of {dtype} on cpu"
-            raise ShapeError(message("frames", got, rule, "reshape or convert them"))
-        rows = frames.detach().reshape(shape[0], self._width)
-        if dtype is torch.int64:
-            self._check_tokens(rows)
-        elif self.nan == "refuse" and shape[0] and not self._passes_nan:
-            least = rows.float().min() if dtype is torch.bfloat16 else rows.numpy().min()
-            if least != least:
-                step = int(rows.isnan().any(1).nonzero()[0])
-                got, rule = f"NaN in frame {step}", "numbers other than NaN"
-                raise ArgumentError(message("frames", got, rule, "correct them, or pass nan='pass' to the engine"))
-        plain = rows.contiguous().view(torch.int16) if dtype is torch.bfloat16 else rows
-        array: npt.NDArray[Any] = plain.numpy()
-        return array
-
-    @property
-    def _passes_nan(self) -> bool:
-        return self._task is not None and self._task.fills
-
-    def _check_tokens(self, rows: Tensor) -> None:
-        tokens = self._prepared.tokens
-        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < tokens):
-            got = f"tokens from {int(rows.min())} to {int(rows.max())}"
-            raise ArgumentError(message("frames", got, f"tokens from 0 to {tokens - 1}", "replace unknown tokens"))
-
     def _push(self, stream: Stream, frames: Any) -> None:
-        rows = self._checked(frames)
+        rows = self._accepts.array(frames, self.nan == "pass")
         count = rows.shape[0]
         with self._lock:
             slot = stream._open_slot()
@@ -253,6 +201,9 @@ class Engine:
                 self._counts["late"] += 1
             else:
                 self._since[slot] = now
+            if not self._listed[slot]:
+                self._listed[slot] = True
+                self._ready.append(slot)
         if not self._wake.is_set():
             self._wake.set()
 
@@ -269,7 +220,11 @@ class Engine:
                 return torch.empty(0, *shape, dtype=dtype, device="cpu")
             self._touched[slot] = time.perf_counter()
             is_full = self._results.counts[slot] >= self.max_queue
-            rows = self._results.take(np.array([slot]), np.array([count]))
+            if count == 1:
+                rows = torch.empty(1, self._outputs, dtype=self._prepared.output_dtype, device="cpu")
+                as_array(rows)[0] = self._results.pop(slot)
+            else:
+                rows = self._results.take(np.array([slot]), np.array([count]))
         if is_full and not self._wake.is_set():
             self._wake.set()
         return rows.reshape(-1, *self._prepared.output_features)
@@ -285,78 +240,97 @@ class Engine:
         with self._stepping:
             with self._lock:
                 self._raise_failure()
-                found = self._gather()
-                if found is None:
+                batch = self._gather()
+                if batch is None:
                     return 0
-                slots, lengths, rows, epochs = found
                 self._running = True
             start = time.perf_counter()
-            offsets = np.zeros(len(slots) + 1, np.int64)
-            lengths.cumsum(out=offsets[1:])
-            places = torch.from_numpy(slots)
             try:
-                with self._many(self.threads):
-                    outputs = self._prepared.run(rows, torch.from_numpy(offsets), places, self._pools)
+                outputs = self._computed(batch.rows, batch.offsets, batch.places, self._states.pools)
             except BaseException as error:
                 self._error = error
                 raise
-            finally:
-                with self._lock:
-                    self._running = False
-                    self._free += self._closed_late
-                    self._closed_late.clear()
             with self._lock:
-                self._scatter(slots, lengths, outputs, epochs)
-                self._step_times.add(time.perf_counter() - start)
+                self._running = False
+                self._scatter(batch, outputs)
+                self._step_times.append(time.perf_counter() - start)
         if self.idle is not None:
             self.expire()
-        return len(slots)
+        return len(batch.slots)
 
-    def _gather(self) -> tuple[Integers, Integers, Tensor, Integers] | None:
-        """Take the frames of a step; the lock is held."""
-        used = self._used
-        lengths = np.minimum(self._frames.counts[:used], self.max_queue - self._results.counts[:used])
-        slots = np.flatnonzero(lengths > 0)
-        if not len(slots):
-            return None
-        lengths = np.minimum(lengths[slots], self.chunk)
-        now = time.perf_counter()
-        self._waits.add_all(now - self._since[slots])
-        self._since[slots] = now
-        fresh = slots[self._fresh[slots]]
-        if len(fresh):
-            self._fresh[fresh] = False
-            places = torch.from_numpy(fresh)
-            for pool, start in zip(self._pools, self._prepared.starts, strict=True):
-                pool[places] = start
-        rows = self._frames.take(slots, lengths)
-        self._counts["steps"] += 1
-        self._counts["frames"] += rows.shape[0]
-        self._sizes.add(len(slots))
-        return slots, lengths, rows, self._epochs[slots]
-
-    def _scatter(self, slots: Integers, lengths: Integers, outputs: Tensor, epochs: Integers) -> None:
-        """Queue the results of a step; the lock is held."""
-        alive = self._epochs[slots] == epochs
-        if not alive.all():
-            outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
-            slots, lengths = slots[alive], lengths[alive]
-        if len(slots):
-            self._results.extend(slots, lengths, outputs.reshape(-1, self._outputs))
-            if self._waiters:
-                self._waiters.wake(slots.tolist())
-
-    @contextmanager
-    def _many(self, threads: int) -> Iterator[None]:
-        before = torch.get_num_threads()
-        if before == threads:
-            yield
-            return
-        torch.set_num_threads(threads)
+    def _computed(self, rows: Tensor, offsets: Tensor, places: Tensor, pools: Sequence[Tensor]) -> Tensor:
+        """Run the stages with the threads of the engine."""
+        threads = torch.get_num_threads()
+        if threads == self.threads:
+            return self._prepared.run(rows, offsets, places, pools)
+        torch.set_num_threads(self.threads)
         try:
-            yield
+            return self._prepared.run(rows, offsets, places, pools)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
+
+    def _gather(self) -> _Batch | None:
+        """Take the frames of a step; the lock is held."""
+        ready, frames, now = self._ready, self._frames, time.perf_counter()
+        if len(ready) == 1 and self._has_one(ready[0]):
+            # Without index arithmetic: most of the time of a step of one stream.
+            slot = ready.pop()
+            self._listed[slot] = False
+            self._one_row[0], self._one_slot[0] = frames.pop(slot), slot
+            self._waits.append(now - self._since[slot])
+            if self._states.is_fresh[slot]:
+                self._states.begin(self._one.places)
+            batch = self._one
+        elif ready:
+            slots = np.array(ready)
+            self._listed[slots] = False
+            ready.clear()
+            counts = frames.counts[slots]
+            lengths = np.minimum(np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots])
+            left = slots[counts > lengths]
+            self._listed[left] = True
+            ready += left.tolist()
+            runs = lengths > 0
+            if not runs.all():
+                slots, lengths = slots[runs], lengths[runs]
+            if not len(slots):
+                return None
+            self._waits.extend((now - self._since[slots]).tolist())
+            self._since[slots] = now
+            if (fresh := slots[self._states.is_fresh[slots]]).size:
+                self._states.begin(torch.from_numpy(fresh))
+            offsets = np.zeros(len(slots) + 1, np.int64)
+            lengths.cumsum(out=offsets[1:])
+            each = 1 if offsets[-1] == len(slots) else lengths
+            batch = _Batch(slots, each, frames.take(slots, each), torch.from_numpy(offsets), torch.from_numpy(slots))
+        else:
+            return None
+        self._epochs_before = self._epochs[batch.slots]
+        self._counts["steps"] += 1
+        self._counts["frames"] += batch.rows.shape[0]
+        self._sizes.append(len(batch.slots))
+        return batch
+
+    def _has_one(self, slot: int) -> bool:
+        """Return True if a stream has one frame, and room for its result."""
+        return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
+
+    def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
+        """Queue the results of a step; the lock is held."""
+        slots, lengths = batch.slots, batch.lengths
+        self._free += self._closed_late
+        self._closed_late.clear()
+        if self._is_interrupted:
+            self._is_interrupted = False
+            alive = self._epochs[slots] == self._epochs_before
+            outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
+            slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
+        if len(slots) == 1 and outputs.shape[0] == 1:
+            self._results.append(int(slots[0]), as_array(outputs))
+        elif len(slots):
+            self._results.extend(slots, lengths, outputs)
+        if self._waiters:
+            self._waiters.wake(slots.tolist())
 
     def run(self, batch: Ragged) -> Ragged:
         """Run the model on whole sequences, with the bits of streams.
@@ -368,15 +342,13 @@ class Engine:
             The outputs, one per element.
         """
         check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
-        self._checked(batch.values)
+        self._accepts.array(batch.values, self.nan == "pass")
         count = len(batch)
         pools = self._prepared.pools(count)
         for pool, start in zip(pools, self._prepared.starts, strict=True):
             pool[:] = start
-        with self._many(self.threads):
-            outputs = self._prepared.run(
-                batch.values.reshape(-1, self._width), batch.offsets, torch.arange(count, device="cpu"), pools
-            )
+        rows = batch.values.reshape(-1, self._width)
+        outputs = self._computed(rows, batch.offsets, torch.arange(count, device="cpu"), pools)
         return batch._like(outputs.reshape(-1, *self._prepared.output_features))
 
     def columns(self, rows: Tensor, **options: Any) -> dict[str, list[Any]]:
@@ -389,9 +361,7 @@ class Engine:
         Raises:
             ArgumentError: the model of the engine is not a run, or an option does not apply to its task.
         """
-        if self._task is None:
-            raise ArgumentError(message("model", "a module", "a run", "pass the result of rl.load to the engine"))
-        return self._task.columns(rows, **options)
+        return self._accepts.columns(rows, **options)
 
     # -- the engine's own thread --------------------------------------------------------------------------------------
 
@@ -468,7 +438,7 @@ class Engine:
         Raises:
             ShapeError: frames or results have another shape or dtype, or the states do, without ``restart``.
         """
-        found = _prepared(model, self._options)
+        found = prepare_model(model, *self._options)
         new, old = found[0], self._prepared
         facts = [
             (part.features, part.dtype, part.tokens, part.output_features, part.output_dtype) for part in (new, old)
@@ -482,9 +452,7 @@ class Engine:
             raise ShapeError(message("model", got, "a model with the same states", "pass restart=True"))
         with self._stepping, self._lock:
             self._take_model(found)
-            if restart:
-                self._pools = new.pools(self.slots)
-                self._fresh[:] = True
+            self._states.replace(new, restart)
 
     def stats(self) -> dict[str, Any]:
         """Return statistics: counts since the start, and percentiles of the last steps.
@@ -497,55 +465,30 @@ class Engine:
         """
         with self._lock:
             found: dict[str, Any] = {
-                "streams": self.slots - len(self._free) - len(self._closed_late),
+                "streams": self._open,
                 "slots": self.slots,
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
                 "queued": len(self._frames),
                 "results": len(self._results),
                 **self._counts,
             }
-            found["step_streams"] = self._sizes.summary(1)
-            found["step_ms"], found["queue_ms"] = self._step_times.summary(1e3), self._waits.summary(1e3)
+            found["step_streams"] = _summary(self._sizes, 1)
+            found["step_ms"], found["queue_ms"] = _summary(self._step_times, 1e3), _summary(self._waits, 1e3)
         return found
 
 
-class Recent:
-    """The last measurements of one kind."""
+class _Batch(NamedTuple):
+    """The frames of one step."""
 
-    def __init__(self) -> None:
-        self._numbers, self._count = np.zeros(_KEPT), 0
-        self._most = 0.0
-
-    def add(self, number: float) -> None:
-        """Add one measurement."""
-        self._numbers[self._count % _KEPT] = number
-        self._count += 1
-
-    def add_all(self, numbers: npt.NDArray[np.float64]) -> None:
-        """Add several measurements."""
-        if len(numbers) == 1:
-            return self.add(numbers[0])
-        own = numbers[:_KEPT]
-        self._numbers[np.arange(self._count, self._count + len(own)) % _KEPT] = own
-        self._count += len(own)
-        return None
-
-    def summary(self, scale: float) -> dict[str, float]:
-        """Return the median, the 99th percentile and the maximum; zeros without measurements."""
-        own = self._numbers[: min(self._count, _KEPT)]
-        if not len(own):
-            return {"p50": 0.0, "p99": 0.0, "most": 0.0}
-        middle, high = np.percentile(own, (50, 99))
-        return {"p50": scale * float(middle), "p99": scale * float(high), "most": scale * float(own.max())}
+    slots: Integers
+    lengths: Integers | int  # 1 for one frame each
+    rows: Tensor
+    offsets: Tensor
+    places: Tensor  # the slots as a tensor
 
 
-def _listed(frames: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """Return lists of numbers as a tensor of the model's dtype."""
-    return torch.tensor(frames, dtype=dtype, device="cpu")
-
-
-def _prepared(model: Any, options: dict[str, Any]) -> tuple[Prepared, TaskModel | None]:
-    """Return a model as stages, and the task of a run."""
-    if isinstance(model, Run):
-        return prepare_run(model, **options)
-    return prepare(model, **options), None
+def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:
+    """Return the median, the 99th percentile and the maximum; zeros without numbers."""
+    own = scale * np.fromiter(numbers, np.float64)
+    middle, high = np.percentile(own, (50, 99)) if len(own) else (0.0, 0.0)
+    return {"p50": float(middle), "p99": float(high), "most": float(own.max(initial=0.0))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -30,6 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIX = "change the model, or call it on whole sequences without an engine"
+_GUESS = "pass features, the shape of an element, if it is another one; or change the model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +75,13 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
     if dtype not in (None, torch.int8):
         rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
+    shape = (features,) if isinstance(features, int) else features if features is None else tuple(features)
     for name, part in whole.named_modules():
         reason, fix = _unsupported(part)
         if reason:
             raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
-    with torch.no_grad(), default_modes(grad=False):
-        return _Tracing(whole, _features(whole, features), dtype is torch.int8).prepared()
+    with default_modes(grad=False):
+        return _Tracing(whole, shape, dtype is torch.int8).prepared()
 
 
 def _unsupported(part: nn.Module) -> tuple[str, str]:
@@ -114,20 +117,17 @@ class _Chain(nn.Module):
         return batch
 
 
-def _features(model: nn.Module, features: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the shape of an element; None for tokens."""
-    if features is not None:
-        return (features,) if isinstance(features, int) else tuple(features)
+def _guessed(model: nn.Module) -> tuple[int, ...] | None:
+    """Return the shape of an element by the first module with an input size; None for tokens."""
     for part in model.modules():
         if isinstance(part, nn.Embedding):
             return None
-        width = getattr(part, "input_size", None) if isinstance(part, Stack | Mixed) else None
-        width = part.in_features if isinstance(part, nn.Linear) else width
         if isinstance(part, Mixed):
-            width = part.numbers + len(part.tables)
-        if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) == 1:
-            width = part.normalized_shape[0]
-        if isinstance(width, int):
+            return (part.numbers + len(part.tables),)
+        width = part.in_features if isinstance(part, nn.Linear) else None
+        width = part.input_size if isinstance(part, Stack) else width
+        width = part.normalized_shape[0] if isinstance(part, nn.LayerNorm) else width
+        if width is not None:
             return (width,)
     rule = "given for this model: the shape of an element"
     raise ArgumentError(message("features", "None", rule, "pass e.g. features=64"))
@@ -159,13 +159,13 @@ class _Stream(Ragged):
 
 def _so_far(name: str, batch: _Stream) -> Tensor:
     """Return the pooling of the elements so far."""
-    tracing = _active[-1]
+    tracing = _active.get()
     rows = batch._values.reshape(batch._values.shape[0], -1)
     found = tracing.cut(running(name, rows.shape[1], tracing.dtype), rows)
     return found.reshape(batch._values.shape)
 
 
-_active: list[_Tracing] = []
+_active: ContextVar[_Tracing] = ContextVar("_active")
 
 
 def _untraced(function: Callable[P, R]) -> Callable[P, R]:
@@ -197,10 +197,11 @@ class _LayerCut(_Cut):
             raise Refused("it is called with a tensor, which is one sequence: pass the Ragged batch")
         if hx is not None or any(options.get(name) is not None for name in ("lengths", "resets")):
             raise Refused("it is called with an initial state, lengths or resets")
-        outputs = _active[-1].layer(layer, input._values)
+        outputs = _active.get().layer(layer, input._values)
         h = torch.stack(outputs) if layer.cell.output_is_state else _Unread()
         state = h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
         found = None if options.get("return_output") is False else input._like(outputs[-1])
+        _active.get().states.append(state)
         self.__dict__["_latest"] = outputs[-1]
         return found, state
 
@@ -213,8 +214,14 @@ class _LayerCut(_Cut):
 class _Unread:
     """A state that the kernels keep to themselves."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise Refused(f"it reads {name} of a state other than the output")
+    def __getattr__(self, _: Any) -> Any:
+        raise Refused("it reads a state other than the output")
+
+    __getitem__ = __iter__ = __getattr__
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise Refused("it computes with a state other than the output")
 
 
 class _PoolingCut(_Cut):
@@ -225,7 +232,7 @@ class _PoolingCut(_Cut):
         if isinstance(module, Pooling):
             found: Tensor = getattr(batch, module.name)()
             return found
-        tracing = _active[-1]
+        tracing = _active.get()
         return tracing.cut(running(module, batch._values.shape[1], tracing.dtype), batch._values)
 
 
@@ -233,7 +240,7 @@ class _LookupCut(_Cut):
     def forward(self, input: Any) -> Any:
         if isinstance(input, _Stream):
             return input._like(self.forward(input._values))
-        return _active[-1].lookup(self._whole[0], input)
+        return _active.get().lookup(self._whole[0], input)
 
 
 @dataclass(eq=False)
@@ -249,11 +256,14 @@ class _Tracing:
     """Traces one model."""
 
     def __init__(self, model: nn.Module, features: tuple[int, ...] | None, int8: bool) -> None:
-        self.model, self.features, self.int8 = model, features, int8
+        self.model, self.int8 = model, int8
+        self.features = _guessed(model) if features is None else features
+        self.is_guess = features is None
         floats = [part for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
         self.narrow = floats[0].dtype if floats else torch.float32
         self.dtype = torch.float32 if self.narrow is torch.bfloat16 else self.narrow
         self.left: list[str] = []
+        self.states: list[Any] = []
         self.tokens = 0
         self._pieces: list[_Piece] = []
         self._leaves: list[Tensor] = []
@@ -274,13 +284,13 @@ class _Tracing:
             marks = self.tracer.marks(flat).reshape(self.rows, *self.features)
             self._input = self.tracer.wrap(marks, self.dtype)
         batch = _Stream._make(self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None)
-        _active.append(self)
+        token = _active.set(self)
         try:
             output = self.tracer.run(lambda: self._rows_of(copy(batch)))
         except Exception as error:
             raise self._named(error, copy) from error
         finally:
-            _active.pop()
+            _active.reset(token)
         flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
         columns = self.tracer.columns(flat, flat.shape[1])
         result = Result(self.graph, [], [], [], columns, [])
@@ -338,7 +348,8 @@ class _Tracing:
             pool[:] = start
         rows = batch._values.reshape(4, -1)
         found = made.run(rows, batch._offsets, torch.arange(2, device="cpu"), pools).double()
-        wanted = _single(expected)
+        wanted = expected[0] if isinstance(expected, tuple) else expected
+        wanted = wanted._values if isinstance(wanted, Ragged) else wanted
         if wanted.shape[:1] == (2,):  # of whole sequences
             found = found[[2, 3]]
         wanted = wanted.double().reshape(found.shape) if wanted.numel() == found.numel() else wanted
@@ -349,7 +360,10 @@ class _Tracing:
 
     def _rows_of(self, found: Any) -> Tensor:
         """Return the result of the model as a tensor with a row per element."""
-        found = _single(found)
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if is_pair and any(found[1] is state for state in self.states):
+            found = found[0]
+        found = found._values if isinstance(found, Ragged) else found
         if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[0] != self.rows:
             got = f"{len(found)} results" if isinstance(found, tuple | list | dict) else f"a {type(found).__name__}"
             raise Refused(f"it returns {got}, not one Ragged or tensor with a row for each element")
@@ -376,7 +390,7 @@ class _Tracing:
             if isinstance(error, Refused)
             else f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
         )
-        return _refused(f"{name or 'the model'} ({kind}): {where}{reason}")
+        return _refused(f"{name or 'the model'} ({kind}): {where}{reason}", _GUESS if self.is_guess else _FIX)
 
     # Cuts.
 
@@ -390,7 +404,7 @@ class _Tracing:
         """Cut at a recurrent layer; return the outputs of each layer of its stack."""
         if rows.dim() != 2 or rows.shape[1] != layer.input_size:
             raise Refused(f"its input has shape {tuple(rows.shape[1:])} for input_size = {layer.input_size}")
-        make = lambda read, end: layer_stages(layer, read, end, self.int8, self.left)  # noqa: E731
+        make = lambda read, end: layer_stages(layer, read, end, self.narrow, self.int8, self.left)  # noqa: E731
         piece = _Piece(self._columns(rows), make)
         outputs = []
         for _ in range(layer.num_layers):
@@ -467,13 +481,3 @@ class _Tracing:
             self.narrow,
             digest_of(stages, facts),
         )
-
-
-def _single(found: Any) -> Any:
-    """Return the output of a pair (output, state) of a layer, and the values of a Ragged."""
-    found = found[0] if isinstance(found, tuple) and len(found) == 2 and _is_state(found[1]) else found
-    return found._values if isinstance(found, Ragged) else found
-
-
-def _is_state(part: Any) -> bool:
-    return isinstance(part, Tensor | _Unread) or (isinstance(part, tuple) and all(map(_is_state, part)))

@@ -57,11 +57,11 @@ class RowQueues:
         self._last[slot] = last
         self.counts[slot] += count
 
-    def extend(self, slots: Integers, lengths: Integers, rows: Tensor) -> None:
-        """Add ``lengths`` rows, each at least 1, to each of different queues."""
+    def extend(self, slots: Integers, lengths: Integers | int, rows: Tensor) -> None:
+        """Add ``lengths`` rows, each at least 1 (an int is 1), to each of different queues."""
         places = self._taken(rows.shape[0])
         self._rows.index_copy_(0, torch.from_numpy(places), rows)
-        if len(slots) == len(places):
+        if isinstance(lengths, int):
             begins = ends = places
             self._runs[places] = 1
         else:
@@ -75,11 +75,30 @@ class RowQueues:
         self._last[slots] = ends
         self.counts[slots] += lengths
 
-    def take(self, slots: Integers, lengths: Integers) -> Tensor:
-        """Remove the first ``lengths`` rows, each at least 1, of different queues; return them queue after queue."""
+    def pop(self, slot: int) -> npt.NDArray[Any]:
+        """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is int16."""
+        place = self._first[slot]
+        if self._runs[place] > 1:
+            self._runs[place + 1] = self._runs[place] - 1
+            self._first[slot] = place + 1
+        else:
+            self._first[slot] = self._next[place]
+        self.counts[slot] -= 1
+        self._free[self._left] = place
+        self._left += 1
+        row: npt.NDArray[Any] = self._memory[place]
+        return row
+
+    def take(self, slots: Integers, lengths: Integers | int) -> Tensor:
+        """Remove the first ``lengths`` rows, each at least 1 (an int is 1), of different queues, in their order."""
         places = self._first[slots]
-        if len(slots) == lengths.sum():
-            self._first[slots] = self._next[places]
+        if isinstance(lengths, int):
+            runs = self._runs[places]
+            after = self._next[places]
+            if (longer := runs > 1).any():
+                after[longer] = places[longer] + 1
+                self._runs[after[longer]] = runs[longer] - 1
+            self._first[slots] = after
         else:
             places = self._walked(slots, places, lengths)
         self.counts[slots] -= lengths
@@ -90,7 +109,9 @@ class RowQueues:
     def drop(self, slot: int) -> int:
         """Empty a queue; return the number of its rows."""
         count = int(self.counts[slot])
-        if count:
+        if count == 1:
+            self.pop(slot)
+        elif count:
             one = np.array([slot])
             self._release(self._walked(one, self._first[one], self.counts[one]))
             self.counts[slot] = 0

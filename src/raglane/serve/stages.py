@@ -143,11 +143,13 @@ def digest_of(stages: Iterable[Stage], rest: str) -> bytes:
     return found.digest()
 
 
-def layer_stages(layer: Stack, read: int, next_read: int, int8: bool, left: list[str]) -> list[Stage]:
+def layer_stages(
+    layer: Stack, read: int, next_read: int, dtype: torch.dtype, int8: bool, left: list[str]
+) -> list[Stage]:
     """Return the stages of a recurrent layer, one for each layer of the stack; raise Refused if it has none.
 
-    The first stage reads the rows ``read``, the others those of the stage before, which begin at ``next_read``. The
-    reasons why layers keep their dtype although ``int8`` is requested are appended to ``left``.
+    The first stage reads the rows ``read``, the others those of the stage before, which begin at ``next_read``. Outputs
+    have ``dtype``. The reasons why layers keep their dtype although ``int8`` is requested are appended to ``left``.
     """
     initial = _initial(layer)
     weights = layer._weights()
@@ -168,7 +170,7 @@ def layer_stages(layer: Stack, read: int, next_read: int, int8: bool, left: list
         else:
             if int8:
                 left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
-            stages.append(_cell_stage(cell, own, width, starts, reads))
+            stages.append(_cell_stage(cell, own, width, starts, reads, dtype))
         width = layer.output_size
     return stages
 
@@ -188,9 +190,10 @@ def _initial(layer: Stack) -> list[Tensor]:
     return [part[:, 0].detach().clone() for part in ((own,) if isinstance(own, Tensor) else own)]
 
 
-def _cell_stage(cell: CellSpec, weights: Any, width: int, starts: Sequence[Tensor], reads: Sequence[int]) -> Stage:
+def _cell_stage(
+    cell: CellSpec, weights: Any, width: int, starts: Sequence[Tensor], reads: Sequence[int], dtype: torch.dtype
+) -> Stage:
     """Return a stage that runs a cell as a program."""
-    dtype = starts[0].dtype
     step = step_of(cell, weights, width, tuple([start.shape[0] for start in starts]), dtype)
     compiled = ready(step)
     if not compiled.trace.prepares:

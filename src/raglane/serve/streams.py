@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from raglane._utils.messages import message
 from raglane.errors import ClosedError
-
-if TYPE_CHECKING:
-    from raglane.serve.engine import Engine
 
 
 class Stream:
@@ -20,7 +17,7 @@ class Stream:
 
     __slots__ = ("_engine", "_slot")
 
-    def __init__(self, engine: Engine, slot: int) -> None:
+    def __init__(self, engine: Any, slot: int) -> None:
         self._engine, self._slot = engine, slot
 
     def __repr__(self) -> str:
@@ -75,7 +72,8 @@ class Stream:
         Raises:
             ClosedError: the stream is closed.
         """
-        return self._engine._pull(self, most)
+        rows: Tensor = self._engine._pull(self, most)
+        return rows
 
     def state(self) -> bytes:
         """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued frames.
@@ -83,7 +81,8 @@ class Stream:
         Raises:
             ClosedError: the stream is closed.
         """
-        return self._engine._state_of(self)
+        state: bytes = self._engine._state_of(self)
+        return state
 
     def reset(self) -> int:
         """Begin a new sequence; return the number of frames and results that were discarded.
@@ -94,9 +93,10 @@ class Stream:
         engine = self._engine
         with engine._lock:
             slot = self._open_slot()
-            engine._fresh[slot] = True
+            engine._states.is_fresh[slot] = True
             engine._epochs[slot] += 1
-            return engine._frames.drop(slot) + engine._results.drop(slot)
+            engine._is_interrupted = engine._running
+            return int(engine._frames.drop(slot) + engine._results.drop(slot))
 
     def close(self) -> None:
         """Close the stream, and discard its frames and results; a closed one stays closed."""
@@ -142,7 +142,7 @@ class AsyncStream:
     """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits for results.
 
     Example:
-        >>> import asyncio
+        >>> from raglane.serve import Engine
         >>> async def first(engine):
         ...     async with engine.stream() as stream:
         ...         stream.push(torch.randn(2, 3))
@@ -154,7 +154,7 @@ class AsyncStream:
 
     __slots__ = ("_engine", "_state", "_stream")
 
-    def __init__(self, engine: Engine, state: bytes | None) -> None:
+    def __init__(self, engine: Any, state: bytes | None) -> None:
         self._engine, self._state = engine, state
         self._stream: Stream | None = None
 
@@ -180,7 +180,7 @@ class AsyncStream:
         loop = asyncio.get_running_loop()
         while True:
             future = loop.create_future()
-            rows = self._engine._pull(self.stream, most, (loop, future))
+            rows: Tensor = self._engine._pull(self.stream, most, (loop, future))
             if rows.shape[0]:
                 return rows
             await future

@@ -24,7 +24,7 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
-from raglane.native.memory import NO_MEMORY, checked_rows, contiguous
+from raglane.native.memory import NO_MEMORY, addresses_of, checked_rows, contiguous
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Program
 
@@ -37,19 +37,13 @@ class _Kind(NamedTuple):
 
     guard: Guard | None
     rows: int  # of a pool
-    pools: int
-    bytes: tuple[int, ...]  # of a row of each tensor
+    pools: tuple[int, ...]  # bytes of each
+    widths: tuple[int, ...]  # bytes of a row of each input
     dtypes: tuple[int, ...]  # of the elements, as C's numbers
 
 
-class _Admitted(NamedTuple):
-    """The checked tensors of a call."""
-
-    elements: int
-    sequences: int
-    kind: _Kind
-    addresses: list[int]
-    storages: list[UntypedStorage]
+# The checked tensors of a call: N, B, their kind, addresses and storages. A tuple, which takes less time than a class.
+_Admitted = tuple[int, int, _Kind, list[int], list[UntypedStorage]]
 
 
 class _Prepared:
@@ -91,22 +85,15 @@ class _Prepared:
     def _placed(self, kind: _Kind, parts: tuple[Tensor, ...]) -> _Admitted | None:
         """Return addresses within the storages; None if a storage is too small, or two tensors do not match."""
         count, batch = parts[-1].shape[0], parts[0].shape[0] - 1
-        sizes = [batch + 1]
-        if len(parts) > 1 + len(self._widths):
-            sizes += (batch, *[kind.rows] * kind.pools)
+        sizes = [count * width for width in kind.widths]
+        if len(sizes) > 1 and {part.shape[0] for part in parts[-len(sizes) :]} != {count}:
+            return None
+        if len(parts) > 1 + len(sizes):
             if parts[1].shape[0] != batch:
                 return None
-        if len(self._widths) > 1 and {part.shape[0] for part in parts[-len(self._widths) :]} != {count}:
-            return None
-        addresses: list[int] = []
-        storages = []
-        for part, size, width in zip(parts, sizes + [count] * len(self._widths), kind.bytes, strict=True):
-            storage, begin = part.untyped_storage(), int(part.storage_offset()) * part.itemsize
-            if storage.nbytes() < begin + size * width:
-                return None
-            storages.append(storage)
-            addresses.append(storage.data_ptr() + begin)
-        return _Admitted(count, batch, kind, addresses, storages)
+            sizes[:0] = (8 * batch, *kind.pools)
+        placed = addresses_of(parts, (8 * batch + 8, *sizes))
+        return None if placed is None else (count, batch, kind, *placed)
 
     def _checked(
         self, elements: tuple[Any, ...], offsets: Any, slots: Any, pools: Sequence[Any]
@@ -142,9 +129,10 @@ class _Prepared:
         if slots is not None:
             shapes += [(None,), *[(rows, size) for size in states]]
         shapes += [(None, width) for width in self._widths]
-        widths = tuple([part.itemsize * (shape[-1] or 1) for part, shape in zip(parts, shapes, strict=True)])
+        pool_bytes = tuple([rows * size * self.state_dtype.itemsize for size in states])
+        widths = tuple([width * part.itemsize for width, part in zip(self._widths, own, strict=True)])
         dtypes = tuple([DTYPES[part.dtype] for part in own])
-        return _Kind(guard_of(parts, shapes), rows, len(states), widths, dtypes), tuple(parts)
+        return _Kind(guard_of(parts, shapes), rows, pool_bytes, widths, dtypes), tuple(parts)
 
 
 def _check(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Tensor:
@@ -165,8 +153,8 @@ def _call(argument: bytes, function: str, offsets: Any, slots: Any, admitted: _A
     try:
         library.call(function, argument)
     except ArgumentError:
-        check_offsets(offsets, admitted.elements, _CPU)
-        _check_slots(slots, admitted.kind.rows)
+        check_offsets(offsets, admitted[0], _CPU)
+        _check_slots(slots, admitted[2].rows)
         raise
 
 
