@@ -82,18 +82,19 @@ class Frames:
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
             rule = f"a tensor ({', '.join(map(str, ('n', *features)))}) of {dtype} on cpu"
             raise ShapeError(message("frames", got, rule, "reshape or convert them"))
-        rows = frames.detach()
+        rows = frames.detach() if frames.requires_grad else frames
         if len(features) != 1:
             rows = rows.reshape(frames.shape[0], self._width)
+        array = as_array(rows)
         if dtype is torch.int64:
             self._check_tokens(rows)
-        elif frames.shape[0] and not (passes_nan or self.passes_nan):
-            least = rows.float().min() if dtype is torch.bfloat16 else rows.numpy().min()
+        elif len(array) and not (passes_nan or self.passes_nan):
+            least = rows.float().min() if dtype is torch.bfloat16 else array.min()
             if least != least:
                 got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
                 fix = "correct them, or pass nan='pass' to the engine"
                 raise ArgumentError(message("frames", got, "numbers other than NaN", fix))
-        return as_array(rows)
+        return array
 
     def _check_tokens(self, rows: Tensor) -> None:
         tokens = self._prepared.tokens

@@ -109,7 +109,9 @@ class RowQueues:
     def drop(self, slot: int) -> int:
         """Empty a queue; return the number of its rows."""
         count = int(self.counts[slot])
-        if count:
+        if count == 1:
+            self.pop(slot)
+        elif count:
             one = np.array([slot])
             self._release(self._walked(one, self._first[one], self.counts[one]))
             self.counts[slot] = 0
