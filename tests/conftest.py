@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -18,6 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 
 import raglane.native
@@ -101,6 +103,14 @@ def unsynced_files() -> Iterator[None]:
     """Do not wait for the disk, except in processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # which also raises for a closed file
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_command_line() -> Iterator[None]:
+    """Let Typer build the commands once: it does so in each call, and a mistake is refused faster than that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         yield
 
 

@@ -62,38 +62,24 @@ def add_one(value: Any) -> Any:
     ("value", "path", "expected"),
     [
         (1, lambda p: p, 2),
-        ([1, 2], lambda p: p.each, [2, 3]),
-        ((1, 2), lambda p: p.each, (2, 3)),
-        (Pair(1, 2), lambda p: p.each, Pair(2, 3)),
-        ({"a": 1, "b": 2}, lambda p: p.each, {"a": 2, "b": 3}),
         (None, lambda p: p.each, None),
         (None, lambda p: p.each.name.each[3], None),
-        (1, lambda p: p.each.each, 2),
-        (Street("a"), lambda p: p.each.number, Street("a", 2)),
         ([], lambda p: p.each.anything, []),
-        ((), lambda p: p.each, ()),
         ({}, lambda p: p.each.anything, {}),
-        ([[1], [], [2, 3]], lambda p: p.each.each, [[2], [], [3, 4]]),
         ([1, 2, 3], lambda p: p[0], [2, 2, 3]),
         ([1, 2, 3], lambda p: p[-1], [1, 2, 4]),
-        ((1, 2, 3), lambda p: p[-3], (2, 2, 3)),
         (Pair(1, 2), lambda p: p.right, Pair(1, 3)),
         (Pair(1, 2), lambda p: p["right"], Pair(1, 3)),
-        (Pair(1, 2), lambda p: p[-1], Pair(1, 3)),
         (Street("a"), lambda p: p["number"], Street("a", 2)),
         ({"a b": 1}, lambda p: p["a b"], {"a b": 2}),
-        ({0: 1, 1: 1}, lambda p: p[1], {0: 1, 1: 2}),
         ({-1: 1}, lambda p: p[-1], {-1: 2}),
         ({None: 1}, lambda p: p[None], {None: 2}),
         ({(1, 2): 1}, lambda p: p[1, 2], {(1, 2): 2}),
         ({"each": 1, "apply": 1}, lambda p: p["each"], {"each": 2, "apply": 1}),
-        ({"each": 1, "apply": 1}, lambda p: p["apply"], {"each": 1, "apply": 2}),
         ({"__a": 1}, lambda p: p["__a"], {"__a": 2}),
         ({"values": 1, "keys": 1, "_steps": 1}, lambda p: p.keys, {"values": 1, "keys": 2, "_steps": 1}),
         ({"a": [Pair({"b": 1}, None)]}, lambda p: p.a.each.left.b, {"a": [Pair({"b": 2}, None)]}),
-        ({"a": [Pair({"b": 1}, None)]}, lambda p: p.a.each.right.each.b, {"a": [Pair({"b": 1}, None)]}),
         ([{"b": None}, {"b": [1]}], lambda p: p.each.b.each, [{"b": None}, {"b": [2]}]),
-        (Pair([1], (2,)), lambda p: p.each.each, Pair([2], (3,))),
         (MappingProxyType({"a": 1, "b": 2}), lambda p: p.b, MappingProxyType({"a": 1, "b": 3})),
     ],
 )
@@ -167,9 +153,6 @@ def test_a_part_that_stays_is_shared_and_so_is_all_around_it(person: Person) -> 
     assert changed["inputs"] is batch["inputs"]
 
 
-# -- dataclasses ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
     sides: tuple[int, int]
@@ -188,9 +171,6 @@ def test_a_dataclass_is_made_anew_with_what_follows_from_its_fields() -> None:
         modify(Box(sides=(2, 3))).sides.each.apply(lambda side: -side)
     with pytest.raises(ArgumentError, match=r"one of the fields 'sides', not 'area' with init=False"):
         modify(Box(sides=(2, 3))).area.apply(add_one)
-
-
-# -- Ragged ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -239,9 +219,6 @@ def test_what_cannot_be_a_ragged_batch(
         path(modify(Ragged([[1, 2], [3]]))).apply(function)
 
 
-# -- mistakes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("path", "kind", "said"),
     [
@@ -270,7 +247,6 @@ def test_what_cannot_be_a_ragged_batch(
             "modify(<dict>).person.addresses[3] must be an index of its 3 items, from -3 to 2"
             ", got list at .person.addresses. Choose one, or write .each for all of them.",
         ),
-        (lambda p: p.person.addresses.street, ArgumentError, "an index of its 3 items, from -3 to 2"),
         (
             lambda p: p.person.addresses[0:2],
             ArgumentError,
@@ -293,7 +269,6 @@ def test_what_cannot_be_a_ragged_batch(
             ArgumentError,
             "an index of its 2 sequences, from -2 to 1, or one of the names 'values', got ",
         ),
-        (lambda p: p.inputs.value, ArgumentError, "Write .values."),
         (lambda p: p.inputs.each.values, ArgumentTypeError, "got Tensor at .inputs[0]"),
         (
             lambda p: p.person["each"],
@@ -323,9 +298,6 @@ def test_other_mistakes() -> None:
         modify([1]).each.apply(3)  # type: ignore[arg-type]
 
 
-# -- paths ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_path_can_be_kept_and_goes_on_from_where_it_is(person: Person) -> None:
     addresses = modify(person).addresses
     names = addresses.each.street.each.name
@@ -346,9 +318,6 @@ def test_a_path_is_no_container_and_nothing_is_set_by_it(person: Person) -> None
     assert not hasattr(path, "__array__")
     for again in (copy.copy(path.addresses.each), pickle.loads(pickle.dumps(path.addresses.each))):
         assert again.city.apply(str.upper) == path.addresses.each.city.apply(str.upper)
-
-
-# -- structures of any depth, against the obvious rewriting -----------------------------------------------------------
 
 
 def structures() -> st.SearchStrategy[Any]:

@@ -176,7 +176,7 @@ import sys
 from pathlib import Path
 from raglane._utils.files import write_file
 path, letter = Path(sys.argv[1]), sys.argv[2].encode()
-for number in range(300):
+for number in range(80):
     write_file(path, letter * (1 + number * 37 % 5000))
 """
 

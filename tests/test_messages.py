@@ -145,9 +145,3 @@ def test_names_in_tables_and_pictures_are_text() -> None:
     assert confusion_png(matrix, labels, f"${EVIL}\\frac{{\nsecond $^")[1:4] == b"PNG"
     row = {"epoch": 1, "train_loss": 0.5, "train_accuracy": 0.5}
     assert curves([row], "accuracy", "a $^{ b")[1:4] == b"PNG"
-
-
-def test_an_error_of_data_is_shown_as_the_caller_of_the_library_sees_it() -> None:
-    with pytest.raises(DataError) as caught:
-        raise DataError(message("a\nb", "c", "d", "e"))
-    assert str(caught.value) == "a\\nb must be d, got c. E."

@@ -2,74 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 import raglane as rl
 
 
-def test_package() -> None:
-    assert sorted(rl.__all__) == [
-        "Ragged",
-        "Run",
-        "accelerate",
-        "collate",
-        "cost",
-        "data",
-        "errors",
-        "explain",
-        "export",
-        "fit",
-        "freeze",
-        "lens",
-        "load",
-        "nn",
-        "packing",
-        "plan",
-        "plot",
-        "serve",
-        "sklearn",
-        "unaccelerate",
-        "use_backend",
-    ]
-    assert all(hasattr(rl, name) for name in rl.__all__)
-
-
-def test_layers() -> None:
-    assert set(rl.nn.__all__) == set(
-        """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM
-        MinGRU MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""".split()
-    )
-
-
-def test_losses() -> None:
-    assert set(rl.nn.losses.__all__) == set(
-        """binary_cross_entropy_with_logits cross_entropy ctc_loss huber_loss l1_loss mse_loss nll_loss""".split()
-    )
-
-
-def test_initialisation() -> None:
-    assert set(rl.nn.init.__all__) == {"chrono_", "forget_bias_", "orthogonal_", "xavier_"}
-
-
-def test_packing() -> None:
-    assert sorted(rl.packing.__all__) == [
-        "PackedSequence",
-        "invert_permutation",
-        "pack_padded_sequence",
-        "pack_sequence",
-        "pad_packed_sequence",
-        "pad_sequence",
-        "unpack_sequence",
-        "unpad_sequence",
-    ]
-
-
-def test_pictures() -> None:
-    assert set(rl.plot.__all__) == set(
-        """Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste""".split()
-    )
-
-
-def test_export() -> None:
-    assert set(rl.export.__all__) == {"build_operators", "onnx", "package"}
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            rl,
+            """Ragged Run accelerate collate cost data errors explain export fit freeze lens load nn packing plan plot
+            serve sklearn unaccelerate use_backend""",
+        ),
+        (
+            rl.nn,
+            """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""",
+        ),
+        (
+            rl.nn.losses,
+            "binary_cross_entropy_with_logits cross_entropy ctc_loss huber_loss l1_loss mse_loss nll_loss",
+        ),
+        (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
+        (
+            rl.packing,
+            """PackedSequence invert_permutation pack_padded_sequence pack_sequence pad_packed_sequence pad_sequence
+            unpack_sequence unpad_sequence""",
+        ),
+        (
+            rl.plot,
+            "Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste",
+        ),
+        (rl.export, "build_operators onnx package"),
+    ],
+)
+def test_modules(module: Any, names: str) -> None:
+    assert sorted(module.__all__) == sorted(names.split())
+    assert all(hasattr(module, name) for name in module.__all__)
 
 
 def test_ragged() -> None:

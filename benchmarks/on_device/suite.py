@@ -21,7 +21,7 @@ _REHEARSED = ("test_layouts.py", "schedules/test_schedules.py")
 # Files that take more than seven seconds on two cores, longest last; quick files run first.
 _LONG = (
     "training/test_folder.py", "nn/test_crf.py", "nn/test_losses.py", "nn/test_cell_layers.py",
-    "kernels/test_cpu_elementwise.py", "kernels/test_reference_rules.py", "nn/test_torch_layers.py",
+    "kernels/test_cpu_elementwise.py", "nn/test_torch_layers.py",
     "kernels/test_reference.py", "cli/test_bench.py", "kernels/test_cpu_torch.py", "bench/test_device.py",
     "safety/test_threads_and_processes.py", "bench/test_run.py", "safety/test_fuzz.py", "kernels/test_cpu_matrix.py",
     "safety/test_kill_points.py", "nn/test_transformations.py", "cli/test_process.py",

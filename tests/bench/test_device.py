@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -172,18 +170,3 @@ def test_every_file_of_the_suite_is_run_once() -> None:
     run = [name for item in items for name in item.run.args[1]]  # type: ignore[attr-defined]
     assert sorted(run) == sorted(names)
     assert run[-len(suite._LONG) :] == list(suite._LONG)
-
-
-def test_failures_of_the_suite_are_listed_with_their_traces(tmp_path: Path) -> None:
-    tests = "def test_good(): pass\ndef test_bad(): assert 1 == 2\n@pytest.mark.skip\ndef test_not(): pass\n"
-    (tmp_path / "test_some.py").write_text(f"import pytest\n{tests}")
-    report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path), "--junitxml", str(report)]
-    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    row = suite.read_report(report)
-    assert (row["tests"], row["failures"], row["skipped"]) == (3, 1, 1)
-    assert row["failures listed"][0]["test"].endswith("test_bad")
-    assert "assert 1 == 2" in row["failures listed"][0]["trace"]
-    table = "\n".join(suite.PART.table([row | {"key": "test_some.py"}]))
-    assert "test_bad" in table
-    assert "    E   assert 1 == 2" in table

@@ -28,7 +28,7 @@ from harness.cases import (
     select,
 )
 from harness.check import find_fault
-from harness.competitors import COMPETITORS, RIVALS, TORCH, ours
+from harness.competitors import COMPETITORS, TORCH, ours
 from harness.competitors.base import Competitor, Runner
 from harness.lengths import LENGTHS, QUANTILES, draw_like
 from harness.results import CaseResult, Row, rows_of, summarize
@@ -237,13 +237,6 @@ def test_who_is_wrong_or_fails_is_named_and_not_timed(
 
 
 @_SHORT
-def test_who_is_slow_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_SLOW_SECONDS", 0.0)
-    result = run.measure_case(a_case(), TORCH, rounds=3)
-    assert all(row.is_once and row.milliseconds is not None for row in result.rows)
-
-
-@_SHORT
 def test_a_run_leaves_threads_as_they_were() -> None:
     seen: list[int] = []
 
@@ -259,13 +252,11 @@ def test_a_run_leaves_threads_as_they_were() -> None:
 @pytest.mark.skipif(not memory.is_measurable(), reason="needs Linux")
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     case = a_case("lstm", suite="memory", lengths=LENGTHS["equal"], size=Size(256, 64, 64))
-    result = run.measure_case(case, ["torch-packed"], rounds=1)
-    rows = {row.competitor: row for row in result.rows}
-    assert set(rows) == {"ours", "torch-packed"}
-    for row in rows.values():
-        # Outputs and the gradients of inputs and outputs are alive at the same time.
-        assert row.memory is not None, row.fault
-        assert 2 < row.memory < 2000
+    result = run.measure_case(case, [], rounds=1)
+    (row,) = result.rows
+    # Outputs and the gradients of inputs and outputs are alive at the same time.
+    assert row.memory is not None, row.fault
+    assert 2 < row.memory < 2000
     assert result.rate is None
     with pytest.raises(RaglaneError, match="KeyError"):
         memory.peak_floats(case, "nobody")
@@ -285,16 +276,6 @@ def test_the_registry_is_complete_and_has_no_case_twice() -> None:
     assert {case.mode for case in cases if case.suite == "memory"} == {"train"}
 
 
-def test_what_the_suites_name_exists() -> None:
-    for suite in SUITES.values():
-        assert set(suite.lengths) <= set(LENGTHS)
-        assert set(suite.cells) <= set(CELLS)
-        assert set(suite.competitors) <= set(COMPETITORS) - set(RIVALS)
-    assert all(name == competitor.name for name, competitor in COMPETITORS.items())
-    assert all(name == lengths.name for name, lengths in LENGTHS.items())
-    assert set(TORCH) < set(RIVALS)
-
-
 def test_a_batch_too_small_for_its_lengths_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"at least 32 sequences for lengths fill-0\.1"):
         _select(["fill"], ["gru"], sizes=[SIZES[0]])
@@ -310,10 +291,6 @@ def test_operations_are_those_of_the_matrix_products(cell: str) -> None:
     counted = sum(2 * weights[name].numel() for name in products)
     assert operations(cell, Size(7, 6, 4), "infer") == counted > 0
     assert operations(cell, Size(7, 6, 4), "train") == 3 * counted
-
-
-def test_the_skip_connection_of_sru_is_a_product() -> None:
-    assert operations("sru", Size(7, 6, 4), "infer") == 2 * 4 * 6 * 4
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -340,15 +317,3 @@ def test_lengths_like_real_data_follow_its_quantiles(name: str) -> None:
     assert quantiles[0] <= drawn[0] <= drawn[100] <= quantiles[100]
     middle = [10, 25, 50, 75, 90]
     np.testing.assert_allclose(drawn[middle], np.array(quantiles)[middle], rtol=0.05, atol=0.6)
-
-
-def test_a_batch_does_not_depend_on_mode_dtype_or_threads() -> None:
-    first, second = Batch.of(a_case()), Batch.of(a_case(mode="infer", threads=2))
-    rounded = Batch.of(a_case(dtype="bfloat16"))
-    for name, weight in first.weights.items():
-        assert torch.equal(weight, second.weights[name])
-        assert torch.equal(weight.bfloat16(), rounded.weights[name])
-    assert torch.equal(first.values, second.values)
-    assert torch.equal(first.gradient.bfloat16(), rounded.gradient)
-    assert not torch.equal(first.values, Batch.of(a_case("lstm")).values)
-    assert (first.elements, first.longest, first.fill) == (25, 7, 25 / 49)

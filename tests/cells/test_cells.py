@@ -13,7 +13,7 @@ from naive_cells import NAIVE_STEPS, naive_step
 from raglane import cells
 from raglane.cells import CELLS, CellSpec, Weights
 
-D, H, P, R = 3, 5, 2, 4
+D, H, R = 3, 5, 4
 
 # What PyTorch calls the cells that it has.
 TORCH_CELLS: dict[str, Any] = {
@@ -109,24 +109,6 @@ def test_step_is_torchs(name: str, bias: bool, device: torch.device) -> None:
     assert torch.equal(output, new[0])
     _assert_same(new, wanted, [values, *state, *module.parameters()])
     _assert_same(_naive(name, weights, values, state), wanted, [values, *state, *module.parameters()])
-
-
-def test_lstm_with_projection_is_torchs(device: torch.device) -> None:
-    module: Any = nn.LSTM(D, H, proj_size=P, device=device, dtype=torch.float64)
-    weights = Weights(
-        module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0, module.bias_hh_l0, module.weight_hr_l0
-    )
-    cell = CELLS["lstm"]
-    assert cell.state_sizes(H, P) == (P, H)
-    values = _randn(R, D, device=device)
-    state = tuple(_randn(R, size, device=device) for size in (P, H))
-    output, new = _step(cell, weights, values, state)
-    wanted, final = module(values.unsqueeze(0), tuple(part.unsqueeze(0) for part in state))
-    assert torch.equal(output, new[0])
-    torch.testing.assert_close(output, wanted[0], rtol=1e-13, atol=1e-13)
-    final = tuple(part[0] for part in final)
-    _assert_same(new, final, [values, *state, *module.parameters()])
-    _assert_same(_naive("lstm", weights, values, state), final, [values, *state, *module.parameters()])
 
 
 @pytest.mark.parametrize("clip", [0.3, 1.0])

@@ -154,21 +154,6 @@ def test_a_state_and_a_value_are_trusted_less_with_time() -> None:
     assert out.values.item() == pytest.approx(8.0 * math.exp(-0.5) / (1 + math.exp(3)), abs=1e-12)
 
 
-def test_layers_above_are_grus() -> None:
-    batch = rl.data.observations(rl.Ragged([_series(4), _series(3)])).map(Tensor.double)
-    stack: Any = rl.nn.GRUD(3 * C, 3 * C, num_layers=2, dtype=torch.float64)
-    below = rl.nn.GRUD(3 * C, 3 * C, dtype=torch.float64)
-    above: Any = rl.nn.GRU(3 * C, 3 * C, reset_after=False, dtype=torch.float64)
-    below.load_state_dict({name: part for name, part in stack.state_dict().items() if name.endswith("l0")})
-    with torch.no_grad():
-        above.weight_ih_l0.copy_(stack.weight_ih_l1)
-        above.weight_hh_l0.copy_(stack.weight_hh_l1)
-        above.bias_ih_l0.copy_(stack.bias_ih_l1)
-        above.bias_hh_l0.zero_()
-    torch.testing.assert_close(stack(batch)[0].values, above(below(batch)[0])[0].values, rtol=1e-12, atol=1e-12)
-    assert stack.weight_dx_l1 is None
-
-
 def test_a_layer_learns_how_fast_to_forget() -> None:
     """Every decay of a new layer has a gradient: none begins where it could never move."""
     layer: Any = rl.nn.GRUD(3 * C, H)

@@ -140,22 +140,6 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 21
 
 
-def test_evaluate_agrees_with_predict(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "p.jsonl"
-    assert main(["predict", str(work / "classify"), str(work / "steps.csv"), "-o", str(output), "--probabilities"]) == 0
-    assert main(["evaluate", str(work / "classify"), str(work / "steps.csv")]) == 0
-    truth = ["up" if number % 2 else "down" for number in range(20)]
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    numbers = json.loads((work / "classify" / "evaluation.json").read_text())
-    right = sum(row["prediction"] == label for row, label in zip(rows, truth, strict=True))
-    loss = -sum(math.log(row[f"p_{label}"]) for row, label in zip(rows, truth, strict=True)) / 20
-    assert numbers["accuracy"] == pytest.approx(right / 20)
-    assert numbers["loss"] == pytest.approx(loss, rel=1e-5)
-    assert f"accuracy {right / 20:.3f}" in capsys.readouterr().out
-    table = (work / "classify" / "confusion.txt").read_text()
-    assert table.splitlines()[0].split()[3:5] == ["down", "up"]
-
-
 def test_resume_and_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     out = ["--out", str(tmp_path / "run")]
@@ -248,13 +232,6 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     fails(["nonsense"], capsys, "nonsense")
     assert not (tmp_path / "p.csv").exists()
     assert tree(work) == before
-
-
-def test_debug_shows_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(tmp_path / "none.csv"), "--debug"]) == 2
-    printed = capsys.readouterr().err
-    assert "Traceback" in printed
-    assert printed.splitlines()[-1].startswith("raglane: error: ")
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

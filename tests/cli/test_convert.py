@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
 from raglane.cli import main
-from raglane.data import Dataset
 
 
 @pytest.fixture(autouse=True)
@@ -183,21 +179,3 @@ def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:
     _run("words", "parts", "--epochs", "1")
     assert main(["train", "--resume", "--out", "parts", "--epochs", "3", "--quiet"]) == 0
     assert Path("parts", "best", "weights.safetensors").read_bytes() == wanted["weights.safetensors"]
-
-
-def test_a_worker_that_is_killed_ends_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _words("words.jsonl")
-    assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
-    data, here, take = tree(Path("words")), os.getpid(), Dataset.take
-
-    def die(self: Dataset, index: Any) -> Any:
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return take(self, index)
-
-    monkeypatch.setattr(Dataset, "take", die)
-    fails(["train", "words", *FAST, "--out", "run", "--workers", "1", "--quiet"], capsys, "--workers", "that died")
-    assert tree(Path("words")) == data
-    assert not Path("run").exists()

@@ -125,13 +125,13 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
     command = ["train", str(write_steps(tmp_path / "ok.csv")), "--out", str(tmp_path / "deep" / "run"), *FAST]
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
-        fails(command, capsys, "too little for 12 bytes more")
+        fails(command, capsys, "12 bytes more are needed")
     assert [path.name for path in tmp_path.iterdir()] == ["ok.csv"]
     # What the user has put in a folder of its own stays, and the command works once it is corrected.
     (tmp_path / "deep").mkdir()
     with monkeypatch.context() as patched:
         patched.setattr(SequenceModel, "forward", full)
-        fails(command, capsys, "memory")
+        fails(command, capsys, "Memory is exhausted")
     assert list((tmp_path / "deep").iterdir()) == []
     assert main([*command, "--quiet"]) == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import re
@@ -20,28 +21,18 @@ from raglane.training.options import flag_of, options
 from raglane.training.settings import Settings
 
 
-def _page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> str:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert main([command, "--help"]) == 0
-    return _without_frames(capsys.readouterr().out)
-
-
-def _without_frames(page: str) -> str:
-    return re.sub(r"[│\s]+", " ", page)
-
-
-@pytest.fixture(scope="module")
-def page_of_train() -> str:
+@functools.cache
+def _page(command: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("COLUMNS", "300")
-        assert main(["train", "--help"]) == 0
-    return _without_frames(printed.getvalue())
+        assert main([command, "--help"]) == 0
+    return re.sub(r"[│\s]+", " ", printed.getvalue())
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
-def test_every_setting_is_an_option(name: str, page_of_train: str) -> None:
-    option, default, page = options(Settings)[name], getattr(Settings(), name), page_of_train
+def test_every_setting_is_an_option(name: str) -> None:
+    option, default, page = options(Settings)[name], getattr(Settings(), name), _page("train")
     flag = option.flag or f"--{name.replace('_', '-')}"
     shown = f"({option.unset})" if default is None else default
     ending = "" if default is False else f" [default: {shown}]"
@@ -51,11 +42,9 @@ def test_every_setting_is_an_option(name: str, page_of_train: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
-def test_every_role_of_a_column_is_an_option(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_role_of_a_column_is_an_option(command: str) -> None:
     assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "time_gaps", "on_bad_row")
-    page = _page(capsys, monkeypatch, command)
+    page = _page(command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for name, option in options(ColumnNames).items():
         assert f" {flag_of(ColumnNames, name)} " in page

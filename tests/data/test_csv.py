@@ -36,14 +36,6 @@ def test_sequences_come_in_order_of_first_appearance(tmp_path: Path) -> None:
     assert "features: a, b" in records.notes
 
 
-def test_the_time_column_orders_the_rows(tmp_path: Path) -> None:
-    text = "series,when,x,y\n1,10,1.5,p\n2,1,2.5,q\n1,9,3.5,p\n1,-2.5,4.5,p\n"
-    records = read(write(tmp_path, text), Columns(time="when"))
-    assert records.ids == (1, 2)
-    assert records.values.tolist() == [[4.5], [3.5], [1.5], [2.5]]
-    assert records.channels == ("x",)
-
-
 @pytest.mark.parametrize("name", ["t", "Time", "timestamp", "step", "date"])
 def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, f"id,{name},x,y\na,2024-01-02,1,p\na,2024-01-01,2,p\nb,2024-01-01,3,q\n")
@@ -198,14 +190,6 @@ def test_integer_labels_are_told_from_features(tmp_path: Path) -> None:
     records = read(write(tmp_path, "id,x,steps,y\n1,0.5,3,7\n1,1.5,4,7\n2,2.5,5,8\n"))
     assert records.labels == ("7", "8")
     assert records.channels == ("x", "steps")
-
-
-def test_named_columns(tmp_path: Path) -> None:
-    path = write(tmp_path, "who,a,b,c,d\n1,1,2,3,4\n1,5,6,3,8\n")
-    records = read(path, Columns(id="who", label="c", features=("d", "a")))
-    assert records.channels == ("d", "a")
-    assert records.values.tolist() == [[4, 1], [8, 5]]
-    assert records.labels == ("3",)
 
 
 def test_a_word_among_numbers_is_a_mistake_and_a_number_among_words_a_token(tmp_path: Path) -> None:

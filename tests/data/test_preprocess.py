@@ -57,14 +57,6 @@ def test_scaling_is_that_of_the_training_part() -> None:
     assert torch.equal(data.lengths, test.lengths)
 
 
-def test_without_scaling_values_are_as_they_were() -> None:
-    records = features()
-    records.values.flags.writeable = False
-    data = Preprocessor.fit(records, task="forecast", standardize=False).apply(records).tensors()
-    np.testing.assert_array_equal(data.values.numpy(), records.values)
-    assert data.targets is None
-
-
 @pytest.mark.parametrize("count", [5, 1000])
 def test_a_channel_that_never_changes_is_divided_by_one(count: int) -> None:
     """The deviation of many times 0.1, added up in float32, is rounding, not 0: a later 0.2 would become millions."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -274,27 +273,6 @@ def test_workers_open_the_files_again(tmp_path: Path) -> None:
         loader: DataLoader[Any] = DataLoader(reader, batch_sampler=order, collate_fn=rl.collate, num_workers=1)
         for batch, expected in zip(loader, wanted, strict=True):
             _same(batch, expected)
-
-
-class _Deadly(Dataset):
-    """Whose worker is killed at a row."""
-
-    def __getitems__(self, indices: Any) -> Any:
-        if 7 in indices:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitems__(indices)
-
-
-def test_a_worker_that_dies_is_told_and_loses_nothing(tmp_path: Path) -> None:
-    _converted(tmp_path, "words")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    loader: DataLoader[Any] = DataLoader(
-        _Deadly(tmp_path / "out"), batch_sampler=[[1], [7], [2]], collate_fn=rl.collate, num_workers=1
-    )
-    with pytest.raises(RuntimeError, match=r"DataLoader worker.*(killed|exited)"):
-        list(loader)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    assert len(list(DataLoader(Dataset(tmp_path / "out"), batch_size=8, collate_fn=rl.collate))) == 5
 
 
 @pytest.mark.parametrize("order", [("p", "q", "r"), ("r", "q", "p"), ("q", "r", "p"), ("r", "p"), ("q",)])

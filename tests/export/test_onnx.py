@@ -205,14 +205,14 @@ def test_what_cannot_be_exported_is_refused_by_its_name(tmp_path: Path) -> None:
     path.write_bytes(b"before")
     expected = {
         "if": r"model\.0 must be .*does not depend on numbers of a batch.*, got a Looks that cannot be exported",
-        "len": r"model .*without constants made of sizes.* len\(batch\).*, got a Sequential that cannot be exported",
+        "len": r"model must be .*without constants made of sizes, got a Sequential .* in place of len\(batch\)",
         "eig": r"model\.0 must be .*unlike aten::linalg_eig.*, got a Looks that cannot be exported",
     }
     for how, words in expected.items():
         model = nn.Sequential(Looks(how))
         with pytest.raises(ExportError, match=words):
             rl.export.onnx(model, path, example=a_batch([2, 3]))
-    with pytest.raises(ExportError, match=r"weight_ih_l0 must be .*float\(\).*, got torch.bfloat16"):
+    with pytest.raises(ExportError, match=r"weight_ih_l0 must be .*, got torch.bfloat16\. .*model\.float\(\)"):
         rl.export.onnx(rl.nn.GRU(D, 4).bfloat16(), path, example=a_batch([2, 3]))
     assert path.read_bytes() == b"before"
     assert [part.name for part in tmp_path.iterdir()] == ["model.onnx"]
@@ -222,13 +222,13 @@ def test_examples_that_say_too_little_are_refused(tmp_path: Path) -> None:
     layer, path = rl.nn.GRU(D, 4), tmp_path / "model.onnx"
     batch, none = a_batch([2, 3]), rl.Ragged.from_flat(torch.zeros(0, D), lengths=[0, 0])
     refused: list[tuple[Any, Any, str]] = [
-        (layer, torch.randn(2, 3, D), r"example must be .*rl\.Ragged.*, got a Tensor"),
+        (layer, torch.randn(2, 3, D), r"example must be a Ragged.*, got a Tensor\. .*rl\.Ragged\(sequences\)"),
         (layer, (batch, 3), "example must be .*got a Ragged, int"),
         (layer, none, "example must be .*got no element"),
         (layer, (batch, torch.zeros(2, 2, 4)), r"example must be .*got hx of shape \(2, 2, 4\)"),
         ("layer", batch, "model must be .*got "),
-        (layer, (batch, None, None, batch, batch, batch, batch), "example must be .*forward names.*, got 7 arguments"),
-        (rl.nn.GRU(D + 1, 4), batch, "^model: input must be [^;]*$.*, got elements of shape [^;]*"),
+        (layer, (batch, None, None, batch, batch, batch, batch), "example must be .*, got 7 arguments"),
+        (rl.nn.GRU(D + 1, 4), batch, "^model: input must be elements of input_size = 4 .*, got elements of shape"),
     ]
     for model, example, words in refused:
         with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
@@ -252,7 +252,9 @@ def test_a_file_that_differs_from_its_model_is_not_written(tmp_path: Path) -> No
         layer.head.weight[0, 0] += 0.01
         with pytest.raises(ExportError, match=r"output must be .*got a difference of \S+ of its largest number"):
             check_agrees(in_runtime(path.read_bytes()), layer, signature)
-    with pytest.raises(ExportError, match="that the runtime refuses"):
+    with pytest.raises(
+        ExportError, match="model must be a graph that the runtime accepts, got an error of the runtime"
+    ):
         in_runtime(b"no model")
 
 
@@ -355,14 +357,14 @@ def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.Captur
 def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = a_run()
     beside = replace(run.preprocess, features=(FeatureEncoder("weight"),))
-    with pytest.raises(ExportError, match=r"features must be .*run\.model.*, got 1 in columns of their own"):
+    with pytest.raises(ExportError, match=r"features must be .*, got 1 in columns of their own\. .*run\.model"):
         RunModule(run.model, beside)
     folder = tmp_path / "model"
     run.save(folder)
     for place, words in {
         "model.txt": "ends in .onnx",
-        "no/model.onnx": "a file in a folder that exists, got ... no/model.onnx'. ",
-        "model/m.onnx": "no file of",
+        "no/model.onnx": "path must be a file in a folder that exists, got ",
+        "model/m.onnx": "output must be a file that is not of the run",
     }.items():
         assert main(["export", str(folder), str(tmp_path / place)]) == 2
         assert words in capsys.readouterr().err

@@ -15,6 +15,7 @@ from cpu_networks import (
     DIVISIONS,
     LENGTHS,
     LIBRARY,
+    MANY,
     MATRIX_CELLS,
     NO_TEAM,
     POISON,
@@ -66,8 +67,9 @@ def test_the_same_bits_as_of_a_layer_that_keeps_everything(cell: str, isa: str, 
                 assert_close(got, [part.double() for part in wanted], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    ("lengths", "every"), [(name, (1, 3, 100)[place % 3]) for place, name in enumerate([*LENGTHS, "mixed", "one long"])]
+)
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 @pytest.mark.usefixtures("two_threads")
 def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use) -> None:
@@ -86,8 +88,8 @@ def test_agrees_with_the_reference(cell: str, lengths: str, every: int, use: Use
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_bits_do_not_depend_on_the_threads(cell: str, use: Use, any_threads: Callable[[int], None]) -> None:
     """Also of gradients of weights, with more elements in a round than the kernels pack together."""
-    network = make(cell, [300, 0, 1, 411, 150, *[7] * 25], (9, 37, 0), directions=2)
-    for every in (250, 40):
+    network = make(cell, MANY, (9, 37, 0), directions=2)
+    for every in (100, 16):
         found = []
         for threads, flags in ((1, 0), (2, NO_TEAM), (3, TEAM), (4, 0)):
             any_threads(threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +13,10 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch
 from torch.autograd import forward_ad
-from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import raglane as rl
+from cell_requests import squares
 from cpu_networks import (
     KERNEL_CELLS,
     LIBRARY,
@@ -30,13 +28,12 @@ from cpu_networks import (
     assert_same_bits,
     leaf_if,
     make,
-    squares,
     with_gradients,
 )
 from processes import CONTEXT
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
-from raglane.kernels.contract import Backend, Request
+from raglane.kernels.contract import Backend
 from raglane.kernels.cpu import operators
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import layer_of
@@ -82,49 +79,6 @@ def test_some_gradients_only(cell: str) -> None:
         assert_close(found[0], found[1], 1e-11)
 
 
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_autocast_takes_bfloat16(cell: str) -> None:
-    network = make(cell, [3, 6]).map(lambda t: t.float().requires_grad_())
-    with torch.autocast("cpu", torch.bfloat16):
-        results = network.run(BACKEND)
-    assert {part.dtype for part in results} == {torch.bfloat16}
-    grads = torch.autograd.grad(squares([part.float() for part in results]), network.tensors())
-    assert {grad.dtype for grad in grads} == {torch.float32}
-    rounded = network.map(lambda t: t.detach().bfloat16())
-    with torch.no_grad():
-        assert_same_bits([part.detach() for part in results], rounded.run(BACKEND))
-
-
-@pytest.mark.parametrize("cell", KERNEL_CELLS)
-def test_compiled_without_breaks_or_recompiling(cell: str) -> None:
-    spec = make(cell, [1], (5, 6, 0), directions=2).map(lambda t: t.float().requires_grad_())
-    graphs = []
-
-    def count(module: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        graphs.append(module)
-        return module.forward
-
-    def run(values: Tensor, offsets: Tensor, lengths: Tensor, *state: Tensor) -> Tensor:
-        request = Request(spec.cell, values, offsets, lengths, state, spec.weights, directions=2, need_states=True)
-        result = BACKEND.run(request, "lanes")
-        (states,) = result.states or ()
-        return torch.cat([part.reshape(-1) for part in (result.output, *result.state, *states) if part is not None])
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=count)
-    leaves = [t for w in spec.weights for t in w if t is not None]
-    for lengths in ([3, 2, 4], [5, 1, 1, 7], [2] * 9):
-        network = make(cell, lengths, (5, 6, 0), directions=2).map(Tensor.float)
-        values = network.values.requires_grad_()
-        arguments = (values, offsets_from_lengths(network.lengths), network.lengths, *network.state)
-        found = []
-        for function in (run, compiled):
-            out = function(*arguments)
-            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), [values, *leaves])])
-        assert_same_bits(*found)
-    assert len(graphs) == 1
-
-
 def test_operators_are_what_torch_expects() -> None:
     network = make("lstm", [3, 0, 2], (2, 3, 0)).map(lambda t: t.clone().requires_grad_())
     (weights,) = network.weights
@@ -153,49 +107,6 @@ def test_dead_wrappers_of_torch_func() -> None:
 
 
 # ---- uses of layers -----------------------------------------------------------------------------------------------
-
-
-def _checkpointed(layer: Any, batch: rl.Ragged) -> Tensor:
-    def run(values: Tensor) -> Tensor:
-        out: Tensor = layer(batch.with_values(values))[0].values
-        return out
-
-    found: Any = checkpoint(run, batch.values, use_reentrant=False)
-    return found  # type: ignore[no-any-return]
-
-
-def _called_with_other_weights(layer: Any, batch: rl.Ragged) -> Tensor:
-    doubled = {name: 2 * value for name, value in layer.named_parameters()}
-    found: Any = torch.func.functional_call(layer, doubled, (batch,))
-    return found[0].values  # type: ignore[no-any-return]
-
-
-def _parametrized(parametrize: Callable[..., Any], layer: Any, batch: rl.Ragged) -> Tensor:
-    torch.manual_seed(1)
-    for name in ("weight_hh_l0", "weight_ih_l1_reverse"):
-        parametrize(layer, name)
-    out: Tensor = layer(batch)[0].values
-    return out
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        _checkpointed,
-        _called_with_other_weights,
-        partial(_parametrized, parametrizations.weight_norm),
-        partial(_parametrized, parametrizations.orthogonal),
-    ],
-)
-def test_weights_that_are_computed_and_activations_computed_again(run: Callable[[Any, rl.Ragged], Tensor]) -> None:
-    values, found = torch.randn(9, 5, dtype=torch.float64, requires_grad=True), []
-    layer = rl.nn.LSTM(5, 7, 2, bidirectional=True, dtype=torch.float64)
-    for backend in ("cpu", "reference"):
-        own = copy.deepcopy(layer)
-        with rl.use_backend(backend=backend):
-            out = run(own, rl.Ragged.from_flat(values, lengths=[4, 0, 5]))
-            found.append([out, *torch.autograd.grad(out.square().sum(), [values, *own.parameters()])])
-    assert_close(found[0], found[1], 1e-10)
 
 
 # ---- processes, threads, errors ---------------------------------------------------------------------------------
@@ -302,7 +213,7 @@ def test_derivatives_forward_in_any_tensor(backend: Backend, trained: bool) -> N
         assert_close(found, slope, 1e-7)
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SRU"])
+@pytest.mark.parametrize("kind", ["LSTM", "SRU"])
 def test_a_compiled_layer_goes_backward_twice_through_a_kept_graph(kind: str) -> None:
     """Saved tensors must still exist in the second pass, which torch allows only without donated buffers."""
     layer = getattr(rl.nn, kind)(5, 7, bidirectional=True, backend="cpu", dtype=torch.float64)

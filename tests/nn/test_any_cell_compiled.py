@@ -83,15 +83,14 @@ def assert_alike(one: Any, other: Any, kind: str = "Ragged", seed: int = 0) -> N
     torch.testing.assert_close(results(one, kind, seed), results(other, kind, seed), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["Ragged", "padded", "dense"])
+@pytest.mark.parametrize("kind", ["Ragged", "padded"])
 def test_one_graph_in_inference_and_in_training(kind: str) -> None:
-    # A graph of four modules takes seconds to compile, and reading the input does not depend on their number.
-    layer = a_model(num_layers=2, bidirectional=True) if kind == "Ragged" else a_model()
+    layer = a_model(bidirectional=kind == "Ragged")
     twin, counter = compiled(layer)
     for is_training in (True, False):
         before = counter.frame_count
         with torch.set_grad_enabled(is_training):
-            for seed in range(4):
+            for seed in range(3):
                 assert_alike(twin, layer, kind, seed)
         # One for the first sizes, one for most others, and those for sizes that torch handles separately.
         assert 1 <= counter.frame_count - before <= 4
@@ -162,9 +161,9 @@ def test_cells_that_cannot_be_part_of_a_graph() -> None:
         layer = a_model(cell)
         with pytest.raises(torch._dynamo.exc.Unsupported, match=f"cannot be part of a graph: .*{reason}"):
             results(compiled(layer)[0], "Ragged", 0)
-        torch._dynamo.reset()
-        with torch.random.fork_rng(), torch.no_grad():
-            assert_alike(torch.compile(layer, backend="eager"), layer)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_alike(torch.compile(layer, backend="eager"), layer)
     layer = a_model()
     layer.cells[0] = Decaying(D, H)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="none of the modules that its layer was built with"):

@@ -49,16 +49,15 @@ def results(layer: Any, kind: str, seed: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("cell", "kind"),
-    [(cell, "Ragged") for cell in ("LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM")]
-    + [("LSTM", "padded"), ("LSTM", "dense")],
+    [("GRU", "Ragged"), ("LayerNormLSTM", "Ragged"), ("LSTM", "padded"), ("LSTM", "dense")],
 )
-def test_the_number_of_graphs_over_twenty_batches(cell: str, kind: str) -> None:
+def test_the_number_of_graphs_over_ten_batches(cell: str, kind: str) -> None:
     """One for the first sizes, one for most others; torch handles sizes of 1, and equal ones, separately."""
     torch._dynamo.reset()
     layer = getattr(rl.nn, cell)(2, 3, bidirectional=True, batch_first=True)
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     twin = torch.compile(layer, backend=counter, fullgraph=True)
-    for seed in range(20):
+    for seed in range(10):
         torch.testing.assert_close(results(twin, kind, seed), results(layer, kind, seed), rtol=0, atol=1e-5)
     assert 2 <= counter.frame_count <= 4
 
@@ -77,20 +76,15 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
             out, (h, _) = self.layer(packed)
             return self.functions.pad_packed_sequence(out, batch_first=True)[0], h
 
-    for make in (
-        lambda: rl.nn.LSTM(2, 3),
-        lambda: rl.nn.LSTM(2, 3, backend="torch"),
-        lambda: rl.accelerate(nn.LSTM(2, 3)),
-    ):
-        # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph.
-        for functions in (rnn, rl.packing) if _COMPILES_PADDING else (rl.packing,):
-            torch._dynamo.reset()
-            model = Model(make(), functions)
-            twin = torch.compile(model, backend="eager")
-            for lengths in ([4, 1, 2], [1, 5]):
-                padded = torch.randn(len(lengths), 5, 2)
-                found, wanted = twin(padded, torch.tensor(lengths)), model(padded, torch.tensor(lengths))
-                close(found, wanted)
+    # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph.
+    theirs = rnn if _COMPILES_PADDING else rl.packing
+    for layer, functions in ((rl.nn.LSTM(2, 3), rl.packing), (rl.accelerate(nn.LSTM(2, 3)), theirs)):
+        torch._dynamo.reset()
+        model = Model(layer, functions)
+        twin = torch.compile(model, backend="eager")
+        for lengths in ([4, 1, 2], [1, 5]):
+            padded = torch.randn(len(lengths), 5, 2)
+            close(twin(padded, torch.tensor(lengths)), model(padded, torch.tensor(lengths)))
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's own, when it loads
@@ -163,15 +157,13 @@ def test_the_old_onnx_exporter_accepts_converted_layers() -> None:
 
 # torch's own compiler makes an instance of each autograd function that it meets.
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
-@pytest.mark.parametrize("operation", ["reverse", "last", "softmax"])
-def test_rows_of_large_batches_are_moved_in_one_graph(operation: str) -> None:
+def test_rows_of_large_batches_are_moved_in_one_graph() -> None:
     """Large rows are moved by another kernel."""
     values = torch.randn(3000, 8, requires_grad=True)
     batch = rl.Ragged.from_flat(values, lengths=[1000, 0, 2000])
 
     def moved(batch: Any) -> Tensor:
-        out = getattr(batch, operation)()
-        return out if isinstance(out, Tensor) else out.values
+        return torch.cat([batch.reverse().values, batch.last()])
 
     compiled = torch.compile(moved, backend="aot_eager", fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(batch), moved(batch), rtol=0, atol=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import raglane as rl
 from every_layer import (
@@ -29,41 +29,26 @@ from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 
 
-class OfLength(nn.Module):
-    """A small network of log(1 + length)."""
+class OfSequence(nn.Module):
+    """A small network of log(1 + length) and of the mean of a sequence's features."""
 
     def __init__(self, rows: int, sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.rows, self.sizes = rows, sizes
-        width = rows * sum(sizes)
-        self.layers = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, width)).to(dtype)
+        self.layers = nn.Sequential(nn.Linear(1 + D, 5), nn.Tanh(), nn.Linear(5, rows * sum(sizes))).to(dtype)
 
     def forward(self, batch: rl.Ragged) -> Any:
-        return self.split(self.layers(batch.lengths.to(batch.dtype).log1p().unsqueeze(1)))
-
-    def split(self, made: Tensor) -> Any:
+        made = self.layers(torch.cat([batch.lengths.to(batch.dtype).log1p().unsqueeze(1), batch.mean()], 1))
         states = torch.split(made.view(len(made), self.rows, sum(self.sizes)).transpose(0, 1), list(self.sizes), 2)
         return states if len(states) > 1 else states[0]
 
 
-class OfFeatures(OfLength):
-    """The same network of the mean of a sequence's features."""
-
-    def __init__(self, rows: int, sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> None:
-        super().__init__(rows, sizes, dtype)
-        self.layers[0] = nn.Linear(D, 5, dtype=dtype)
-
-    def forward(self, batch: rl.Ragged) -> Any:
-        return self.split(self.layers(batch.mean()))
-
-
-MODULES = {"module of lengths": OfLength, "module of features": OfFeatures}
-KINDS = ["learned", "lengths", *MODULES]
+KINDS = ["learned", "lengths", "module"]
 
 
 def layer_of(name: str, kind: str, layers: int = 2, both: bool = True, **options: Any) -> Any:
     """Build a layer with random parameters, those of the initial state included."""
-    initial = MODULES[kind](layers * (2 if both else 1), build(name).state_sizes) if kind in MODULES else kind
+    initial = OfSequence(layers * (2 if both else 1), build(name).state_sizes) if kind == "module" else kind
     layer = build(name, layers, bidirectional=both, initial_state=initial, **options)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -137,11 +122,10 @@ def test_few_sequences(kind: str, count: int) -> None:
         assert_same([state], [by_hand(layer, batch)])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "schedule"), list(zip([*KINDS, *KINDS[:2]], SCHEDULES, strict=True)))
 def test_autocast(kind: str, schedule: str, device: torch.device) -> None:
     """Under autocast a module returns bfloat16, and learned states are float32."""
-    initial = MODULES[kind](2, (H, H), torch.float32) if kind in MODULES else kind
+    initial = OfSequence(2, (H, H), torch.float32) if kind == "module" else kind
     layer = rl.nn.LSTM(D, H, bidirectional=True, initial_state=initial)
     batch = rl.Ragged(sequences_of(LENGTHS, dtype=torch.float32))
     expected = results_of(layer(batch))
@@ -167,7 +151,7 @@ def test_names_of_parameters() -> None:
     projected = build("lstm projected", 2, bidirectional=True, initial_state="learned")
     assert projected.initial_h.shape == (4, 2)
     assert projected.initial_c.shape == (4, H)
-    moduled = build("gru", initial_state=OfLength(1, (H,)))
+    moduled = build("gru", initial_state=OfSequence(1, (H,)))
     assert {key.split(".")[0] for key in moduled.state_dict()} - set(build("gru").state_dict()) == {"initial_module"}
     assert "initial_state='learned'" in repr(learned)
 
@@ -193,7 +177,7 @@ def test_a_module_with_a_wrong_result(made: Callable[[rl.Ragged], Any], kind: ty
         layer(rl.Ragged(sequences_of([2, 1])))
 
 
-@pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfLength])
+@pytest.mark.parametrize("given", ["random", None, 0, torch.zeros(1, 1, H), OfSequence])
 def test_no_such_initial_state(given: Any) -> None:
     with pytest.raises(ArgumentError, match=r"initial_state must be.*'zeros', 'learned', 'lengths', or a module.*got"):
         build("gru", initial_state=given)

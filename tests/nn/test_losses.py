@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from strategies import lengths
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=12)
 @given(lengths=lengths(), reduction=st.sampled_from(REDUCTIONS), weighing=st.sampled_from(["", "element", "sequence"]))
 def test_against_a_padded_loss_masked_by_hand(
     name: str,
@@ -78,10 +79,10 @@ def call(name: str, values: Tensor, target: Tensor, counts: list[int], reduction
 @EVERY_REDUCTION
 @EVERY
 def test_gradients(name: str, reduction: str) -> None:
-    values, target = CASES[name].draw(6)
+    values, target = CASES[name].draw(4)
 
     def function(values: Tensor) -> Tensor:
-        return call(name, values, target, [3, 0, 1, 2], reduction).square()
+        return call(name, values, target, [2, 0, 1, 1], reduction).square()
 
     assert torch.autograd.gradcheck(function, values.requires_grad_())
     assert torch.autograd.gradgradcheck(function, values)
@@ -103,8 +104,7 @@ def test_a_nan_stays_in_its_sequence(name: str, reduction: str) -> None:
 
 
 @EVERY_REDUCTION
-@EVERY
-@pytest.mark.parametrize("per_sequence", [False, True])
+@pytest.mark.parametrize(("name", "per_sequence"), [(name, place % 2 == 0) for place, name in enumerate(CASES)])
 def test_elements_of_weight_zero_may_be_nan(name: str, reduction: str, per_sequence: bool) -> None:
     clean, target = CASES[name].draw(5)
     poisoned, poisoned_target = clean.clone(), target.clone()
@@ -121,9 +121,8 @@ def test_elements_of_weight_zero_may_be_nan(name: str, reduction: str, per_seque
     assert torch.equal(results[0][1][:2], torch.zeros_like(clean[:2]))
 
 
-@REDUCED
 @EVERY
-@pytest.mark.parametrize("counts", [[], [0, 0], [2, 0, 1]])
+@pytest.mark.parametrize(("reduction", "counts"), [("element", []), ("sequence", [0, 0]), ("element", [2, 0, 1])])
 def test_where_nothing_counts_the_loss_is_zero(name: str, reduction: str, counts: list[int]) -> None:
     """Empty batches, and one whose weights are all 0."""
     values, target = CASES[name].draw(sum(counts))
@@ -219,8 +218,7 @@ def test_nothing_is_padded(name: str, reduction: str) -> None:
     assert 0 < largest <= values.numel() < len(counts) * 100
 
 
-@pytest.mark.parametrize("name", ["cross_entropy, everything", "mse_loss"])
-@EVERY_REDUCTION
+@pytest.mark.parametrize(("name", "reduction"), [("cross_entropy, everything", "sequence"), ("mse_loss", "element")])
 def test_compiles_without_a_break(name: str, reduction: str) -> None:
     def step(batch: rl.Ragged, target: rl.Ragged, weights: rl.Ragged) -> Any:
         result = CASES[name].call(batch, target, weights=weights, reduction=reduction)

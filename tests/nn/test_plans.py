@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from every_layer import KINDS, LAYERS, a_batch, a_state, assert_same, build, gradients, parts, results_of
+from every_layer import KINDS, a_batch, assert_same, build, results_of
 from own_cells import Leaky
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.kernels.dispatch import BACKENDS
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.regularisation import Regularisation
-from raglane.schedules import SCHEDULES
 
 
 @pytest.mark.parametrize(
@@ -162,25 +161,3 @@ def test_every_layer_is_tested() -> None:
     assert {kind.layer for kind in KINDS} == layers - {"Recurrent"}
     assert {kind.cell for kind in KINDS} == set(CELLS)
     assert all(build(kind).cell.name == kind.cell for kind in KINDS)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_every_schedule_on_every_layer(name: str) -> None:
-    layer = build(name, 2, bidirectional=True)
-    batch = a_batch()
-    hx = a_state(layer, len(batch))
-    wanted = [batch.values, *parts(hx), *layer.parameters()]
-    seen = []
-    for schedule in SCHEDULES:
-        for return_states in (True, False):
-            with rl.use_backend(schedule=schedule):
-                assert rl.explain(layer, batch, return_states=return_states).schedule == schedule
-                results = results_of(layer(batch, hx, return_states=return_states))
-            kept = results[: 1 + len(parts(hx))]
-            seen.append([*kept, *gradients(kept, wanted)])
-            if return_states:
-                seen[-1] += gradients(results, wanted)
-    for other in seen[2:]:
-        reference = seen[0] if len(other) == len(seen[0]) else seen[1]
-        assert_same(other, reference, 1e-10)
-    assert_same(seen[1], seen[0][: len(seen[1])], 1e-10)

@@ -16,19 +16,32 @@ from raglane.planner.model import Floats, Way
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 60
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
-    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
+    """Simulate a machine, whose measurements are shared by tests; return those of this test."""
+    monkeypatch.setenv("RAGLANE_CACHE", str(folder))
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": 0.25})
     monkeypatch.setattr(advice, "is_busy", lambda _: False)
     return make_up(monkeypatch)
+
+
+@pytest.fixture
+def measured(machine: list[Measured], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
+    """Simulate a machine that was not measured before."""
+    monkeypatch.setenv("RAGLANE_CACHE", str(tmp_path))
+    return machine
 
 
 def _plan(lengths: object = LENGTHS, layer: torch.nn.Module | None = None, **options: object) -> Plan:
     return rl.plan(lengths, layer or rl.nn.LSTM(3, 4), **{"threads": [1, 2], **options})  # type: ignore[arg-type]
 
 
-def test_rows_are_every_way_with_every_batch(measured: list[Measured]) -> None:
+def test_rows_are_every_way_with_every_batch(machine: list[Measured]) -> None:
     found = _plan(batch_sizes=[8, 32])
     # Lanes of cpu, packed and padded of torch with one thread and two; five schedules of the reference with two.
     assert len(found.rows) == (3 * 2 + 5) * (2 + 2) * 2
@@ -54,7 +67,7 @@ def test_each_number_of_threads_has_its_own_lanes(monkeypatch: pytest.MonkeyPatc
         assert found.train_seconds == pytest.approx(2 * 5 * rounds * 1e-5, rel=0.05)
 
 
-def test_what_lies_far_beyond_all_measurements_is_marked(measured: list[Measured]) -> None:
+def test_what_lies_far_beyond_all_measurements_is_marked(machine: list[Measured]) -> None:
     found = _plan([6] * 64, batch_sizes=[16])
     assert not any(row.is_rough for row in found.rows if row.backend != "reference")
     assert "~" not in str(found).replace("~:", "")
@@ -66,7 +79,7 @@ def test_what_lies_far_beyond_all_measurements_is_marked(measured: list[Measured
     assert [text.startswith("~") for text in packed] == [False] * 7 + [True] * 3 + [False]
 
 
-def test_a_sample_stands_for_all(measured: list[Measured]) -> None:
+def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
     # 64 of 12,500 batches are evaluated, and about two thirds of the sequences.
     lengths = [1, 3, 5, 7] * 25_000
     row = next(row for row in _plan(lengths, batch_sizes=[8]).rows if row.way == Way("cpu", "lanes", "float32", 1))
@@ -91,7 +104,7 @@ def test_what_is_as_fast_gives_way_to_what_is_simpler(monkeypatch: pytest.Monkey
     assert (best.backend, best.threads, best.grouped, best.batch_size) == ("cpu", 1, False, 8)
 
 
-def test_memory_limits_the_batch(measured: list[Measured]) -> None:
+def test_memory_limits_the_batch(machine: list[Measured]) -> None:
     free = _plan().best
     limited = _plan(memory=free.peak_bytes - 1).best
     assert limited.peak_bytes < free.peak_bytes
@@ -101,7 +114,7 @@ def test_memory_limits_the_batch(measured: list[Measured]) -> None:
         _plan(memory=1)
 
 
-def test_ranks_share_what_the_machine_has(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_what_the_machine_has(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
     one, four = (_plan(ranks=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
     assert one.most_elements == pytest.approx(4 * four.most_elements, rel=0.01)
@@ -111,13 +124,13 @@ def test_ranks_share_what_the_machine_has(measured: list[Measured], monkeypatch:
     assert {row.batch_size for row in four.rows} - {None} == {8}
 
 
-def test_a_limit_by_elements_is_of_sequences_of_mean_length(measured: list[Measured]) -> None:
+def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measured]) -> None:
     rows = _plan([2, 4, 6, 8] * 100, batch_sizes=[8, 32], backends=["cpu"]).rows
     assert {row.batch_elements for row in rows} - {None} == {40, 160}
     assert all((row.batch_size is None) != (row.batch_elements is None) for row in rows)
 
 
-def test_ranks_wait_for_the_slowest(measured: list[Measured]) -> None:
+def test_ranks_wait_for_the_slowest(machine: list[Measured]) -> None:
     uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
     assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
     even = _plan([5] * 512, ranks=8, batch_sizes=[8])
@@ -147,7 +160,7 @@ def test_a_busy_machine_is_said_and_not_kept(measured: list[Measured], monkeypat
     assert len(measured) == 2 * count
 
 
-def test_print_shows_what_matters(measured: list[Measured]) -> None:
+def test_print_shows_what_matters(machine: list[Measured]) -> None:
     found = _plan(layer=rl.nn.GRU(3, 4, bidirectional=True), ranks=2)
     text = str(found)
     assert "GRU(3, 4, bidirectional=True)" in text
@@ -163,7 +176,7 @@ def test_print_shows_what_matters(measured: list[Measured]) -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), [(32, "float32"), (None, "float32"), (32, "bfloat16"), (None, "bfloat16")])
 def test_why_compares_with_the_fastest_of_torch_in_the_table(
-    measured: list[Measured], size: int | None, dtype: str
+    machine: list[Measured], size: int | None, dtype: str
 ) -> None:
     found = _plan(batch_sizes=[8, 32], dtypes=[torch.bfloat16])
     # One row of torch is near. Both recommendations are compared with it, whatever limits its batches.
@@ -179,7 +192,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
     assert rival == min(row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch")
 
 
-def test_a_long_tail_is_named(measured: list[Measured]) -> None:
+def test_a_long_tail_is_named(machine: list[Measured]) -> None:
     found = _plan([5] * 990 + [400] * 10, batch_sizes=[32])
     assert found.tail is not None
     assert found.tail.startswith("10 of 1,000 sequences are longer than ")
@@ -194,7 +207,7 @@ def test_a_long_tail_is_named(measured: list[Measured]) -> None:
     assert _plan([5, 10, 15] * 300 + [20]).tail is None
 
 
-def test_a_tail_is_that_of_the_whole_list(measured: list[Measured]) -> None:
+def test_a_tail_is_that_of_the_whole_list(machine: list[Measured]) -> None:
     found = _plan([5] * 99_000 + [400] * 1000, batch_sizes=[512], backends=["cpu"], threads=[1])
     assert found.tail is not None
     count, of = re.findall(r"[\d,]+", found.tail)[:2]
@@ -224,7 +237,7 @@ def test_bad_arguments(measured: list[Measured], options: dict[str, object], wor
     assert not measured
 
 
-def test_a_plan_takes_no_random_numbers(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_takes_no_random_numbers(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": float(torch.rand(1))})
     layer = rl.nn.LSTM(3, 4)
     torch.manual_seed(3)
@@ -246,7 +259,7 @@ def test_options_are_lists_that_may_be_read_once(measured: list[Measured]) -> No
         _plan(backends=["cuda"])
 
 
-def test_a_picture_has_a_line_for_each_pair(measured: list[Measured]) -> None:
+def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:
     found = _plan(batch_sizes=[8, 16, 32])
     axes = found.plot().axes[0]
     lines = {line.get_label(): line for line in axes.lines}
@@ -267,7 +280,7 @@ def test_a_row_in_words() -> None:
     assert words.fields(replace(row, elements=0, waste=0))[6] == "0%"
 
 
-def test_why_looks_at_larger_batches_of_the_same_way(measured: list[Measured]) -> None:
+def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) -> None:
     row = replace(ROW, train_seconds=1.0)
     larger = [replace(row, batch_size=16, train_seconds=1.25), replace(row, batch_size=32, train_seconds=1.5)]
     others = [replace(row, threads=2, batch_size=16, train_seconds=1.1), replace(row, backend="reference")]

@@ -1,5 +1,8 @@
+"""The cost model, and rows of a plan against sums by hand, where a call takes a millisecond per computed row."""
+
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +11,15 @@ import torch
 from torch import nn
 
 import raglane as rl
-from planner.made_up import costs, seen
+from planner.made_up import ROW, costs, seen
+from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, override
+from raglane.planner import rows
+from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile, Way, as_layer, at, features, fit, ways_of
-from raglane.planner.probe import PROBES
+from raglane.planner.probe import MODES, PROBES
+from raglane.planner.rows import Epoch, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.schedules import SCHEDULES
 
 PADDED, PACKED = Way("torch", "padded", "float32", 1), Way("torch", "packed", "float32", 1)
@@ -80,7 +87,7 @@ def test_fit_believes_the_many() -> None:
     np.testing.assert_allclose((probes @ fit(probes, disturbed))[3:9], seconds[3:9], rtol=0.12)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(25))
 def test_fit_of_anything_ends_at_the_minimum(seed: int) -> None:
     random = np.random.default_rng(seed)
     measured = random.random((random.integers(1, 20), random.integers(1, 18))) ** 4
@@ -145,3 +152,207 @@ def test_a_way_ends_with_its_block() -> None:
         fail()
     assert torch.get_num_threads() == threads
     assert override() == ("auto", "auto")
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+IN_PADDED, IN_PACKED = Way("reference", "padded", "float32", 1), Way("reference", "packed", "float32", 1)
+# Batches of two sequences each: 4, 8, 20 and 40 elements padded, of which 3, 7, 16 and 24 exist.
+BATCHES = ([2, 1], [4, 3], [10, 6], [20, 4])
+
+
+def _row(way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1, layer: int = 0) -> Row:
+    lengths = [torch.tensor(batch) for batch in BATCHES]
+    padded = round(sum(w * len(b) * max(b) for w, b in zip(weights, BATCHES, strict=True)))
+    real = round(sum(w * sum(b) for w, b in zip(weights, BATCHES, strict=True)))
+    epoch = Epoch(tuple(lengths), np.array(weights), real, padded, round(sum(weights)))
+    known = Calibration(
+        {(way, mode): 1e-3 / (1 + place) * (np.arange(10) == 5) for place, mode in enumerate(MODES)},
+        {way: np.array([7.0, 100.0, 0.0])},
+        {(way, mode): 1.0 for mode in MODES},
+    )
+    return row_of(way, BatchLimit(sequences=2), False, epoch, known, factor=factor, ranks=ranks, weights=layer)
+
+
+def test_a_row_adds_up_its_batches() -> None:
+    row = _row(IN_PADDED, [5, 3, 1, 1])
+    assert (row.batches, row.elements, row.waste) == (10, 104, 28)
+    assert row.train_seconds == pytest.approx(0.104)
+    assert row.infer_seconds == pytest.approx(0.052)
+    packed = _row(IN_PACKED, [5, 3, 1, 1])
+    assert (packed.batches, packed.elements, packed.waste) == (10, 76, 0)
+    assert packed.train_seconds == pytest.approx(0.076)
+
+
+@pytest.mark.parametrize("way", [IN_PADDED, IN_PACKED], ids=str)
+def test_a_part_of_a_list_stands_for_all_of_it(way: Way) -> None:
+    """What belongs to an epoch grows with the list, and what belongs to a step does not."""
+    part, whole = _row(way, [5, 3, 1, 1]), _row(way, [5, 3, 1, 1], factor=2.5)
+    for name in ("batches", "elements", "waste", "train_seconds", "infer_seconds"):
+        assert getattr(whole, name) == pytest.approx(2.5 * getattr(part, name)), name
+    for name in ("step_p50", "step_p90", "step_max", "peak_bytes", "rank_spread"):
+        assert getattr(whole, name) == getattr(part, name), name
+
+
+def test_steps_are_quantiles_of_all_batches() -> None:
+    """A batch counts as often as it stands for others, and a step that exists is told, no mean of several."""
+    for weights, milliseconds in (
+        ([5.0, 3.0, 1.0, 1.0], [4, 20, 40]),
+        ([4.0, 3.0, 1.0, 2.0], [8, 40, 40]),
+        ([1.0, 1.0, 1.0, 97.0], [40, 40, 40]),
+        ([97.0, 1.0, 1.0, 1.0], [4, 4, 40]),
+    ):
+        row = _row(IN_PADDED, weights)
+        assert [1000 * s for s in (row.step_p50, row.step_p90, row.step_max)] == pytest.approx(milliseconds), weights
+
+
+def test_memory_is_that_of_the_largest_batch_and_the_weights() -> None:
+    assert _row(IN_PADDED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 40
+    assert _row(IN_PACKED, [5, 3, 1, 1], layer=1000).peak_bytes == 1000 + 7 + 100 * 24
+
+
+def test_the_slowest_of_several_is_drawn_as_often_as_it_comes() -> None:
+    weights = np.array([99.0, 0.0, 0.0, 1.0])
+    row = _row(IN_PADDED, weights.tolist(), ranks=2)
+    # Of two batches one is long in 2 of 100 steps: (0.98 * 4 + 0.02 * 40) / (0.99 * 4 + 0.01 * 40) = 1.08.
+    assert row.rank_spread == pytest.approx(1.08, abs=0.05)
+    assert row.rank_seconds == row.train_seconds * row.rank_spread
+    assert replace(row, rank_spread=2.0).rank_seconds == 2 * row.train_seconds
+    assert _row(IN_PADDED, weights.tolist()).rank_spread == 1
+
+
+PADDED_ROW = replace(ROW, backend="torch", schedule="padded", elements=2000, waste=1000)
+FEW = torch.tensor([3, 5, 0, 12])
+
+
+def _found(memory: float, memory_of: list[float], best: Row = ROW, *, runs: bool = False) -> tuple[int, int | None]:
+    known = Calibration({}, {best.way: np.array(memory_of)}, {})
+    return largest_batch(rl.nn.LSTM(3, 4), FEW, best, known, memory, 1000, runs=runs)
+
+
+def test_memory_is_a_constant_and_a_sum_over_elements_and_sequences() -> None:
+    # 1,000 of weights, 500 per call, 40 per element, and 50 per sequence, which has 5 elements on average.
+    assert _found(11_500, [500, 40, 50]) == (200, None)
+    assert _found(11_500, [500, 20, 50], PADDED_ROW) == (200, None)
+    assert _found(1000, [500, 40, 50]) == (0, None)
+    assert _found(float("inf"), [0, 0, 0])[0] == 2**62
+
+
+def test_what_was_found_is_run() -> None:
+    layer = rl.nn.LSTM(3, 4)
+    found = rl.plan([3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"])
+    assert found.most_bytes is not None
+    assert found.most_elements > 1000
+    assert found.memory_limit == BatchLimit(elements=found.most_elements)
+    assert replace(found, ranks=3).memory_limit == BatchLimit(elements=3 * found.most_elements)
+    assert found.most_bytes == pytest.approx(2 << 20, rel=0.1)
+    assert f"up to {found.most_elements:,} elements (one was run: " in str(found)
+
+
+def test_what_would_take_too_long_is_not_run() -> None:
+    slow = replace(ROW, train_seconds=1e6)
+    assert _found(2 << 20, [500, 40, 50], slow, runs=True)[1] is None
+    assert _found(1e15, [500, 40, 50], runs=True)[1] is None
+    # 200 elements take 20 s and 40 s, at 0.1 s and 0.2 s each.
+    held = [_found(11_500, [500, 20, 50], replace(PADDED_ROW, train_seconds=s), runs=True)[1] for s in (100.0, 200.0)]
+    assert held[0] is not None
+    assert held[1] is None
+
+
+MANY = [3, 5, 8, 2, 13, 1, 0, 9] * 60
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The batch that cells were compared on, and the layers; nothing is timed."""
+    known: dict[str, Any] = {"layers": []}
+
+    def make_batch(layer: object, lengths: torch.Tensor) -> rl.Ragged:
+        known["lengths"] = lengths
+        return rl.Ragged.from_flat(torch.zeros(int(lengths.sum()), 3), lengths=lengths)
+
+    monkeypatch.setattr(rows, "make_batch", make_batch)
+    monkeypatch.setattr(rows, "_step", lambda layer, *_: known["layers"].append(layer))
+    monkeypatch.setattr(rows, "time_in_turns", lambda calls, _: [1.0] * len(calls))
+    return known
+
+
+def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
+    for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5)):
+        compared["layers"].clear()
+        rows.compare_cells(layer, torch.tensor(MANY), ROW)
+        assert len(compared["layers"]) == 8
+        for other in compared["layers"]:
+            assert (other.input_size, other.hidden_size, other.num_layers) == (3, layer.hidden_size, layer.num_layers)
+            assert (other.bidirectional, other.training) == (layer.bidirectional, layer.training)
+
+
+def test_other_cells_are_compared_on_a_typical_batch(compared: dict[str, Any]) -> None:
+    lengths = torch.arange(1, 49)
+    rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
+    batches = epoch_of(lengths, ROW.limit, grouped=False).batches
+    below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
+    assert any(torch.equal(compared["lengths"], batch) for batch in batches)
+    assert len(below) == len(batches) // 2 == 3
+
+
+def test_other_cells_are_compared_on_a_few_thousand_elements(compared: dict[str, Any]) -> None:
+    for length, wanted in ((1000, [1000] * 4), (4096, [4096]), (10_000, [4096])):
+        rows.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
+        assert compared["lengths"].tolist() == wanted
+
+
+RANDOM = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
+
+
+def _total(epoch: Epoch) -> float:
+    """The elements of all batches that the evaluated ones represent."""
+    return float(epoch.weights @ [int(batch.sum()) for batch in epoch.batches])
+
+
+def test_every_sequence_comes_once() -> None:
+    limits = [BatchLimit(sequences=size) for size in (8, 500, 10_000)]
+    for limit in (*limits, BatchLimit(elements=300, too_long="alone")):
+        for grouped in (False, True):
+            epoch = epoch_of(RANDOM, limit, grouped=grouped)
+            assert epoch.elements == int(RANDOM.sum())
+            assert _total(epoch) == pytest.approx(epoch.elements)
+            if len(epoch.batches) == epoch.count:
+                assert torch.equal(torch.cat(epoch.batches).sort().values, RANDOM.sort().values)
+                assert epoch.padded == sum(len(batch) * int(batch.max()) for batch in epoch.batches)
+
+
+def test_batches_are_those_of_the_loader() -> None:
+    for limit in (BatchLimit(sequences=16), BatchLimit(elements=320)):
+        for grouped, order in ((False, EpochOrder.random()), (True, EpochOrder.grouped())):
+            wanted = BatchSampler(RANDOM, limit, order)
+            epoch = epoch_of(RANDOM, limit, grouped=grouped)
+            assert epoch.count == len(wanted)
+            assert [batch.tolist() for batch in epoch.batches] == [RANDOM[batch].tolist() for batch in wanted]
+
+
+def test_the_longest_is_in_a_sample() -> None:
+    lengths = torch.cat((torch.ones(5000, dtype=torch.int64), torch.tensor([900])))
+    for grouped in (False, True):
+        epoch = epoch_of(lengths, BatchLimit(sequences=8), grouped=grouped)
+        assert len(epoch.batches) < epoch.count
+        assert max(int(batch.max()) for batch in epoch.batches) == 900
+        weights = {int(batch.max()): weight for batch, weight in zip(epoch.batches, epoch.weights, strict=True)}
+        # The batch of the longest represents itself, any other many.
+        assert weights[900] == 1
+        assert weights[1] > 9
+        assert _total(epoch) == pytest.approx(epoch.elements)
+
+
+def test_a_long_list_is_thinned_out() -> None:
+    lengths = torch.arange(200_000)
+    part, factor = thin_out(lengths)
+    assert part.shape == (1 << 16,)
+    assert factor == 200_000 / (1 << 16)
+    assert len(set(part.tolist())) == len(part)
+    assert int(part.max()) == 199_999
+    assert abs(float(part.float().mean()) - 100_000) < 1500
+    same, one = thin_out(RANDOM)
+    assert same is RANDOM
+    assert one == 1

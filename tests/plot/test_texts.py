@@ -14,7 +14,7 @@ from drawings import IMAGES, PICTURES, difference, faults_of_texts
 from raglane import plot
 from raglane.plot import Picture
 
-_BATCHES = [(0, 0), (1, 1), (1, 9_999), (2, 12), (8, 12), (45, 20), (200, 70), (1_000, 20)]
+_BATCHES = [(0, 0), (1, 9_999), (8, 12), (24, 20), (1_000, 20)]
 """Numbers of sequences, with the longest length."""
 
 _Draw = Callable[[list[int]], Picture]

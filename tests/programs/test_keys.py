@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import sys
-from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from raglane.programs import keys
 from raglane.programs.graph import Unkept
 from raglane.programs.keys import lasting_key
 from raglane.programs.step import Survey
-from scripts import Script
 
 SOURCE = """
 import math, torch
@@ -221,15 +219,3 @@ def test_too_much_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_MOST", 10)
     with pytest.raises(Unkept, match="more than 10"):
         lasting_key(chained(20))
-
-
-def test_another_process_has_the_same_key(script: Script) -> None:
-    code = dedent(f"""
-        source = {SOURCE!r}
-        names = {{"__name__": "somebody"}}
-        exec(source, names)
-        from raglane.programs.keys import lasting_key
-        from raglane.programs.step import Survey
-        print(lasting_key(Survey.of(names["Own"]()).key))
-    """)
-    assert script(code).stdout == key_of(own()()) + "\n"

@@ -137,7 +137,7 @@ def test_a_file_that_was_spoilt_is_written_anew(folder: Path) -> None:
     spoilt = [whole[:length] for length in (0, 1, 63, 64, 65, 66, len(whole) // 2, len(whole) - 2, len(whole) - 1)]
     spoilt += [
         whole[:place] + bytes([whole[place] ^ (1 << drawn.randrange(7))]) + whole[place + 1 :]
-        for place in (*range(0, 70, 7), *range(70, len(whole), len(whole) // 25))
+        for place in (*range(0, 70, 20), *range(70, len(whole), len(whole) // 10))
     ]
     spoilt += [whole + b" ", b"\n" + whole, whole.replace(b'"key"', b'"Key"'), b"[" * 100_000, b"\xff" * 9]
     for content in spoilt:
@@ -167,7 +167,7 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
     (file,) = folder.iterdir()
     content = json.loads(file.read_text().split("\n")[1])
     drawn, refused, read = random.Random(0), 0, 0
-    for _ in range(100):
+    for _ in range(60):
         changed = copy.deepcopy(content)
         for _ in range(drawn.choice((1, 1, 2))):
             _spoil(changed, drawn)
@@ -179,7 +179,7 @@ def test_whatever_a_file_says_nothing_but_the_right_numbers_comes_of_it(folder: 
         if is_read:  # another spelling of the same, or a number that rounding hides
             for one, other in zip(answers(layer, batch), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    assert refused > 60
+    assert refused > 36
     assert read > 0
 
 

@@ -129,31 +129,12 @@ class Functions(Sized):
         new = new + F.hardswish(a) + F.logsigmoid(a) + F.softsign(a) + F.threshold(a, 0.1, 0.2)
         new = new + F.gelu(a, approximate="tanh") + F.relu6(a) + a**2 + a**3 + a**4 + b**0.5 + b**-1 + torch.exp2(a)
         new = new + torch.lerp(a, b, 0.3) + torch.lerp(a, b, b) + torch.addcmul(a, a, b, value=2)
-        new = (
-            new
-            + torch.addcdiv(a, a, b)
-            + torch.maximum(a, b)
-            - torch.minimum(a, 0.5 * b)
-            + a.clamp(min=-0.1)
-            + a.clamp(max=0.2)
-            + 1 / b
-        )
+        new = new + torch.addcdiv(a, a, b) + torch.maximum(a, b) - torch.minimum(a, 0.5 * b) + 1 / b
+        new = new + a.clamp(min=-0.1) + a.clamp(max=0.2)
         new = new + torch.logaddexp(a, b) + (2 - a) + torch.where((a > 0) & ~(a > 1) | (a < -1), a, b) + a.lt(b) * b
         new = new + a.masked_fill(a > 0.5, 0.25) + F.layer_norm(a, (4,)) + F.rms_norm(a, (4,))
-        new = (
-            new
-            + F.glu(a.repeat(1, 2), 1)
-            + a.sin()
-            + a.cos()
-            + a.tan()
-            + a.sinh()
-            + a.cosh()
-            + b**1.5
-            + b**-2
-            + b**b
-            + 2**a
-            + a.relu() ** 1.5
-        )
+        new = new + F.glu(a.repeat(1, 2), 1) + a.sin() + a.cos() + a.tan() + a.sinh() + a.cosh()
+        new = new + b**1.5 + b**-2 + b**b + 2**a + a.relu() ** 1.5
         new = new + a.floor() * a + a.ceil() * b + (9 * a).round() * a + a.trunc() + a.frac() + F.celu(a, 0.5)
         new = new + F.softshrink(a) + F.hardshrink(a, 0.1) + F.tanhshrink(a) + torch.remainder(a, b) + torch.fmod(a, b)
         new = new + a.cumsum(1) * b + (a.view(-1, 2, 2).cumsum(2) * b.view(-1, 2, 2)).flatten(1)

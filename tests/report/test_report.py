@@ -28,17 +28,18 @@ def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
     return row | {"seconds": 1.0, "elements_per_second": 10.0}
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "MAE"])
-@pytest.mark.parametrize("validation", [True, False])
-@pytest.mark.parametrize("epochs", [1, 7])
-def test_curves(metric: str, validation: bool, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "validation", "metric"),
+    [(1, True, "accuracy"), (1, False, "MAE"), (7, False, "accuracy"), (7, True, "MAE")],
+)
+def test_curves(epochs: int, validation: bool, metric: str) -> None:
     history = [_row(epoch + 1, validation, metric) for epoch in range(epochs)]
     plain = curves(history, metric, "a run")
     assert _size(plain) == (1350, 540)
     assert curves(history, metric, "a run", best_epoch=1) != plain
 
 
-@pytest.mark.parametrize("classes", [1, 2, 9, 60])
+@pytest.mark.parametrize("classes", [1, 2, 40])
 def test_confusion_grows_with_the_classes(classes: int) -> None:
     matrix = [[3 if row == column else 0 for column in range(classes)] for row in range(classes)]
     width, height = _size(confusion_png(matrix, [f"class {place}" for place in range(classes)], "a run"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -62,14 +61,6 @@ def test_a_run_goes_on_with_its_own_parts(tmp_path: Path) -> None:
     assert _same(run, rl.fit(data, **_QUICK | {"epochs": 3}, **parts))
     with pytest.raises(ArgumentError, match=r"overwrite must be .*got True, with resume=True"):
         rl.fit(data, out=tmp_path / "run", resume=True, overwrite=True)
-
-
-def test_a_table_is_its_file(tmp_path: Path) -> None:
-    data = write_steps(tmp_path / "steps.csv", 16)
-    from_file, from_table = rl.fit(data, **_QUICK), rl.fit(pd.read_csv(data), **_QUICK)
-    assert _same(from_file, from_table)
-    assert from_table.notes == tuple(note.replace(str(data), "memory") for note in from_file.notes)
-    assert from_file.notes[0] == "id column: 'id' (by its name)"
 
 
 def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

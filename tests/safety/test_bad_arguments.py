@@ -124,6 +124,8 @@ def calls_of_packing() -> dict[str, Call]:
 
 def calls_of_data() -> dict[str, Call]:
     data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
+    fitted = Preprocessor.fit(data, task="classify")
+    labels, counted = {"labels": ("a",), "missing": "error"}, {"max_vocabulary": 3, "minimum_count": 1}
     return {
         "collate": (rl.collate, {"samples": [VALUES]}),
         "collate, two": (lambda sample: rl.collate([sample, sample]), {"sample": VALUES}),
@@ -138,35 +140,13 @@ def calls_of_data() -> dict[str, Call]:
         "split": (split, {"data": data, "fraction": 0.5, "seed": 0, "stratify": True}),
         "Dataset.cut": (data.cut, {"longest": 1}),
         "read": (read, {"source": __file__, "columns": None, "format": "csv"}),
-    }
-
-
-def calls_of_preprocessor() -> dict[str, Call]:
-    data = dataset(np.zeros((3, 1), np.float32), offsets_of([2, 0, 1]), labels=("a", "b", "a"), channels=("x0",))
-    fitted = Preprocessor.fit(data, task="classify")
-    return {
         "Preprocessor": (
             Preprocessor,
-            {
-                "task": "classify",
-                "channels": ("a",),
-                "mean": (0.0,),
-                "std": (1.0,),
-                "vocabulary": None,
-                "labels": ("a",),
-                "missing": "error",
-            },
+            {"task": "classify", "channels": ("a",), "mean": (0.0,), "std": (1.0,), "vocabulary": None, **labels},
         ),
         "Preprocessor.fit": (
             Preprocessor.fit,
-            {
-                "data": data,
-                "task": "classify",
-                "missing": "error",
-                "standardize": True,
-                "max_vocabulary": 3,
-                "minimum_count": 1,
-            },
+            {"data": data, "task": "classify", "missing": "error", "standardize": True, **counted},
         ),
         "Preprocessor.apply": (fitted.apply, {"data": data, "require_targets": True}),
         "Preprocessor.from_config": (Preprocessor.from_config, {"config": fitted.to_config()}),
@@ -286,7 +266,6 @@ def _faults(function: Callable[..., Any], right: dict[str, Any]) -> Iterator[str
         calls_of_ragged,
         calls_of_packing,
         calls_of_data,
-        calls_of_preprocessor,
         calls_of_batches,
         calls_of_nn,
         calls_of_plot,

@@ -6,7 +6,7 @@ import pytest
 
 from commands import undrawn_pictures  # noqa: F401
 from fuzz.crashes import contents
-from fuzz.kill_points import STORIES, Workshop
+from fuzz.kill_points import Workshop
 
 
 @pytest.fixture(scope="module")
@@ -14,17 +14,31 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("shop").resolve())
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_nothing_is_lost_wherever_a_command_ends(shop: Workshop, name: str) -> None:
-    calls = shop.calls[name]
-    assert calls > 3
-    moments = [1, (calls + 1) // 2, calls]
-    for moment in moments:
-        shop.attack(name, "die", moment)
-    for moment, again in zip(moments[1:], moments, strict=False):
-        shop.attack(name, "die twice", moment, again)
-    for moment in moments:
-        shop.attack(name, "fail", moment)
+# Shares of the calls of a command: 0 is the first call, 1 the last one.
+@pytest.mark.parametrize(
+    ("name", "way", "moment", "again"),
+    [
+        ("train", "die", 0.0, 0.0),
+        ("train", "die twice", 0.5, 0.5),
+        ("train", "fail", 1.0, 0.0),
+        ("overwrite", "die", 0.5, 0.0),
+        ("overwrite", "die twice", 1.0, 0.5),
+        ("overwrite", "fail", 0.0, 0.0),
+        ("resume", "die", 1.0, 0.0),
+        ("resume", "die twice", 0.5, 0.0),
+        ("resume", "fail", 0.5, 0.0),
+        ("evaluate", "die twice", 1.0, 0.5),
+        ("evaluate", "fail", 0.5, 0.0),
+        ("predict", "die twice", 0.5, 0.5),
+        ("predict", "fail", 1.0, 0.0),
+    ],
+)
+def test_nothing_is_lost_wherever_a_command_ends(
+    shop: Workshop, name: str, way: str, moment: float, again: float
+) -> None:
+    last = shop.calls[name] - 1
+    assert last > 2
+    shop.attack(name, way, 1 + int(moment * last), 1 + int(again * last))
 
 
 def test_a_process_that_is_killed(shop: Workshop) -> None:
@@ -43,11 +57,9 @@ def test_what_is_lost_is_noticed(shop: Workshop, monkeypatch: pytest.MonkeyPatch
     assert contents(shop.run) != wanted
     # If the old run is taken for the new one, the old checkpoint is removed before there is a new one.
     monkeypatch.setattr("raglane.training.folder._has_checkpoint", lambda _: True)
-    for moment in (10, 30):
-        with pytest.raises(AssertionError, match=r"not the run 'old': .*weights.safetensors"):
-            shop.attack("overwrite", "die", moment)
+    with pytest.raises(AssertionError, match=r"not the run 'old': .*weights.safetensors"):
+        shop.attack("overwrite", "die", 30)
 
 
-def test_rounds(shop: Workshop) -> None:
-    for number in range(3):
-        shop.play(number)
+def test_a_round(shop: Workshop) -> None:
+    shop.play(1)

@@ -12,17 +12,16 @@ def track(tmp_path_factory: pytest.TempPathFactory) -> Track:
     return Track(tmp_path_factory.mktemp("track").resolve())
 
 
-def test_kills_of_one_process_and_of_two(track: Track) -> None:
-    """Of the command, and of the second of two ranks; test_kill_points also kills a command of one process."""
-    for ranks, share, victim in ((1, 0.7, 0), (2, 0.5, 0), (2, 0.8, 2)):
-        track.attack(ranks, share * track.seconds[ranks], victim, saves_always=victim == 2)
+def test_the_second_of_two_ranks(track: Track) -> None:
+    track.attack(2, 0.8 * track.seconds[2], 2, saves_always=True)
 
 
-def test_what_is_lost_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_with_a_command_of_two_ranks(track: Track) -> None:
+    track.play(37)
+
+
+def test_only_what_is_lost_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the kill of a command of one process."""
     monkeypatch.setitem(track.whole, 1, track.whole[1] | {"best/weights.safetensors": b"others"})
-    with pytest.raises(AssertionError, match=r"not the run of 1 ranks: best/weights.safetensors"):
-        track.attack(1, 0.0, 0, saves_always=False)
-
-
-def test_a_round(track: Track) -> None:
-    track.play(1)
+    with pytest.raises(AssertionError, match=r"not the run of 1 ranks: best/weights.safetensors$"):
+        track.attack(1, 0.7 * track.seconds[1], 0, saves_always=False)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missin
 
 def test_attacks_beside_guard_pages(script: Script) -> None:
     """``make fuzz`` plays more rounds."""
-    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('memory', 250, 1))")
+    done = script("import sys; from fuzz.__main__ import play; sys.exit(play('memory', 80, 1))")
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 
 
@@ -33,7 +33,7 @@ def test_attacks_where_torch_looks_at_one_tensor_at_a_time(script: Script) -> No
     """The class of torch that checks all tensors at once is private, and may be missing."""
     done = script(
         "import sys; from raglane.kernels import checks; checks.guards_work = lambda: False;"
-        "from fuzz.__main__ import play; sys.exit(play('memory', 100, 300))"
+        "from fuzz.__main__ import play; sys.exit(play('memory', 30, 300))"
     )
     assert done.returncode == 0, (done.stdout, done.stderr[-300:])
 

@@ -189,6 +189,33 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
             use()
 
 
+def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(slots=3)
+    hit, gone, other, frames = engine.open(), engine.open(), engine.open(), torch.randn(2, 3)
+    hit.push(frames)
+    gone.push(frames)
+
+    def interrupt(*_: Any) -> None:
+        gone.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(engine._prepared.stages[0], "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    with pytest.raises(ClosedError, match="its states are incomplete"):
+        hit.pull()
+    with pytest.raises(ClosedError, match="got a closed stream"):
+        gone.pull()
+    # Both slots are free, and contain nothing of the step.
+    streams = [other, engine.open(), engine.open()]
+    for stream in streams:
+        stream.push(frames)
+    assert engine.step() == 3
+    for stream in streams:
+        assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames])).values)
+
+
 def test_idle_streams_are_closed() -> None:
     closed: list[Stream] = []
     engine = engine_of(idle=1000.0, on_idle=closed.append)

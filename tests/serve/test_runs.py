@@ -65,6 +65,20 @@ def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[
     assert engine.columns(rows) == {name: wanted[name] for name in wanted.columns if name != "id"}
 
 
+@pytest.mark.parametrize("task", ["forecast", "multilabel"])
+def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
+    bits = [np.random.default_rng(at).integers(0, 2, (2 + at % 7, 2)).astype(np.float32) for at in range(200)]
+    run = fit(bits, [["u", "v"], ["u"]] * 100 if task == "multilabel" else None, task=task)
+    options = {"probabilities": True} if task == "multilabel" else {}
+    wanted = run.predict(bits, **options)
+    assert task == "multilabel" or run.model.is_binary
+    engine = Engine(run, slots=200)
+    last = torch.stack([rows[-1] for rows in served(engine, bits)])
+    for at, row in enumerate(last.split(1)):
+        found = engine.columns(row, **options)
+        assert found == {name: wanted[name][at : at + 1] for name in wanted.columns if name != "id"}
+
+
 def test_tags() -> None:
     run = fit(SERIES, TAGS, task="tag")
     engine, wanted = Engine(run, slots=20), run.predict(SERIES, probabilities=True)

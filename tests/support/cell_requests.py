@@ -118,3 +118,8 @@ def largest_error(ours: Tensor, theirs: Tensor) -> float:
         return 0.0
     ours, theirs = ours.detach(), theirs.detach()
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1))
+
+
+def squares(parts: Iterable[Tensor]) -> Tensor:
+    """Return the sum of all squares."""
+    return torch.stack([part.square().sum() for part in parts]).sum()

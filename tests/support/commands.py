@@ -15,12 +15,8 @@ from raglane.cli import main
 FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def undrawn_pictures() -> Iterator[None]:
-    """In files that import this fixture, a picture file contains its numbers as text.
-
-    Drawing takes four fifths of a small training, and tests/plot covers it.
-    """
+def undraw(patch: pytest.MonkeyPatch) -> None:
+    """Let a picture file contain its numbers as text: drawing takes four fifths of a small training."""
 
     def numbers_of(figure: Any, dpi: int) -> bytes:
         drawn = [
@@ -31,9 +27,15 @@ def undrawn_pictures() -> Iterator[None]:
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         return b"\x89PNG" + repr((drawn, texts)).encode()
 
+    patch.setattr("raglane.report.figures.png", numbers_of)
+    patch.setattr("raglane.report.figures.svg", lambda _: b"<svg></svg>")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn_pictures() -> Iterator[None]:
+    """In files that import this fixture, pictures are not drawn; tests/plot covers that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raglane.report.figures.png", numbers_of)
-        patch.setattr("raglane.report.figures.svg", lambda _: b"<svg></svg>")
+        undraw(patch)
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -31,7 +31,7 @@ KERNEL_CELLS = (*MATRIX_CELLS, *ELEMENTWISE_CELLS)
 FOLD, PREPARE, TEAM, NO_TEAM, POISON = 2, 4, 8, 16, 1
 DIVISIONS = {"fold": FOLD | NO_TEAM, "prepare": PREPARE | NO_TEAM, "team": PREPARE | TEAM, "team-fold": FOLD | TEAM}
 # More elements than the kernels pack at a time: 512.
-MANY = [300, 0, 1, 411, 150, *[7] * 25]
+MANY = [90, 0, 1, 120, 50, *[7] * 110]
 LENGTHS = {
     "mixed": [3, 0, 1, 7, 2],
     "equal": [5] * 4,
@@ -161,10 +161,6 @@ def truth(
 
 def leaf_if(chosen: Tensor, tensor: Tensor) -> Tensor:
     return tensor.clone().requires_grad_() if tensor is chosen else tensor
-
-
-def squares(parts: Iterable[Tensor]) -> Tensor:
-    return torch.stack([part.square().sum() for part in parts]).sum()
 
 
 Use = Callable[..., None]

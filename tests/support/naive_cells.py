@@ -161,15 +161,9 @@ def _layernorm_gru(at: _Place) -> State:
 def _slstm(at: _Place) -> State:
     _, c, n, m = at.states
     size, width = at.h.shape[0], at.weights.hidden.shape[1]
-    gates = []
+    heads, gates = at.read(at.h).split(width), []
     for gate in range(4):
-        of_state = [
-            sum(
-                at.weights.hidden[gate * size + unit, column] * at.read(at.h)[unit // width * width + column]
-                for column in range(width)
-            )
-            for unit in range(size)
-        ]
+        of_state = [at.weights.hidden[gate * size + unit] @ heads[unit // width] for unit in range(size)]
         gates.append(at.from_input_alone(gate) + torch.stack(of_state))
     i, f, z, o = gates
     # The states without the stabilizer exp(m), by which they are divided.

@@ -227,7 +227,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: pytest.Cap
     (work / "cells" / "broken.py").write_text(broken)
     line = broken.splitlines().index("        x_t @ slow") + 1
     command = ["train", "ok.csv", "--cell", "cells/broken.py:TwoSpeeds", *FAST, "--quiet", "--out", "other"]
-    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; use --debug for the traceback.")
+    fails(command, capsys, f"broken.py, line {line}: RuntimeError", "Correct it; --debug shows the traceback.")
     assert not (work / "other").exists()
 
 

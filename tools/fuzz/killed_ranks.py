@@ -19,7 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from commands import write_steps
+import pytest
+
+from commands import undraw, write_steps
 from fuzz.crashes import contents, has_begun, same
 from processes import Command
 from processes import start as start_command
@@ -64,11 +66,12 @@ def _start_rank(pipe: Connection) -> tuple[_Forked, Callable[[], int | None]]:
 
 
 def _patch(saves_always: bool) -> None:
-    """Let this process fork its ranks, and write a checkpoint after each batch if asked."""
+    """Let this process fork its ranks, draw no pictures, and write a checkpoint after each batch if asked."""
     from raglane.training import trainer
     from raglane.training.ranks import launch
 
     launch.start_process = _start_rank
+    undraw(pytest.MonkeyPatch())
     os.environ.update(launch._network())
     if saves_always:
         trainer.SAVED_EVERY = 0.0
@@ -83,6 +86,7 @@ class Track:
         self._data = write_steps(folder / "data.csv", 40)
         self.whole: dict[int, dict[str, Any]] = {}
         self.seconds: dict[int, float] = {}
+        self._start(["--version"]).end()  # starts the server of processes, which takes seconds
         for ranks in _RANKS:
             shutil.rmtree(self.run, ignore_errors=True)
             start = time.monotonic()

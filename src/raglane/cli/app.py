@@ -105,18 +105,15 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
         return f"{file}{reason}; no partial file is left", 2
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
-        got = f"too little for {size[1]} more" if size else "too little"
-        fix = "reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)"
-        return message("memory", got, "large enough for model and batch", fix), 2
+        need = f"{size[1]} more are needed for" if size else "it cannot hold"
+        fix = "Reduce hidden_size, num_layers, embedding or batch_size (--hidden-size, --batch-size, ...)."
+        return f"Memory is exhausted: {need} model and batch. {fix}", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-        got = "a worker that died, e.g. because memory was full"
-        fix = "pass fewer workers; --resume continues the run from its last checkpoint"
-        return message("--workers", got, "processes that run until the end", fix), 2
+        fix = "Pass fewer --workers; --resume continues the run from its last checkpoint."
+        return f"A worker of the DataLoader died, e.g. because memory was full. {fix}", 2
     place = place_of_error(error)
     if place is not None:
-        return message(
-            "--cell", shorten(place, _LONGEST), "a cell whose step runs", "correct it; use --debug for the traceback"
-        ), 2
+        return f"--cell failed in {shorten(place, _LONGEST)}. Correct it; --debug shows the traceback.", 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (internal error; --debug shows the traceback)", 1
 

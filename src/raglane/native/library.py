@@ -111,9 +111,9 @@ class Library:
             raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
-    def threads(self) -> int:
-        """Return the number of threads of a call: torch's, or 1 in a forked process."""
-        return torch.get_num_threads() if forks.threads_before is None else 1
+    def threads(self, given: int | None = None) -> int:
+        """Return the number of threads of a call: the given one, torch's for None, or 1 in a forked process."""
+        return 1 if forks.threads_before is not None else given or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
@@ -265,16 +265,16 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
     return memory
 
 
-def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
+def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
     """Return the first fields of a layer's struct; dtype int8 is that of the weights, and float32 of the rest."""
-    abi, isa, *rest = program_preamble(dtype)
+    abi, isa, *rest = program_preamble(dtype, threads)
     return abi, isa, cell, *rest
 
 
-def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
+def program_preamble(dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
     """Return the first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
+    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads(threads)
 
 
 class CellFacts(NamedTuple):

@@ -2,6 +2,8 @@
 
 prepare.py and stages.py turn a model into stages, frames.py a stored run; queues.py holds the frames and results of
 streams, states.py their states, engine.py steps them, and streams.py is their interface, also for asyncio.
+
+app.py is a server of engines over HTTP, live.py its streams and sequences, and served.py a model with its batches.
 """
 
 from __future__ import annotations

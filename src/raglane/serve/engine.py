@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,10 +18,9 @@ from raglane._utils.checks import check_choice, check_count, check_kind, check_r
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
-from raglane.serve.frames import Frames, as_array, prepare_model
-from raglane.serve.prepare import Prepared
-from raglane.serve.queues import Integers, RowQueues
-from raglane.serve.states import States
+from raglane.serve.frames import Frames, frames_of
+from raglane.serve.queues import Integers, RowQueues, as_array
+from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
 _KEPT = 4096  # measurements for statistics
@@ -84,14 +84,14 @@ class Engine:
         rule = "a number of seconds above 0, or None"
         self.idle = None if idle is None else check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
         self._on_idle = on_idle
-        self._options = features, dtype
-        self._take_model(prepare_model(model, *self._options))
+        self._options = features, dtype, nan == "pass"
+        self._accept(frames_of(model, *self._options))
         # A slot that is closed during a step is free after it, so there are more slots than streams.
         slots *= 2
-        self._states = States(self._prepared, slots)
-        self._width, self._outputs = map(math.prod, (self.features, self._prepared.output_features))
-        self._frames = RowQueues(slots, self._width, self._prepared.dtype)
-        self._results = RowQueues(slots, self._outputs, self._prepared.output_dtype)
+        self._pools = self._prepared.pools(slots)
+        self._is_fresh = np.zeros(slots, bool)  # the first states are still to be written, at the next step
+        self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
+        self._results = RowQueues(slots, math.prod(self._prepared.output_features), self._prepared.output_dtype)
         self._lock, self._stepping = threading.Lock(), threading.Lock()
         self._streams: list[Stream | None] = [None] * slots
         self._open = 0  # the number of open streams
@@ -104,7 +104,11 @@ class Engine:
         self._running = False  # a step is between reading frames and writing results
         self._is_interrupted = False  # a stream was closed or reset during the step
         self._epochs_before = self._epochs[:0]
-        self._make_one()
+        one = np.zeros(1, np.int64)
+        rows = torch.zeros(1, self.accepts.width, dtype=self._prepared.dtype, device="cpu")
+        # The batch of a step of one frame.
+        self._one = _Batch(one, 1, rows, torch.tensor([0, 1], device="cpu"), torch.from_numpy(one))
+        self._one_row = as_array(rows)
         self._closed_late: list[int] = []  # slots closed during a step, which still writes their states
         self._waiters = Waiters()
         self._wake = threading.Event()
@@ -113,22 +117,14 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
         self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
-        self._computed(self._one.rows, self._one.offsets, self._one.places, self._states.pools)
+        self._compute(self._one, self._pools)
 
     def __repr__(self) -> str:
         return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
 
-    def _take_model(self, found: tuple[Prepared, Frames]) -> None:
-        self._prepared, self._accepts = found
+    def _accept(self, accepts: Frames) -> None:
+        self.accepts, self._prepared = accepts, accepts.prepared
         self.features, self.digest = self._prepared.features, self._prepared.digest
-
-    def _make_one(self) -> None:
-        """Allocate the batch of a step of one frame."""
-        slots = np.zeros(1, np.int64)
-        rows = torch.zeros(1, self._width, dtype=self._prepared.dtype, device="cpu")
-        offsets = torch.tensor([0, 1], device="cpu")
-        self._one = _Batch(slots, 1, rows, offsets, torch.from_numpy(slots))
-        self._one_slot, self._one_row = slots, as_array(rows)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -148,23 +144,25 @@ class Engine:
                 self._counts["refused"] += 1
                 got, fix = f"{self.slots} open streams", "close a stream, or pass more slots"
                 raise BusyError(message("slots", got, "more than the number of open streams", fix))
-            rows = None if state is None else self._states.unpacked(state)
+            rows = None if state is None else unpacked(state, self._prepared)
             slot = self._free.pop() if self._free else self._used
             self._used = max(self._used, slot + 1)
             self._open += 1
             stream = self._streams[slot] = Stream(self, slot)
             self._touched[slot] = time.perf_counter()
             self._counts["opened"] += 1
-            self._states.write(slot, rows)
+            self._is_fresh[slot] = rows is None
+            for pool, row in zip(self._pools, rows or (), strict=rows is not None):
+                pool[slot] = row
             return stream
 
     def stream(self, state: bytes | None = None) -> AsyncStream:
-        """Return a context manager that opens a stream for asyncio, and closes it; see :meth:`open`."""
-        return AsyncStream(self, state)
+        """Open a stream for asyncio, which ``async with`` closes; see :meth:`open`."""
+        return AsyncStream(self.open(state))
 
-    def _close(self, slot: int) -> None:
+    def _close(self, slot: int, reason: str = "a closed stream") -> None:
         """Close a stream; the lock is held."""
-        self._streams[slot]._slot = -1  # type: ignore[union-attr]
+        self._streams[slot]._end(reason)  # type: ignore[union-attr]
         self._streams[slot] = None
         self._open -= 1
         self._frames.drop(slot)
@@ -176,12 +174,14 @@ class Engine:
 
     def _state_of(self, stream: Stream) -> bytes:
         with self._stepping, self._lock:
-            return self._states.packed(stream._open_slot())
+            slot = stream._open_slot()
+            rows = self._prepared.starts if self._is_fresh[slot] else [pool[slot] for pool in self._pools]
+            return packed(rows, self._prepared)
 
     # -- frames and results -------------------------------------------------------------------------------------------
 
     def _push(self, stream: Stream, frames: Any) -> None:
-        rows = self._accepts.array(frames, self.nan == "pass")
+        rows = as_array(self.accepts.rows(frames))
         count = rows.shape[0]
         with self._lock:
             slot = stream._open_slot()
@@ -213,18 +213,12 @@ class Engine:
             self._raise_failure()
             count = int(self._results.counts[slot])
             count = count if most is None else min(most, count)
-            if not count:
-                if waiter is not None:
-                    self._waiters.add(slot, *waiter)
-                shape, dtype = self._prepared.output_features, self._prepared.output_dtype
-                return torch.empty(0, *shape, dtype=dtype, device="cpu")
-            self._touched[slot] = time.perf_counter()
+            if count:
+                self._touched[slot] = time.perf_counter()
+            elif waiter is not None:
+                self._waiters.add(slot, waiter)
             is_full = self._results.counts[slot] >= self.max_queue
-            if count == 1:
-                rows = torch.empty(1, self._outputs, dtype=self._prepared.output_dtype, device="cpu")
-                as_array(rows)[0] = self._results.pop(slot)
-            else:
-                rows = self._results.take(np.array([slot]), np.array([count]))
+            rows = self._results.take_one(slot, count)
         if is_full and not self._wake.is_set():
             self._wake.set()
         return rows.reshape(-1, *self._prepared.output_features)
@@ -246,28 +240,26 @@ class Engine:
                 self._running = True
             start = time.perf_counter()
             try:
-                outputs = self._computed(batch.rows, batch.offsets, batch.places, self._states.pools)
-            except BaseException as error:
+                outputs = self._compute(batch, self._pools)
+            except Exception as error:
                 self._error = error
                 raise
+            except BaseException:
+                # An interrupt between two stages, of which only some have written their states.
+                with self._lock:
+                    alive = self._finish(batch)
+                    for slot in batch.slots[alive].tolist():
+                        self._close(slot, "a stream whose step was interrupted, so that its states are incomplete")
+                raise
             with self._lock:
-                self._running = False
                 self._scatter(batch, outputs)
                 self._step_times.append(time.perf_counter() - start)
         if self.idle is not None:
             self.expire()
         return len(batch.slots)
 
-    def _computed(self, rows: Tensor, offsets: Tensor, places: Tensor, pools: Sequence[Tensor]) -> Tensor:
-        """Run the stages with the threads of the engine."""
-        threads = torch.get_num_threads()
-        if threads == self.threads:
-            return self._prepared.run(rows, offsets, places, pools)
-        torch.set_num_threads(self.threads)
-        try:
-            return self._prepared.run(rows, offsets, places, pools)
-        finally:
-            torch.set_num_threads(threads)
+    def _compute(self, batch: _Batch, pools: Sequence[Tensor]) -> Tensor:
+        return self._prepared.run(batch.rows, batch.offsets, batch.places, pools, self.threads)
 
     def _gather(self) -> _Batch | None:
         """Take the frames of a step; the lock is held."""
@@ -276,10 +268,8 @@ class Engine:
             # Without index arithmetic: most of the time of a step of one stream.
             slot = ready.pop()
             self._listed[slot] = False
-            self._one_row[0], self._one_slot[0] = frames.pop(slot), slot
+            self._one_row[0], self._one.slots[0] = frames.pop(slot), slot
             self._waits.append(now - self._since[slot])
-            if self._states.is_fresh[slot]:
-                self._states.begin(self._one.places)
             batch = self._one
         elif ready:
             slots = np.array(ready)
@@ -297,14 +287,17 @@ class Engine:
                 return None
             self._waits.extend((now - self._since[slots]).tolist())
             self._since[slots] = now
-            if (fresh := slots[self._states.is_fresh[slots]]).size:
-                self._states.begin(torch.from_numpy(fresh))
             offsets = np.zeros(len(slots) + 1, np.int64)
             lengths.cumsum(out=offsets[1:])
             each = 1 if offsets[-1] == len(slots) else lengths
             batch = _Batch(slots, each, frames.take(slots, each), torch.from_numpy(offsets), torch.from_numpy(slots))
         else:
             return None
+        is_fresh = self._is_fresh[batch.slots]
+        if is_fresh.any():
+            fresh = batch.slots[is_fresh]
+            self._is_fresh[fresh] = False
+            self._prepared.begin(self._pools, torch.from_numpy(fresh))
         self._epochs_before = self._epochs[batch.slots]
         self._counts["steps"] += 1
         self._counts["frames"] += batch.rows.shape[0]
@@ -315,14 +308,18 @@ class Engine:
         """Return True if a stream has one frame, and room for its result."""
         return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
 
-    def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
-        """Queue the results of a step; the lock is held."""
-        slots, lengths = batch.slots, batch.lengths
+    def _finish(self, batch: _Batch) -> npt.NDArray[np.bool_]:
+        """End a step; return which of its streams were neither closed nor reset. The lock is held."""
+        self._running = self._is_interrupted = False
         self._free += self._closed_late
         self._closed_late.clear()
-        if self._is_interrupted:
-            self._is_interrupted = False
-            alive = self._epochs[slots] == self._epochs_before
+        return self._epochs[batch.slots] == self._epochs_before
+
+    def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
+        """Queue the results of a step; the lock is held."""
+        slots, lengths, was_interrupted = batch.slots, batch.lengths, self._is_interrupted
+        alive = self._finish(batch)
+        if was_interrupted:
             outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
             slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
         if len(slots) == 1 and outputs.shape[0] == 1:
@@ -342,13 +339,7 @@ class Engine:
             The outputs, one per element.
         """
         check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
-        self._accepts.array(batch.values, self.nan == "pass")
-        count = len(batch)
-        pools = self._prepared.pools(count)
-        for pool, start in zip(pools, self._prepared.starts, strict=True):
-            pool[:] = start
-        rows = batch.values.reshape(-1, self._width)
-        outputs = self._computed(rows, batch.offsets, torch.arange(count, device="cpu"), pools)
+        outputs = self._prepared.run_whole(self.accepts.rows(batch.values), batch.offsets, self.threads)
         return batch._like(outputs.reshape(-1, *self._prepared.output_features))
 
     def columns(self, rows: Tensor, **options: Any) -> dict[str, list[Any]]:
@@ -361,7 +352,7 @@ class Engine:
         Raises:
             ArgumentError: the model of the engine is not a run, or an option does not apply to its task.
         """
-        return self._accepts.columns(rows, **options)
+        return self.accepts.columns(rows, **options)
 
     # -- the engine's own thread --------------------------------------------------------------------------------------
 
@@ -438,11 +429,9 @@ class Engine:
         Raises:
             ShapeError: frames or results have another shape or dtype, or the states do, without ``restart``.
         """
-        found = prepare_model(model, *self._options)
-        new, old = found[0], self._prepared
-        facts = [
-            (part.features, part.dtype, part.tokens, part.output_features, part.output_dtype) for part in (new, old)
-        ]
+        accepts = frames_of(model, *self._options)
+        new, old = accepts.prepared, self._prepared
+        facts = [part.facts for part in (new, old)]
         if facts[0] != facts[1]:
             got, rule = f"frames and results {facts[0]}", f"a model with frames and results {facts[1]}"
             raise ShapeError(message("model", got, rule, "make a new engine"))
@@ -451,20 +440,23 @@ class Engine:
             got = f"{len(shapes[0])} states of other shapes"
             raise ShapeError(message("model", got, "a model with the same states", "pass restart=True"))
         with self._stepping, self._lock:
-            self._take_model(found)
-            self._states.replace(new, restart)
+            self._accept(accepts)
+            if restart:
+                self._pools = new.pools(2 * self.slots)
+                self._is_fresh[:] = True
 
     def stats(self) -> dict[str, Any]:
         """Return statistics: counts since the start, and percentiles of the last steps.
 
         Returns:
-            ``streams``, ``slots``, ``ready`` (streams with frames), ``queued`` (frames), ``results`` (not pulled);
-            ``steps``, ``frames``, ``opened``; ``late`` (pushes while earlier frames of the stream waited), ``refused``
-            (pushes and opens), ``evicted``; and ``p50``, ``p99`` and ``most`` of ``step_streams``, ``step_ms`` and
-            ``queue_ms``, the time from push to step.
+            ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams with frames),
+            ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``, ``opened``; ``late`` (pushes while
+            earlier frames of the stream waited), ``refused`` (pushes and opens), ``evicted``; and ``p50``, ``p99`` and
+            ``most`` of ``step_streams``, ``step_ms`` and ``queue_ms``, the time from push to step.
         """
         with self._lock:
             found: dict[str, Any] = {
+                "works": self._error is None,
                 "streams": self._open,
                 "slots": self.slots,
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -17,29 +16,37 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from torch import Tensor
 
 from raglane._utils.messages import message, quote, quote_all
-from raglane.errors import BusyError, ClosedError, RaglaneError
+from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, RaglaneError
+from raglane.serve.engine import Engine
 from raglane.serve.served import Served, to_json
-from raglane.serve.streams import AsyncStream
+from raglane.serve.streams import AsyncStream, Stream
 
 _KEYS = ("frames", "reset", "state", "end")  # of messages in JSON
 _SWEEP = 1.0  # seconds between searches for sequences whose streams were idle
 
 
+# The codes that close a WebSocket by the status of HTTP; others are 4000 + status.
+_CODES = {400: 1008, 413: 1009, 422: 1007, 500: 1011, 503: 1013}
+
+
 class RefusedError(RaglaneError):
-    """An error with a status of HTTP, and a code that closes a WebSocket."""
+    """An error with a status of HTTP; arguments are those of a message."""
 
-    def __init__(self, status: int, code: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.code = status, code
+    def __init__(self, status: int, *parts: str) -> None:
+        super().__init__(message(*parts) if len(parts) > 1 else parts[0])
+        self.status = status
 
 
-def codes_of(error: Exception) -> tuple[int, int]:
-    """Return the status of HTTP and the code that closes a WebSocket for an error."""
-    if isinstance(error, RefusedError):
-        return error.status, error.code
-    if isinstance(error, BusyError):
-        return 503, 1013
-    return (400, 1008) if isinstance(error, RaglaneError) else (500, 1011)
+def status_of(error: Exception) -> int:
+    """Return the status of HTTP for an error."""
+    known = 503 if isinstance(error, BusyError) else 400 if isinstance(error, RaglaneError) else 500
+    return getattr(error, "status", known)
+
+
+def code_of(error: Exception) -> int:
+    """Return the code that closes a WebSocket for an error."""
+    status = status_of(error)
+    return _CODES.get(status, 4000 + status)
 
 
 class Clients:
@@ -55,14 +62,14 @@ class Clients:
     def check_open(self) -> None:
         """Raise if the server is closing."""
         if self.is_closing:
-            raise RefusedError(503, 1013, message("server", "a closing server", "open", "connect to another one"))
+            raise RefusedError(503, "server", "a closing server", "open", "connect to another one")
 
     def enter(self, client: str) -> None:
         """Count a stream of a client; raise if it has too many."""
         self.check_open()
         if self._counts[client] >= self._most:
             got, fix = f"{self._most} streams of this client", "close a stream, or set --client-streams"
-            raise RefusedError(429, 4429, message("stream", got, "within the limit of a client", fix))
+            raise RefusedError(429, "stream", got, "within the limit of a client", fix)
         self._counts[client] += 1
 
     def leave(self, client: str) -> None:
@@ -80,18 +87,18 @@ class Clients:
             await asyncio.sleep(0.02)
 
 
-def encoded(state: bytes) -> str:
-    """Return a state as base64."""
-    return base64.b64encode(state).decode()
+async def _encoded(stream: Stream) -> str:
+    """Return the state of a stream as base64; it waits for a step in another thread."""
+    return base64.b64encode(await asyncio.to_thread(stream.state)).decode()
 
 
-def decoded(state: Any) -> bytes:
+def _decoded(state: Any) -> bytes:
     """Return a state in base64 as bytes."""
     try:
         return base64.b64decode(state, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+    except (TypeError, ValueError):
         rule = "base64 of a state that this server returned"
-        raise RefusedError(400, 1008, message("state", quote(state), rule, "send it unchanged")) from None
+        raise RefusedError(400, "state", quote(state), rule, "send it unchanged") from None
 
 
 def live(served: Served) -> Served:
@@ -99,7 +106,7 @@ def live(served: Served) -> Served:
     if served.engine is None:
         reason = served.reason.rstrip(".")
         text = f"{quote(served.name)} has no live streams: {reason}. POST /predict takes whole sequences."
-        raise RefusedError(409, 4409, text)
+        raise RefusedError(409, text)
     return served
 
 
@@ -116,7 +123,7 @@ class Conversation:
         self._socket, self._served, self._options, self._is_binary = socket, served, options, is_binary
         self._most = most  # bytes of a message
         self._engine = served.streams
-        self._own: AsyncStream = self._engine.stream()
+        self._own = self._engine.stream()
         self._pushed = self._answered = 0
         self._change = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -130,13 +137,13 @@ class Conversation:
 
     async def run(self) -> tuple[int, str]:
         """Talk until the end; return the code and the reason that close the WebSocket."""
-        await self._own.__aenter__()
         self._reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         tasks = {self._reader, writer}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._is_draining and writer not in done:
-                done = await self._last_results(writer)
+                tasks.add(settled := asyncio.create_task(self._settled()))
+                done, _ = await asyncio.wait({settled, writer}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():
                     task.result()
@@ -148,17 +155,11 @@ class Conversation:
             return (4408, "the stream was idle for too long") if self._own.stream.closed else (1011, str(error))
         finally:
             for task in tasks:
-                task.add_done_callback(_retrieved)
+                # Marks its error as retrieved; the first one has ended the conversation.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
                 task.cancel()
             # Before the next await, where this task may be cancelled.
             self._own.stream.close()
-
-    async def _last_results(self, writer: asyncio.Task[None]) -> set[asyncio.Task[None]]:
-        """Wait until all queued frames are answered, or the client is gone."""
-        settled = asyncio.create_task(self._settled())
-        done, _ = await asyncio.wait({settled, writer}, return_when=asyncio.FIRST_COMPLETED)
-        settled.cancel()
-        return done
 
     async def _read(self) -> None:
         while not self._is_draining:
@@ -171,7 +172,7 @@ class Conversation:
             content = received["text"] if data is None else data
             if len(content) > self._most:
                 got, rule = f"{len(content):,} bytes", f"at most {self._most:,} bytes"
-                raise RefusedError(413, 1009, message("message", got, rule, "send less, or set --max-message"))
+                raise RefusedError(413, "message", got, rule, "send less, or set --max-message")
             if data is not None:
                 await self._push(data)
             elif not await self._obey(content):
@@ -182,73 +183,65 @@ class Conversation:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
-            raise RefusedError(400, 1007, message("message", quote(text), "JSON", "send an object")) from None
+            raise RefusedError(422, "message", quote(text), "JSON", "send an object") from None
         if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in _KEYS:
-            rule = f"an object with one of the keys {quote_all(_KEYS)}"
-            raise RefusedError(400, 1008, message("message", quote(text), rule, "correct it"))
-        (key, value), stream = next(iter(content.items())), self._own.stream
+            raise RefusedError(400, "message", quote(text), f"an object with one of {quote_all(_KEYS)}", "correct it")
+        ((key, value),) = content.items()
         if key == "frames":
             await self._push(value)
             return True
         await self._settled()
-        if key == "end":
-            return False
-        if key == "reset":
-            stream.reset()
-            self._pushed = self._answered = 0
-            await self._socket.send_text(to_json({"reset": True}))
-        elif value is True:
+        if key == "state" and value is True:
             await self._send_state()
-        else:
-            # A stream receives a state when it is opened.
-            stream, self._own._stream = self._own.stream, self._engine.open(decoded(value))
-            stream.close()
+        elif key != "end":
+            if key == "reset":
+                self._own.stream.reset()
+            else:
+                # A stream receives a state when it is opened.
+                before, self._own.stream = self._own.stream, self._engine.open(_decoded(value))
+                before.close()
             self._pushed = self._answered = 0
-            await self._socket.send_text(to_json({"restored": True}))
-        return True
+            await self._send({"reset" if key == "reset" else "restored": True})
+        return key != "end"
+
+    async def _send(self, content: Mapping[str, Any]) -> None:
+        await self._socket.send_text(to_json(content))
 
     async def _send_state(self) -> None:
-        state = await asyncio.to_thread(self._own.stream.state)
-        await self._socket.send_text(to_json({"state": encoded(state), "at": self._answered}))
+        await self._send({"state": await _encoded(self._own.stream), "at": self._answered})
 
     async def _push(self, given: Any) -> None:
         """Queue frames when there is room; frames that the engine refuses are answered with an error."""
-        try:
-            frames = self._served.frames(given)
-        except RaglaneError as error:
-            await self._socket.send_text(to_json({"error": str(error), "at": self._pushed}))
-            return
         most = self._engine.max_queue
-        for part in frames.split(most) if len(frames) else ():
-            while self._own.stream.queued + len(part) > most:
-                self._change.clear()
-                await self._change.wait()
-            self._own.push(part)
-            self._pushed += len(part)
+        try:
+            for frames in self._served.checked(self._served.frames(given)).split(most):
+                while self._pushed > self._answered and self._own.stream.queued + len(frames) > most:
+                    await self._changed()
+                self._own.push(frames)
+                self._pushed += len(frames)
+        except (ArgumentError, ArgumentTypeError) as error:
+            await self._send({"error": str(error), "at": self._pushed})
+
+    async def _changed(self) -> None:
+        """Wait until results were pulled or sent."""
+        self._change.clear()
+        await self._change.wait()
 
     async def _settled(self) -> None:
         """Wait until all queued frames are answered."""
         while self._answered < self._pushed:
-            self._change.clear()
-            await self._change.wait()
+            await self._changed()
 
     async def _write(self) -> None:
-        socket, served = self._socket, self._served
         while True:
             rows = await self._own.pull()
             self._change.set()  # there is room for frames
             if self._is_binary:
-                await socket.send_bytes(rows.contiguous().view(torch.uint8).numpy().tobytes())
+                await self._socket.send_bytes(rows.contiguous().view(torch.uint8).numpy().tobytes())
             else:
-                await socket.send_text(to_json({"at": self._answered, **served.answer(rows, **self._options)}))
+                await self._send({"at": self._answered, **self._served.answer(rows, **self._options)})
             self._answered += len(rows)
             self._change.set()
-
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    """Mark the error of a task as retrieved; the first one has ended the conversation."""
-    if not task.cancelled():
-        task.exception()
 
 
 @dataclass
@@ -272,64 +265,57 @@ class Sequences:
         self, served: Served, client: str, frames: Tensor, parameters: Mapping[str, Any]
     ) -> tuple[Tensor, str | None]:
         """Return the results of frames, and the state after them in base64 if it is requested."""
-        number = parameters.get("sequence_id")
-        name = (served.name, number)
-        if number is None:
-            name = (served.name, object())
-        elif parameters.get("sequence_start"):
-            self._close(name)
-        if number is None or parameters.get("sequence_start"):
-            state = parameters.get("state")
-            await self._begin(name, served, client, None if state is None else decoded(state))
-        sequence = self._open.get(name)
+        number, starts = parameters["sequence_id"], parameters["sequence_start"]
+        key = served.name, object() if number is None else number
+        if starts:
+            self._close(key)
+        if number is None or starts:
+            self._begin(key, served, client, parameters["state"])
+        sequence = self._open.get(key)
         if sequence is None:
             rule = "the id of a sequence that began with sequence_start, and was not idle"
-            raise RefusedError(404, 1008, message("sequence_id", quote(number), rule, "set sequence_start"))
+            raise RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")
         async with sequence.lock:
-            rows, state = await self._run(name, sequence, served, frames, bool(parameters.get("return_state")))
-        if number is None or parameters.get("sequence_end"):
-            self._close(name, sequence)
+            try:
+                rows = await self._run(sequence.stream, served.streams, frames)
+                state = await _encoded(sequence.stream.stream) if parameters["return_state"] else None
+            except BaseException:
+                # Frames may have no results, so that the sequence cannot continue.
+                self._close(key, sequence)
+                raise
+        if number is None or parameters["sequence_end"]:
+            self._close(key, sequence)
         return rows, state
 
-    async def _run(
-        self, name: tuple[str, Any], sequence: _Sequence, served: Served, frames: Tensor, keeps_state: bool
-    ) -> tuple[Tensor, str | None]:
-        engine = served.streams
-        own = engine._prepared
+    async def _run(self, stream: AsyncStream, engine: Engine, frames: Tensor) -> Tensor:
+        own = engine.accepts.prepared
         found = [torch.empty(0, *own.output_features, dtype=own.output_dtype)]
-        try:
-            for part in frames.split(engine.max_queue) if len(frames) else ():
-                sequence.stream.push(part)
-                count = len(part)
-                while count:
-                    found.append(await sequence.stream.pull())
-                    count -= len(found[-1])
-            state = encoded(await asyncio.to_thread(sequence.stream.stream.state)) if keeps_state else None
-        except BaseException:
-            # Frames may have no results, so that the sequence cannot continue.
-            self._close(name, sequence)
-            raise
-        return torch.cat(found), state
+        for part in frames.split(engine.max_queue) if len(frames) else ():
+            stream.push(part)
+            count = len(part)
+            while count:
+                found.append(await stream.pull())
+                count -= len(found[-1])
+        return torch.cat(found)
 
-    async def _begin(self, name: tuple[str, Any], served: Served, client: str, state: bytes | None) -> None:
+    def _begin(self, key: tuple[str, Any], served: Served, client: str, state: str | None) -> None:
         if monotonic() > self._swept + _SWEEP:
             self._swept = monotonic()
             for other, sequence in list(self._open.items()):
                 if sequence.stream.stream.closed:
                     self._close(other)
-        engine = served.streams
         self._clients.enter(client)
         try:
-            stream = await engine.stream(state).__aenter__()
+            stream = served.streams.stream(None if state is None else _decoded(state))
         except BaseException:
             self._clients.leave(client)
             raise
-        self._open[name] = _Sequence(client, stream)
+        self._open[key] = _Sequence(client, stream)
 
-    def _close(self, name: tuple[str, Any], sequence: _Sequence | None = None) -> None:
-        """End the sequence of a name, unless another has replaced the given one."""
-        own = self._open.get(name)
+    def _close(self, key: tuple[str, Any], sequence: _Sequence | None = None) -> None:
+        """End the sequence of a key, unless another has replaced the given one."""
+        own = self._open.get(key)
         if own is not None and sequence in (None, own):
-            del self._open[name]
+            del self._open[key]
             own.stream.stream.close()
             self._clients.leave(own.client)

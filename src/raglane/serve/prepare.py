@@ -56,14 +56,32 @@ class Prepared:
         """Return a pool for each state, ``(slots, size)``, without numbers."""
         return [torch.empty(slots, start.shape[0], dtype=start.dtype, device="cpu") for start in self.starts]
 
-    def run(self, rows: Tensor, offsets: Tensor, slots: Tensor, pools: Sequence[Tensor]) -> Tensor:
+    def begin(self, pools: Sequence[Tensor], slots: Tensor | slice = slice(None)) -> None:
+        """Write the first states to slots."""
+        for pool, start in zip(pools, self.starts, strict=True):
+            pool[slots] = start
+
+    def run(
+        self, rows: Tensor, offsets: Tensor, slots: Tensor, pools: Sequence[Tensor], threads: int | None = None
+    ) -> Tensor:
         """Return the output of each row, ``(n, width)``; states in the rows ``slots`` of the pools continue."""
         held, place = [rows], 0
         for stage in self.stages:
             end = place + len(stage.starts)
-            held.append(stage.run(held, offsets, slots, pools[place:end]))
+            held.append(stage.run(held, (offsets, slots, pools[place:end], threads)))
             place = end
         return held[self.output]
+
+    def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
+        """Return the output of each row of whole sequences."""
+        pools = self.pools(len(offsets) - 1)
+        self.begin(pools)
+        return self.run(rows, offsets, torch.arange(len(offsets) - 1, device="cpu"), pools, threads)
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """The shapes and dtypes of frames and results, and the number of tokens."""
+        return self.features, self.dtype, self.tokens, self.output_features, self.output_dtype
 
 
 def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Prepared:
@@ -343,11 +361,7 @@ class _Tracing:
 
     def _verify(self, made: Prepared, batch: Ragged, expected: Any) -> None:
         """Raise unless the stages compute what the model computes in plain torch."""
-        pools = made.pools(2)
-        for pool, start in zip(pools, made.starts, strict=True):
-            pool[:] = start
-        rows = batch._values.reshape(4, -1)
-        found = made.run(rows, batch._offsets, torch.arange(2, device="cpu"), pools).double()
+        found = made.run_whole(batch._values.reshape(4, -1), batch._offsets).double()
         wanted = expected[0] if isinstance(expected, tuple) else expected
         wanted = wanted._values if isinstance(wanted, Ragged) else wanted
         if wanted.shape[:1] == (2,):  # of whole sequences

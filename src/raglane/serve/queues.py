@@ -14,6 +14,12 @@ Integers = npt.NDArray[np.int64]
 _FIRST = 64  # rows of a new block
 
 
+def as_array(rows: Tensor) -> npt.NDArray[Any]:
+    """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
+    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
+    return array
+
+
 class RowQueues:
     """First-in, first-out queues of rows; the caller checks the arguments.
 
@@ -106,6 +112,15 @@ class RowQueues:
         self._release(places)
         return rows
 
+    def take_one(self, slot: int, count: int) -> Tensor:
+        """Remove the first rows of a queue."""
+        if count > 1:
+            return self.take(np.array([slot]), np.array([count]))
+        rows = torch.empty(count, self._width, dtype=self._dtype, device="cpu")
+        if count:
+            as_array(rows)[0] = self.pop(slot)
+        return rows
+
     def drop(self, slot: int) -> int:
         """Empty a queue; return the number of its rows."""
         count = int(self.counts[slot])
@@ -137,19 +152,16 @@ class RowQueues:
         rows = torch.empty(size, self._width, dtype=self._dtype, device="cpu")
         rows[:before] = self._rows
         self._rows = rows
-        # NumPy has no bfloat16.
-        self._memory = (rows.view(torch.int16) if self._dtype is torch.bfloat16 else rows).numpy()
-        self._next, self._runs = (np.resize(part, size) if before else np.zeros(size, np.int64) for part in self._lists)
+        self._memory = as_array(rows)
+        self._next, self._runs = (
+            np.append(part, np.zeros(size - before, np.int64)) for part in (self._next, self._runs)
+        )
         free = self._free[: self._left]
         self._free = np.empty(size, np.int64)
         # Low places are used first.
         self._free[: size - before] = np.arange(size - 1, before - 1, -1)
         self._free[size - before : size - before + len(free)] = free
         self._left += size - before
-
-    @property
-    def _lists(self) -> tuple[Integers, Integers]:
-        return self._next, self._runs
 
     # Lists.
 

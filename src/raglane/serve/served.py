@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raglane._utils.messages import message, quote, require
-from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, DispatchError, RaglaneError, ShapeError
+from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.ragged import Ragged
-from raglane.runs.run import Run
 from raglane.serve.engine import Engine
+from raglane.serve.frames import numbers
 from raglane.training.stored import finite
 
 DATATYPES = {torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16", torch.int64: "INT64"}
@@ -38,36 +37,35 @@ def to_json(content: Any) -> str:
         return json.dumps(finite(content), separators=(",", ":"))
 
 
-@dataclass
-class _Request:
-    """Whole sequences of a client; requests with the same key run in one batch."""
+class _Request(NamedTuple):
+    """Whole sequences of a client."""
 
     sequences: list[Any]
-    options: Mapping[str, Any]
-    key: Any
-    future: asyncio.Future[dict[str, list[Any]]]
+    columns: Future[dict[str, list[Any]]]
 
 
 class Served:
     """A run or an engine under a name. A run without an engine has a reason, and predicts whole sequences."""
 
-    def __init__(self, name: str, model: Run | Engine, **options: Any) -> None:
+    def __init__(self, name: str, model: Any, **options: Any) -> None:
         self.name, self.reason = name, ""
-        self.run = model if isinstance(model, Run) else None
+        self.run = None if isinstance(model, Engine) else model
         self.engine = model if isinstance(model, Engine) else None
         if self.run is not None:
             try:
                 self.engine = Engine(self.run, **options)
             except DispatchError as error:
                 self.reason = str(error)
-        self._waiting: list[_Request] = []
-        self._task: asyncio.Task[None] | None = None
+        self._batches: dict[Any, list[_Request]] = {}  # the last batch of each kind, which a request may join
+        self._lock = threading.Lock()  # of the batches
+        self._waiting = 0
         self._pool = ThreadPoolExecutor(1, f"raglane {name}")
 
     def start(self) -> None:
         """Start the thread of the engine, unless it runs."""
-        if self.engine is not None and self.engine._thread is None:
-            self.engine.start()
+        if self.engine is not None:
+            with suppress(ArgumentError):
+                self.engine.start()
 
     def stop(self) -> None:
         """Stop the threads."""
@@ -83,35 +81,37 @@ class Served:
         assert self.engine is not None, "the caller checks that the model is live"  # noqa: S101
         return self.engine
 
-    def frames(self, given: Any) -> Tensor:
-        """Return frames of JSON, bytes or a tensor as a tensor ``(n, *features)`` that the engine accepts."""
-        engine = self.streams
-        dtype, features = engine._prepared.dtype, engine.features
+    def frames(self, given: Any) -> Any:
+        """Return frames of JSON or bytes in a form that the engine accepts, or refuses."""
+        own = self.streams.accepts.prepared
         if isinstance(given, bytes):
-            size = math.prod(features) * dtype.itemsize
+            size = math.prod(own.features) * own.dtype.itemsize
             if len(given) % size:
-                got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {DATATYPES[dtype]} in little endian"
+                kind = DATATYPES[own.dtype]
+                got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {kind} in little endian"
                 raise ShapeError(message("frames", got, rule, "send whole frames"))
-            flat = torch.frombuffer(bytearray(given), dtype=dtype) if given else torch.empty(0, dtype=dtype)
-            given = flat.reshape(-1, *features)
-        elif not isinstance(given, Tensor) and not (is_text(given) and dtype is torch.int64):
-            given = _numbers(given, dtype)
-            given = given if given.numel() or given.dim() > 1 else given.reshape(0, *features)
-        rows = torch.from_numpy(engine._accepts.array(given, engine.nan == "pass"))
-        return (rows.view(dtype) if dtype is torch.bfloat16 else rows).reshape(-1, *features)
+            flat = torch.frombuffer(bytearray(given), dtype=own.dtype) if given else torch.empty(0, dtype=own.dtype)
+            return flat.reshape(-1, *own.features)
+        is_numbers = isinstance(given, list) and not (given and isinstance(given[0], str))
+        # A list of whole numbers is one of places in the vocabulary.
+        return numbers(given, own.dtype) if is_numbers and own.dtype is torch.int64 else given
+
+    def checked(self, frames: Any) -> Tensor:
+        """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
+        return self.streams.accepts.rows(frames).reshape(-1, *self.streams.features)
 
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
-        dtype = self.streams._prepared.dtype
+        dtype = self.streams.accepts.prepared.dtype
         if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
-            return self.frames(data)
+            return self.checked(data)
         if datatype != DATATYPES[dtype]:
             raise ArgumentError(message("datatype", quote(datatype), DATATYPES[dtype], "convert the data"))
-        numbers = _numbers(data, dtype, "data")
-        if numbers.numel() != math.prod(shape):
-            got, rule = f"{numbers.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
+        found = numbers(data, dtype, "data")
+        if found.numel() != math.prod(shape):
+            got, rule = f"{found.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
             raise ShapeError(message("data", got, rule, "correct the shape"))
-        return self.frames(numbers.reshape(*shape))
+        return self.checked(found.reshape(*shape))
 
     def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""
@@ -123,161 +123,120 @@ class Served:
                 found.append({"name": name, "shape": [len(column)], "datatype": _COLUMNS[kind], "data": column})
         return found
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Raise if options do not apply to the results of the model."""
-        own = self.streams._prepared
-        if self.run is None and set(options) - {"outputs"}:
-            rule = "left out for a model without a task"
-            raise ArgumentError(message("options", ", ".join(options), rule, "leave them out"))
-        self.answer(torch.empty(0, *own.output_features, dtype=own.output_dtype), **options)
-
     def answer(self, rows: Tensor, *, outputs: bool = False, **options: Any) -> dict[str, Any]:
         """Return results of streams as columns, an entry per row: predictions of a run, otherwise the outputs."""
+        self._check_options(options)
         columns = {} if self.run is None else self.streams.columns(rows, **options)
         return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        if self.run is None and options:
+            rule = "left out for a model without a task"
+            raise ArgumentError(message("options", ", ".join(options), rule, "leave them out"))
 
     # Whole sequences.
 
     async def predict(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the columns of predictions of whole sequences; requests that wait together run in one batch."""
-        if len(self._waiting) >= _MOST_WAITING:
+        if self._waiting >= _MOST_WAITING:
             rule = f"at most {_MOST_WAITING} requests that wait"
-            raise BusyError(message("predict", f"{len(self._waiting)} requests", rule, "repeat the request later"))
-        found = [self._sequence(sequence) for sequence in sequences]
-        key = (sorted(options.items()), sorted({_kind(sequence) for sequence in found}) or id(sequences))
-        future: asyncio.Future[dict[str, list[Any]]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(found, options, key, future))
-        if self._task is None:
-            self._task = asyncio.create_task(self._work())
-        return await future
+            raise BusyError(message("predict", f"{self._waiting} requests", rule, "repeat the request later"))
+        self._check_options(options)
+        request = _Request([self._sequence(sequence) for sequence in sequences], Future())
+        # Readers of data differ by the kind of a sequence.
+        kinds = sorted({_kind(sequence) for sequence in request.sequences}) or id(request)
+        key = str((sorted(options.items()), kinds))
+        with self._lock:
+            batch = self._batches.get(key)
+            together = len(request.sequences) + sum(len(other.sequences) for other in batch or ())
+            if batch is None or together > _MOST_TOGETHER:
+                batch = self._batches[key] = []
+                self._pool.submit(self._work, key, batch, options)
+            batch.append(request)
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(request.columns)
+        finally:
+            self._waiting -= 1
 
     async def table(self, columns: dict[str, list[Any]], options: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the predictions of a table, a column per name."""
-        run = self.run
-        if run is None:
+        if self.run is None:
             raise ArgumentError(message("table", "a table", "left out for a model without columns", "pass sequences"))
         try:
             table = require("pyarrow", "data").table(columns)
         except (ValueError, TypeError, OverflowError) as error:
             rule = "columns of equal lengths, each of one type"
             raise ArgumentError(message("table", str(error), rule, "correct the columns")) from error
-        job = asyncio.get_running_loop().run_in_executor(
-            self._pool, lambda: run.predict(table, device="cpu", **options).columns
-        )
-        return await job
+        job = self._pool.submit(self.run.predict, table, device="cpu", **options)
+        found: dict[str, list[Any]] = (await asyncio.wrap_future(job)).columns
+        return found
 
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
         if self.run is None:
-            return self.frames(given)
+            return self.checked(self.frames(given))
         if self.run.preprocess.is_tokens:
             return given
         count = len(self.run.channels)
-        numbers = _numbers(given, torch.float32, "sequences")
-        if numbers.dim() == 1 and (count == 1 or not numbers.numel()):
-            numbers = numbers.reshape(-1, count)
-        if numbers.dim() != 2 or numbers.shape[1] != count:
-            got, rule = f"shape {tuple(numbers.shape)}", f"sequences of shape (n, {count}), one number per channel"
+        found = numbers(given, torch.float32, "sequences")
+        if found.dim() == 1 and (count == 1 or not found.numel()):
+            found = found.reshape(-1, count)
+        if found.dim() != 2 or found.shape[1] != count:
+            got, rule = f"shape {tuple(found.shape)}", f"sequences of shape (n, {count}), one number per channel"
             raise ShapeError(message("sequences", got, rule, "pass one list per element"))
-        return numbers.numpy()
+        return found.numpy()
 
-    async def _work(self) -> None:
-        """Answer the requests that wait, batch by batch."""
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            batch: list[_Request] = []
-            kept: list[_Request] = []
-            count = 0
-            for request in self._waiting:
-                fits = not batch or count + len(request.sequences) <= _MOST_TOGETHER
-                if fits and request.key == self._waiting[0].key:
-                    batch.append(request)
-                    count += len(request.sequences)
-                else:
-                    kept.append(request)
-            self._waiting = kept
-            answers = await loop.run_in_executor(self._pool, self._answers, batch)
-            for request, answer in zip(batch, answers, strict=True):
-                if request.future.done():
-                    continue  # its client is gone
-                if isinstance(answer, Exception):
-                    request.future.set_exception(answer)
-                else:
-                    request.future.set_result(answer)
-        self._task = None
+    def _work(self, key: str, batch: list[_Request], options: Mapping[str, Any]) -> None:
+        """Answer a batch in the thread of the pool."""
+        with self._lock:
+            if self._batches.get(key) is batch:
+                del self._batches[key]
+        # The other clients are gone.
+        self._answer([one for one in batch if one.columns.set_running_or_notify_cancel()], options)
 
-    def _answers(self, batch: Sequence[_Request]) -> list[dict[str, list[Any]] | Exception]:
-        """Return the predictions, or the error, of each request."""
-        bounds = [0, *accumulate(len(request.sequences) for request in batch)]
+    def _answer(self, batch: list[_Request], options: Mapping[str, Any]) -> None:
         try:
-            columns = self._columns([one for request in batch for one in request.sequences], batch[0].options)
+            columns = self._columns([sequence for one in batch for sequence in one.sequences], options)
         except Exception as error:
-            if len(batch) == 1:
-                return [error]
             # An invalid request is the only one that fails.
-            return [answer for request in batch for answer in self._answers([request])]
-        return [{name: own[start:end] for name, own in columns.items()} for start, end in pairwise(bounds)]
+            for one in batch if len(batch) > 1 else ():
+                self._answer([one], options)
+            if len(batch) == 1:
+                batch[0].columns.set_exception(error)
+            return
+        start = 0
+        for one in batch:
+            end = start + len(one.sequences)
+            one.columns.set_result({name: own[start:end] for name, own in columns.items()})
+            start = end
 
     def _columns(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Return the predictions of sequences, without the column of their ids."""
         if self.run is not None:
             columns = self.run.predict(sequences, device="cpu", **options).columns
             return {name: own for name, own in columns.items() if name != "id"}
-        if any(options.values()):
-            got = ", ".join(name for name, value in options.items() if value)
-            raise ArgumentError(message("options", got, "left out for a model without a task", "leave them out"))
-        if not sequences:
-            return {"outputs": []}
-        return {"outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))]}
-
-    # Descriptions.
+        return {"outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))] if sequences else []}
 
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
-        found: dict[str, Any] = {"name": self.name, "versions": ["1"], "platform": "raglane", "inputs": []}
-        found["outputs"] = []
-        if (engine := self.engine) is not None:
-            own = engine._prepared
-            shapes = [("inputs", "frames", engine.features, own.dtype)]
-            shapes.append(("outputs", "outputs", own.output_features, own.output_dtype))
-            for kind, name, shape, dtype in shapes:
-                found[kind].append({"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]})
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
+        found: dict[str, Any] = {"name": self.name, "versions": ["1"], "platform": "raglane", "inputs": []}
+        found |= {"outputs": [], "parameters": facts}
+        if self.engine is not None:
+            own = self.engine.accepts.prepared
+            for kind, name, shape, dtype in (
+                ("inputs", "frames", own.features, own.dtype),
+                ("outputs", "outputs", own.output_features, own.output_dtype),
+            ):
+                found[kind].append({"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]})
         if self.run is not None:
             facts |= {"task": self.run.task, "channels": list(self.run.channels), "labels": list(self.run.labels)}
             facts["tokens"] = self.run.preprocess.is_tokens
-        return {**found, "parameters": facts}
-
-
-def is_text(frames: Any) -> bool:
-    """Return True for a text or a list of tokens."""
-    return isinstance(frames, str) or (isinstance(frames, list) and len(frames) > 0 and isinstance(frames[0], str))
+        return found
 
 
 def _kind(sequence: Any) -> str:
-    """Return the kind of a sequence, by which readers of data differ."""
     if isinstance(sequence, list):
         return f"list of {type(sequence[0]).__name__ if sequence else 'nothing'}"
     return type(sequence).__name__
-
-
-def _numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
-    """Return lists of numbers, with None for NaN, as a tensor."""
-    try:
-        array = np.array(given)
-        if array.dtype.kind == "O" and all(one is None or type(one) in (int, float) for one in array.flat):
-            array = array.astype(np.float64)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        array = np.array("")
-    if array.dtype.kind not in ("iu" if dtype is torch.int64 and array.size else "iuf"):
-        rule = "lists of whole numbers" if dtype is torch.int64 else "lists of numbers, of equal lengths"
-        raise ArgumentTypeError(message(name, quote(given), rule, "send one list per element"))
-    with np.errstate(over="ignore"):
-        if dtype is torch.float32:
-            array = array.astype(np.float32)
-    return torch.from_numpy(array.copy() if array.dtype.kind != "u" else array.astype(np.int64)).to(dtype)
-
-
-def error_text(error: Exception) -> str:
-    """Return the message of an error for a client."""
-    return str(error) if isinstance(error, RaglaneError) else "internal error; the log of the server shows it"

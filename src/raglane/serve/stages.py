@@ -22,6 +22,9 @@ from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import printed
 from raglane.ragged import Ragged
 
+Call = tuple[Tensor, Tensor, Sequence[Tensor], int | None]
+"""Offsets, slots, pools of the stage, and threads: arguments of the kernels."""
+
 
 class Stage:
     """One call of the kernels, or of torch for an embedding."""
@@ -30,8 +33,8 @@ class Stage:
         self.reads = tuple(reads)  # indexes of the rows that it reads
         self.starts = tuple(starts)  # the first state of a stream, ``(size,)`` each, in the dtype of its pool
 
-    def run(self, held: list[Tensor], offsets: Tensor, slots: Tensor | None, pools: Sequence[Tensor]) -> Tensor:
-        """Return the new rows; states are rows ``slots`` of ``pools``."""
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """Return the new rows."""
         raise NotImplementedError
 
     def shift(self) -> None:
@@ -58,9 +61,9 @@ class LayerStage(Stage):
         self._kernel = PreparedLayer(cell, weights, sizes, torch.int8 if int8 else None)
         self.starts = tuple([start.to(self._kernel.state_dtype) for start in starts])
 
-    def run(self, held: list[Tensor], offsets: Tensor, slots: Tensor | None, pools: Sequence[Tensor]) -> Tensor:
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
         """See :class:`Stage`."""
-        return self._kernel.run(held[self.reads[0]], offsets, slots, pools)
+        return self._kernel.run(held[self.reads[0]], *call)
 
     def facts(self) -> Iterable[bytes]:
         """See :class:`Stage`."""
@@ -91,10 +94,9 @@ class ProgramStage(Stage):
             lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtypes=outputs
         )
 
-    def run(self, held: list[Tensor], offsets: Tensor, slots: Tensor | None, pools: Sequence[Tensor]) -> Tensor:
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
         """See :class:`Stage`."""
-        rows = [held[read] for read in self.reads]
-        return self._kernel.run(rows, offsets, slots if self.starts else None, pools)[0]
+        return self._kernel.run([held[read] for read in self.reads], *call)[0]
 
     def facts(self) -> Iterable[bytes]:
         """See :class:`Stage`."""
@@ -112,7 +114,7 @@ class LookupStage(Stage):
         super().__init__(reads)
         self._module, self._width = module, width
 
-    def run(self, held: list[Tensor], offsets: Tensor, slots: Tensor | None, pools: Sequence[Tensor]) -> Tensor:
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
         """See :class:`Stage`."""
         rows: Tensor = self._module(held[self.reads[0]])
         return rows.reshape(rows.shape[0], self._width)

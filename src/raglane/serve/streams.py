@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +16,11 @@ from raglane.errors import ClosedError
 class Stream:
     """One live sequence of an :class:`Engine`; made by :meth:`Engine.open`. Its methods may be called by any thread."""
 
-    __slots__ = ("_engine", "_slot")
+    __slots__ = ("_closed_as", "_engine", "_slot")
 
     def __init__(self, engine: Any, slot: int) -> None:
         self._engine, self._slot = engine, slot
+        self._closed_as = ""
 
     def __repr__(self) -> str:
         return f"Stream({'closed' if self.closed else f'{self.queued} frames queued, {self.ready} results'})"
@@ -31,8 +33,11 @@ class Stream:
 
     def _open_slot(self) -> int:
         if self._slot < 0:
-            raise ClosedError(message("stream", "a closed stream", "an open stream", "open another one"))
+            raise ClosedError(message("stream", self._closed_as, "an open stream", "open another one"))
         return self._slot
+
+    def _end(self, reason: str) -> None:
+        self._slot, self._closed_as = -1, reason
 
     @property
     def closed(self) -> bool:
@@ -93,7 +98,7 @@ class Stream:
         engine = self._engine
         with engine._lock:
             slot = self._open_slot()
-            engine._states.is_fresh[slot] = True
+            engine._is_fresh[slot] = True
             engine._epochs[slot] += 1
             engine._is_interrupted = engine._running
             return int(engine._frames.drop(slot) + engine._results.drop(slot))
@@ -110,26 +115,24 @@ class Waiters:
     """The futures that wait for results, by slot. The engine's lock is held in every call."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, slot: int, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    def add(self, slot: int, future: asyncio.Future[None]) -> None:
         """Add a future, which the next :meth:`wake` of the slot completes."""
-        self._waiting.setdefault(slot, []).append((loop, future))
+        self._waiting.setdefault(slot, []).append(future)
 
     def wake(self, slots: Iterable[int] | None) -> None:
         """Complete the futures of slots, all for None: one call to each event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for slot in list(self._waiting) if slots is None else slots:
-            for loop, future in self._waiting.pop(slot, ()):
-                by_loop.setdefault(loop, []).append(future)
+            for future in self._waiting.pop(slot, ()):
+                by_loop.setdefault(future.get_loop(), []).append(future)
         for loop, futures in by_loop.items():
-            try:
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_complete, futures)
-            except RuntimeError:
-                continue  # the loop is closed
 
 
 def _complete(futures: list[asyncio.Future[None]]) -> None:
@@ -152,24 +155,14 @@ class AsyncStream:
         torch.Size([2, 4])
     """
 
-    __slots__ = ("_engine", "_state", "_stream")
-
-    def __init__(self, engine: Any, state: bytes | None) -> None:
-        self._engine, self._state = engine, state
-        self._stream: Stream | None = None
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self._engine = stream, stream._engine
 
     async def __aenter__(self) -> AsyncStream:
-        self._stream = self._engine.open(self._state)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.stream.close()
-
-    @property
-    def stream(self) -> Stream:
-        """The stream itself."""
-        assert self._stream is not None, "a stream is open within async with"  # noqa: S101
-        return self._stream
 
     def push(self, frames: Any) -> None:
         """See :meth:`Stream.push`."""
@@ -177,17 +170,13 @@ class AsyncStream:
 
     async def pull(self, most: int | None = None) -> Tensor:
         """Return at least one result; see :meth:`Stream.pull`."""
-        loop = asyncio.get_running_loop()
         while True:
-            future = loop.create_future()
-            rows: Tensor = self._engine._pull(self.stream, most, (loop, future))
+            future = asyncio.get_running_loop().create_future()
+            rows: Tensor = self._engine._pull(self.stream, most, future)
             if rows.shape[0]:
                 return rows
             await future
 
-    def __aiter__(self) -> AsyncIterator[Tensor]:
-        return self._results()
-
-    async def _results(self) -> AsyncIterator[Tensor]:
+    async def __aiter__(self) -> AsyncIterator[Tensor]:
         while True:
             yield await self.pull()

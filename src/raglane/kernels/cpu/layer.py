@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
@@ -221,13 +220,15 @@ class Layer(ABC):
             self._step_guards[1 + len(rows)] = guard
         return True
 
-    def _head(self, sequences: int, elements: int, dtype: torch.dtype, slot_count: int = 0) -> bytes:
+    def _head(
+        self, sequences: int, elements: int, dtype: torch.dtype, slot_count: int = 0, threads: int | None = None
+    ) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
-        key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
+        key = kernels.isa, kernels.flags, kernels.threads(threads), dtype
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype), self.directions)
+            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
         return head + self._pack_counts(sequences, elements, slot_count) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:

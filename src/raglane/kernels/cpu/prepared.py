@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,6 @@ from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
 from raglane.native.memory import NO_MEMORY, addresses_of, checked_rows, contiguous
-from raglane.programs.lower import Lowered
 from raglane.programs.program import Program
 
 _CPU = torch.device("cpu")
@@ -198,7 +197,14 @@ class PreparedLayer(_Prepared):
         state_dtype = torch.float32 if values.dtype is torch.bfloat16 else values.dtype
         super().__init__((values.shape[1],), sizes, state_dtype)
 
-    def run(self, rows: Tensor, offsets: Tensor, slots: Tensor | None = None, pools: Sequence[Tensor] = ()) -> Tensor:
+    def run(
+        self,
+        rows: Tensor,
+        offsets: Tensor,
+        slots: Tensor | None = None,
+        pools: Sequence[Tensor] = (),
+        threads: int | None = None,
+    ) -> Tensor:
         """Return the output ``(N, size)`` for elements ``(N, D)``; without slots, from states of zeros."""
         admitted = self._admit((rows,), offsets, slots, pools)
         count, batch, kind, addresses, _ = admitted
@@ -212,7 +218,7 @@ class PreparedLayer(_Prepared):
             *(addresses[0], slots_at, addresses[-1], *self._weights, self._packed.data_ptr(), output.data_ptr()),
             *(states[0], states[1] if len(states) > 1 else 0),
         )
-        head = self._layer._head(batch, count, self._weights_dtype, kind.rows)
+        head = self._layer._head(batch, count, self._weights_dtype, kind.rows, threads)
         _call(head + pointers, "raglane_forward", offsets, slots, admitted)
         return output
 
@@ -270,20 +276,16 @@ class PreparedProgram(_Prepared):
         self._output_at = len(self._table)
         for width, own in (*self._outputs, *[(size, dtype) for size in self.state_sizes]):
             self._table.extend((0, DTYPES[own], width, 0, 0))
-        self._packed = library.packed("raglane_pack_program", self._argument(self._table, 0, 0, 0, 0, 0, 0))
+        self._packed = library.packed("raglane_pack_program", self._argument(self._table, None, (0, 0, 1, 0, 0, 0), 0))
         self._table[of_weights : self._output_at] = array("q", bytes(8 * (self._output_at - of_weights)))
 
-    @classmethod
-    def of_lowered(
-        cls, lowered: Lowered, given: Mapping[int, Tensor], weights: Sequence[Tensor], **options: Any
-    ) -> PreparedProgram:
-        """Prepare the program of a lowered graph; ``given`` are its vectors by node, ``weights`` those of the graph."""
-        vectors = [given[node] for node in lowered.given.get("vector", ())]
-        turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
-        return cls(lowered.program, vectors=vectors, weights=turned, **options)
-
     def run(
-        self, rows: Sequence[Tensor], offsets: Tensor, slots: Tensor | None = None, pools: Sequence[Tensor] = ()
+        self,
+        rows: Sequence[Tensor],
+        offsets: Tensor,
+        slots: Tensor | None = None,
+        pools: Sequence[Tensor] = (),
+        threads: int | None = None,
     ) -> list[Tensor]:
         """Return the outputs ``(N, width)`` for elements ``(N, D)`` each; without slots, from states of zeros."""
         admitted = self._admit(tuple(rows), offsets, slots, pools)
@@ -309,17 +311,16 @@ class PreparedProgram(_Prepared):
                 # In place: an initial state is read before the final one is written.
                 table[state_at] = table[at] = part.data_ptr()
                 state_at, at = state_at + 5, at + 5
-        argument = self._argument(table, batch, count, kind.rows, addresses[0], slots_at, self._packed.data_ptr())
+        argument = self._argument(
+            table, threads, (batch, count, 1, kind.rows, addresses[0], slots_at), self._packed.data_ptr()
+        )
         _call(argument, "raglane_run_program", offsets, slots, admitted)
         return outputs
 
-    def _argument(
-        self, table: array[int], batch: int, count: int, rows: int, offsets: int, slots: int, packed: int
-    ) -> bytes:
+    def _argument(self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int) -> bytes:
         """Return the struct of a call."""
-        head = *program_preamble(self.state_dtype), batch, count, 1, rows, offsets, slots
         pointers = *self._code.buffer_info(), table.buffer_info()[0], len(table) // 5, packed
-        return _pack_program(*head, *pointers)
+        return _pack_program(*program_preamble(self.state_dtype, threads), *batch, *pointers)
 
     def _dtypes(self) -> tuple[torch.dtype, ...]:
         return (self.state_dtype, torch.bfloat16) if self.state_dtype is torch.float32 else (self.state_dtype,)

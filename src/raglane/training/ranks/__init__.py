@@ -155,14 +155,17 @@ def lost(what: str, folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead rank."""
     resume = _how_to_resume(folder)
     fix = "train again" if resume is None else f"{resume}, with any number of ranks"
-    return LostRankError(message("ranks", what, "processes that run until the end", fix))
+    return _stopped(what, fix)
 
 
 def lost_worker(folder: Path | None) -> LostRankError:
     """Return the error of a training with a dead DataLoader worker."""
-    what = "one that died, possibly because no memory was available"
-    fix = f"{_how_to_resume(folder) or 'train again'}; fewer workers need less memory"
-    return LostRankError(message("workers", what, "processes that run until the end", fix))
+    what = "a worker of the DataLoader, possibly because no memory was available"
+    return _stopped(what, f"{_how_to_resume(folder) or 'train again'}; fewer workers need less memory")
+
+
+def _stopped(lost: str, fix: str) -> LostRankError:
+    return LostRankError(f"Training stopped because it lost {lost}. {fix[:1].upper()}{fix[1:]}.")
 
 
 def _how_to_resume(folder: Path | None) -> str | None:

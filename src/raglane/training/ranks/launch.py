@@ -208,7 +208,7 @@ class _Monitor:
         self._save()
         if own:
             return lost_worker(self._job.folder)
-        got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "ranks that lost each other"
+        got = f"rank {dead[0]}, {_words_for(self._ranks[dead[0]].code)}" if dead else "the connection between ranks"
         return lost(got, self._job.folder)
 
     def _save(self) -> None:
