@@ -221,7 +221,8 @@ class Engine:
             rows = self._results.take_one(slot, count)
         if is_full and not self._wake.is_set():
             self._wake.set()
-        return rows.reshape(-1, *self._prepared.output_features)
+        features = self._prepared.output_features
+        return rows if len(features) == 1 else rows.reshape(-1, *features)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
