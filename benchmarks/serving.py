@@ -165,9 +165,9 @@ def times(threads: int) -> None:
 def serve(pipe: Any, streams: list[Stream], engine: Engine) -> None:
     """Serve the clients of another process until it sends an empty message."""
     while True:
-        ready = []
+        ready: list[int] = []
         while not ready or pipe.poll():
-            data = pipe.recv_bytes()
+            data = bytearray(pipe.recv_bytes())  # writable, as torch requires
             if not data:
                 return
             places = np.frombuffer(data, np.int32, int.from_bytes(data[:4], "little"), 4)
@@ -208,8 +208,8 @@ def clients(pipe: Any, count: int, seconds: float) -> None:
         # Coarser ticks cost clients less time of the processor.
         while pipe.poll(max(timeout, 0.0005)):
             now, timeout = time.perf_counter(), 0.0
-            places, counts = np.frombuffer(pipe.recv_bytes(), np.int32).reshape(2, -1).tolist()
-            for place, answers in zip(places, counts, strict=True):
+            pairs = np.frombuffer(pipe.recv_bytes(), np.int32).reshape(2, -1).T.tolist()
+            for place, answers in pairs:
                 latencies += [now - pushed for pushed in waiting[place][:answers]]
                 del waiting[place][:answers]
                 left -= answers

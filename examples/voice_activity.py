@@ -12,7 +12,7 @@ are others: synthetic ones, and the recorded speakers of other languages that ar
     python examples/voice_activity.py --serve 8000  # needs raglane[serve]; then open http://127.0.0.1:8000
 
 The test part is served as live streams by one engine, in pieces of random lengths, and compared with whole sequences.
-RESULT
+Balanced accuracy of the frames of new voices: 0.939 (0.5 for a constant answer).
 """
 
 from __future__ import annotations
@@ -122,12 +122,13 @@ def noise(count: int) -> Tensor:
     spectrum = torch.fft.rfft(torch.randn(count))
     spectrum *= torch.arange(1, len(spectrum) + 1).pow(-random.uniform(0, 1))
     made = torch.fft.irfft(spectrum, count)
-    made /= made.std()
+    made = made / made.std()
     times = torch.arange(count) / RATE
     for _ in range(random.randrange(3)):
         tone = (2 * math.pi * random.uniform(50, 2000) * times).sin()
         made += random.random() * tone * ((times * random.uniform(0.1, 3)) % 1 < random.random())
-    return made / made.std()
+    scaled: Tensor = made / made.std()
+    return scaled
 
 
 def example(speech: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
