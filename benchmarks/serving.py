@@ -45,7 +45,8 @@ class Plain(nn.Module):
 
     def __init__(self, model: Detector) -> None:
         super().__init__()
-        self.front, self.head, self.layer = model.front.cells[0], model.head, nn.LSTM(128, 128)
+        self.front: Any = model.front.cells[0]
+        self.head, self.layer = model.head, nn.LSTM(128, 128)
         self.layer.load_state_dict(model.layer.state_dict())
 
     def forward(self, samples: Tensor, context: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
