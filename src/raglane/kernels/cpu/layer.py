@@ -142,13 +142,7 @@ class Layer(ABC):
         return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
 
     def forward(
-        self,
-        admitted: Admitted,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        packed: Tensor | None = None,
+        self, admitted: Admitted, *, need_output: bool, save: bool, need_c: bool, packed: Tensor | None = None
     ) -> LayerResult:
         """Run the layer; no user code may run between :meth:`admit` and this call.
 
