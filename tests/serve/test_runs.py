@@ -69,7 +69,7 @@ def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[
 def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
     bits = [np.random.default_rng(at).integers(0, 2, (2 + at % 7, 2)).astype(np.float32) for at in range(200)]
     run = fit(bits, [["u", "v"], ["u"]] * 100 if task == "multilabel" else None, task=task)
-    options = {"probabilities": True} if task == "multilabel" else {}
+    options: dict[str, Any] = {"probabilities": True} if task == "multilabel" else {}
     wanted = run.predict(bits, **options)
     assert task == "multilabel" or run.model.is_binary
     engine = Engine(run, slots=200)

@@ -248,7 +248,7 @@ class Engine:
             except BaseException:
                 # An interrupt between two stages, of which only some have written their states.
                 with self._lock:
-                    alive = self._finish(batch)
+                    alive = self._finished(batch)
                     for slot in batch.slots[alive].tolist():
                         self._close(slot, "a stream whose step was interrupted, so that its states are incomplete")
                 raise
@@ -272,6 +272,8 @@ class Engine:
             self._one_row[0], self._one.slots[0] = frames.pop(slot), slot
             self._waits.append(now - self._since[slot])
             batch = self._one
+            if self._is_fresh[slot]:
+                self._begin(batch.slots)
         elif ready:
             slots = np.array(ready)
             self._listed[slots] = False
@@ -288,39 +290,39 @@ class Engine:
                 return None
             self._waits.extend((now - self._since[slots]).tolist())
             self._since[slots] = now
+            if (fresh := slots[self._is_fresh[slots]]).size:
+                self._begin(fresh)
             offsets = np.zeros(len(slots) + 1, np.int64)
             lengths.cumsum(out=offsets[1:])
             each = 1 if offsets[-1] == len(slots) else lengths
             batch = _Batch(slots, each, frames.take(slots, each), torch.from_numpy(offsets), torch.from_numpy(slots))
         else:
             return None
-        is_fresh = self._is_fresh[batch.slots]
-        if is_fresh.any():
-            fresh = batch.slots[is_fresh]
-            self._is_fresh[fresh] = False
-            self._prepared.begin(self._pools, torch.from_numpy(fresh))
         self._epochs_before = self._epochs[batch.slots]
         self._counts["steps"] += 1
         self._counts["frames"] += batch.rows.shape[0]
         self._sizes.append(len(batch.slots))
         return batch
 
+    def _begin(self, slots: Integers) -> None:
+        self._is_fresh[slots] = False
+        self._prepared.begin(self._pools, torch.from_numpy(slots))
+
     def _has_one(self, slot: int) -> bool:
         """Return True if a stream has one frame, and room for its result."""
         return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
 
-    def _finish(self, batch: _Batch) -> npt.NDArray[np.bool_]:
+    def _finished(self, batch: _Batch) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is held."""
-        self._running = self._is_interrupted = False
+        was_interrupted, self._running, self._is_interrupted = self._is_interrupted, False, False
         self._free += self._closed_late
         self._closed_late.clear()
-        return self._epochs[batch.slots] == self._epochs_before
+        return self._epochs[batch.slots] == self._epochs_before if was_interrupted else slice(None)
 
     def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
         """Queue the results of a step; the lock is held."""
-        slots, lengths, was_interrupted = batch.slots, batch.lengths, self._is_interrupted
-        alive = self._finish(batch)
-        if was_interrupted:
+        slots, lengths, alive = batch.slots, batch.lengths, self._finished(batch)
+        if not isinstance(alive, slice):
             outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
             slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
         if len(slots) == 1 and outputs.shape[0] == 1:

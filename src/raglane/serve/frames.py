@@ -67,11 +67,11 @@ class Frames:
     def __init__(self, prepared: Prepared, passes_nan: bool) -> None:
         self.prepared, self._passes_nan = prepared, passes_nan
         self.width = math.prod(prepared.features)
+        self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
 
     def rows(self, frames: Any) -> Tensor:
         """Return frames ``(n, width)``; raise if they do not fit the model."""
         dtype, features = self.prepared.dtype, self.prepared.features
-        shape = f"({', '.join(map(str, ('n', *features)))})"
         if isinstance(frames, list | tuple):
             frames = numbers(frames, dtype)
             frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
@@ -80,11 +80,10 @@ class Frames:
                 frames = torch.as_tensor(frames)
             except (TypeError, ValueError, RuntimeError) as error:
                 fix = "pass a tensor or an array"
-                raise ArgumentTypeError(message("frames", quote(frames), f"a tensor {shape}", fix)) from error
+                raise ArgumentTypeError(message("frames", quote(frames), self._rule, fix)) from error
         if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
-            rule = f"a tensor {shape} of {dtype} on cpu"
-            raise ShapeError(message("frames", got, rule, "reshape or convert them"))
+            raise ShapeError(message("frames", got, self._rule, "reshape or convert them"))
         rows: Tensor = frames.detach() if frames.requires_grad else frames
         rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
         if not rows.numel():

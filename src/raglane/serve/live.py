@@ -202,7 +202,7 @@ class Conversation:
                 before.close()
             self._pushed = self._answered = 0
             await self._send({"reset" if key == "reset" else "restored": True})
-        return key != "end"
+        return bool(key != "end")
 
     async def _send(self, content: Mapping[str, Any]) -> None:
         await self._socket.send_text(to_json(content))

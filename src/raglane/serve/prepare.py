@@ -138,20 +138,29 @@ class _Chain(nn.Module):
 def _guessed(model: nn.Module) -> tuple[int, ...] | None:
     """Return the shape of an element by the first module with an input size; None for tokens."""
     for part in model.modules():
-        if isinstance(part, nn.Embedding):
-            return None
-        if isinstance(part, Mixed):
-            return (part.numbers + len(part.tables),)
-        width = part.in_features if isinstance(part, nn.Linear) else None
-        width = part.input_size if isinstance(part, Stack) else width
-        width = part.normalized_shape[0] if isinstance(part, nn.LayerNorm) else width
-        if width is not None:
-            return (width,)
+        match part:
+            case nn.Embedding():
+                return None
+            case Mixed():
+                return (part.numbers + len(part.tables),)
+            case nn.Linear():
+                return (part.in_features,)
+            case Stack():
+                return (part.input_size,)
+            case nn.LayerNorm():
+                return (part.normalized_shape[0],)
     rule = "given for this model: the shape of an element"
     raise ArgumentError(message("features", "None", rule, "pass e.g. features=64"))
 
 
 # ---- tracing --------------------------------------------------------------------------------------------------------
+
+
+def _so_far(pooling: str | AttentionPooling, batch: _Stream) -> Tensor:
+    """Return the pooling of the elements so far."""
+    tracing, values = _active.get(), batch._values
+    rows = values.reshape(values.shape[0], -1)
+    return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(values.shape)
 
 
 class _Stream(Ragged):
@@ -162,25 +171,10 @@ class _Stream(Ragged):
     def last(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
         return self._values
 
-    def first(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return _so_far("first", self)
-
-    def mean(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return _so_far("mean", self)
-
-    def max(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return _so_far("max", self)
-
-    def logsumexp(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return _so_far("logsumexp", self)
-
-
-def _so_far(name: str, batch: _Stream) -> Tensor:
-    """Return the pooling of the elements so far."""
-    tracing = _active.get()
-    rows = batch._values.reshape(batch._values.shape[0], -1)
-    found = tracing.cut(running(name, rows.shape[1], tracing.dtype), rows)
-    return found.reshape(batch._values.shape)
+    first, mean, max, logsumexp = (
+        lambda self, empty=0.0, name=name: _so_far(name, self)  # noqa: ARG005
+        for name in ("first", "mean", "max", "logsumexp")
+    )
 
 
 _active: ContextVar[_Tracing] = ContextVar("_active")
@@ -247,11 +241,8 @@ class _PoolingCut(_Cut):
         if not isinstance(batch, _Stream):
             raise Refused("it is called with a tensor, not with a Ragged")
         module: Any = self._whole[0]
-        if isinstance(module, Pooling):
-            found: Tensor = getattr(batch, module.name)()
-            return found
-        tracing = _active.get()
-        return tracing.cut(running(module, batch._values.shape[1], tracing.dtype), batch._values)
+        found: Tensor = getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
+        return found
 
 
 class _LookupCut(_Cut):
@@ -259,6 +250,12 @@ class _LookupCut(_Cut):
         if isinstance(input, _Stream):
             return input._like(self.forward(input._values))
         return _active.get().lookup(self._whole[0], input)
+
+
+def _evaluating(copy: Any) -> nn.Module:
+    for part in copy.modules():
+        part.training = False
+    return cast(nn.Module, copy)
 
 
 @dataclass(eq=False)
@@ -336,10 +333,7 @@ class _Tracing:
                 made[id(part)] = self.tracer.leaf(own, part)
             return made[id(part)]
 
-        copy = replaced(self.model, swap, copies)
-        for part in copy.modules():
-            part.training = False
-        return cast(nn.Module, copy)
+        return _evaluating(replaced(self.model, swap, copies))
 
     def _expected(self) -> tuple[Ragged, Any]:
         """Return a small batch, and the result of the model in plain torch."""
@@ -350,9 +344,7 @@ class _Tracing:
         else:
             values = torch.randn(shape, generator=made).to(self.narrow)
         batch = Ragged._make(values, torch.tensor([0, 3, 4], device="cpu"), None)
-        copy = replaced(self.model, lambda part: part)
-        for part in copy.modules():
-            part.training = False
+        copy = _evaluating(replaced(self.model, lambda part: part))
         try:
             with torch._C._EnableTorchFunction():
                 return batch, copy(batch)
@@ -427,10 +419,6 @@ class _Tracing:
             piece.nodes.append(node)
         self._pieces.append(piece)
         return outputs
-
-    def cut(self, layer: Stack, rows: Tensor) -> Tensor:
-        """Cut at a layer that is not part of the model; return its output."""
-        return self.layer(layer, rows)[-1]
 
     @_untraced
     def lookup(self, module: nn.Module, input: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
@@ -142,13 +143,7 @@ class Layer(ABC):
         return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
 
     def forward(
-        self,
-        admitted: Admitted,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        packed: Tensor | None = None,
+        self, admitted: Admitted, *, need_output: bool, save: bool, need_c: bool, packed: Tensor | None = None
     ) -> LayerResult:
         """Run the layer; no user code may run between :meth:`admit` and this call.
 
@@ -225,7 +220,12 @@ class Layer(ABC):
     ) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
-        key = kernels.isa, kernels.flags, kernels.threads(threads), dtype
+        key = (
+            kernels.isa,
+            kernels.flags,
+            1 if forks.threads_before is not None else threads or torch.get_num_threads(),
+            dtype,
+        )
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
