@@ -42,7 +42,7 @@ $(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*.h cs
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,dev,docs]'
+		--editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -15,12 +15,12 @@ import raglane as rl
         (
             rl,
             """Ragged Run accelerate collate cost data errors explain export fit freeze lens load nn packing plan plot
-            sklearn unaccelerate use_backend""",
+            serve sklearn unaccelerate use_backend""",
         ),
         (
             rl.nn,
-            """AttentionPooling CRF CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU MinLSTM
-            PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""",
+            """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""",
         ),
         (
             rl.nn.losses,

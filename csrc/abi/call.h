@@ -11,6 +11,10 @@ namespace raglane {
 // The header of packed weights: the call for which they were packed.
 struct PackedHeader {
   int64_t abi, isa, cell, dtype, directions, input_size, hidden_size, rest;  // rest: P of a projection; or of a skip, 1
+    // Of a program's weights: their number, that of their numbers, and a hash of their shapes.
+  static PackedHeader of_program(int64_t isa, int64_t dtype, int64_t weights, int64_t numbers, int64_t shapes) {
+    return {RAGLANE_ABI, isa, -1, dtype, 0, weights, numbers, shapes};
+  }
 };
 static_assert(sizeof(PackedHeader) == 64, "what follows is aligned");
 
@@ -79,6 +83,7 @@ struct Code;
 struct ProgramCall : Batch {
   const raglane_program* program;
   const Code* code;
+  PackTo packing = {};  // of a call that packs weights
 };
 
 }  // namespace raglane

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "abi/call.h"
@@ -18,15 +19,55 @@ inline constexpr int64_t most_threads = 4096;  // a larger number is a mistake
 inline std::vector<int64_t> checked_offsets(const int64_t* given, int64_t sequences, int64_t elements) {
   present("offsets", given);
   std::vector<int64_t> offsets(given, given + sequences + 1);
-  if (offsets[0] != 0) fail("offsets[0]: got %lld; the rule: 0", (long long)offsets[0]);
+  if (offsets[0] != 0) fail("offsets[0] must be 0, got %lld", (long long)offsets[0]);
   for (int64_t b = 0; b < sequences; b++)
     if (offsets[b + 1] < offsets[b])
-      fail("offsets[%lld]: got %lld after %lld; the rule: offsets never fall", (long long)b + 1,
-           (long long)offsets[b + 1], (long long)offsets[b]);
+      fail("offsets[%lld] must be at least the one before, got %lld after %lld", (long long)b + 1,
+          (long long)offsets[b + 1], (long long)offsets[b]);
   if (offsets[sequences] != elements)
-    fail("offsets[-1]: got %lld; the rule: the number of elements, %lld", (long long)offsets[sequences],
-         (long long)elements);
+    fail("offsets[-1] must be the number of elements, %lld, got %lld", (long long)elements,
+        (long long)offsets[sequences]);
   return offsets;
+}
+
+inline void check_aligned(const char* name, const void* pointer) {
+  if ((uintptr_t)pointer % 64 != 0) fail("%s must be 64-byte aligned, got another address", name);
+}
+
+// Checks the header of packed weights, if there are any.
+inline void check_packed(const void* packed, const PackedHeader& wanted) {
+  if (!packed) return;
+  check_aligned("packed", packed);
+  if (std::memcmp(packed, &wanted, sizeof wanted) != 0)
+    fail("packed must be the weights of this layer and instruction set, got others");
+}
+
+// Packs weights: pack({to, bytes}) counts the bytes, and packs after the header if `to` is not null.
+template <class Pack> int32_t pack_after_header(const PackedHeader& header, void* to, int64_t* bytes, Pack&& pack) {
+  check_aligned("to", to);
+  int64_t needed = 0;
+  int32_t status = pack(PackTo{nullptr, &needed});
+  if (!to || status != RAGLANE_OK) return *bytes = needed, status;
+  if (*bytes != needed) fail("bytes must be %lld, got %lld", (long long)needed, (long long)*bytes);
+  std::memcpy(to, &header, sizeof header);
+  return pack(PackTo{to, &needed});
+}
+
+// The checked slots of a call, a copy as well. A slot that occurs twice would be written by two threads.
+inline std::vector<int64_t> checked_slots(const int64_t* given, int64_t sequences, int64_t count) {
+  std::vector<int64_t> slots(given, given + (given ? sequences : 0));
+  bool rises = true;
+  for (size_t b = 0; b < slots.size(); b++) {
+    if (slots[b] < 0 || slots[b] >= count)
+      fail("slots[%lld] must be from 0 to %lld, got %lld", (long long)b, (long long)count - 1, (long long)slots[b]);
+    rises &= b == 0 || slots[b - 1] < slots[b];
+  }
+  if (rises) return slots;
+  std::vector<int64_t> sorted = slots;
+  std::sort(sorted.begin(), sorted.end());
+  auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) fail("slots must be different for each sequence, got %lld twice", (long long)*twice);
+  return slots;
 }
 
 // The non-empty sequences, longest first, ties in order of their index, so that the order is always

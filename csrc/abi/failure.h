@@ -25,11 +25,11 @@ struct Failure {
 }
 
 inline void at_least(const char* name, int64_t value, int64_t least) {
-  if (value < least) fail("%s: got %lld; the rule: at least %lld", name, (long long)value, (long long)least);
+  if (value < least) fail("%s must be at least %lld, got %lld", name, (long long)least, (long long)value);
 }
 
 inline void present(const char* name, const void* pointer) {
-  if (!pointer) fail("%s: got a null pointer; the rule: it is needed here", name);
+  if (!pointer) fail("%s must be an address in this call, got null", name);
 }
 
 inline int32_t report(int32_t status, const char* text, char* message, int64_t size) {

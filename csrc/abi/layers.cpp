@@ -2,7 +2,6 @@
 #include "abi/raglane.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -29,12 +28,15 @@ using raglane::byte_kernels_of;
 using raglane::cache_bytes;
 using raglane::cell_count;
 using raglane::cell_table;
+using raglane::check_packed;
 using raglane::checked_offsets;
+using raglane::checked_slots;
 using raglane::fail;
 using raglane::guarded;
 using raglane::kernels_of;
 using raglane::most_threads;
 using raglane::order_of;
+using raglane::pack_after_header;
 using raglane::present;
 using raglane::processor_has;
 using raglane::useful_threads;
@@ -43,12 +45,13 @@ using raglane::useful_threads;
 const raglane_cell_facts& facts_of(const raglane_layer& l) { return cell_table[l.cell]; }
 
 void check_sizes(const raglane_layer& l) {
-  if (l.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)l.abi, RAGLANE_ABI);
+  if (l.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)l.abi);
   if (l.cell < 0 || l.cell >= cell_count)
-    fail("cell: got %lld; the rule: from 0 to %lld", (long long)l.cell, (long long)cell_count - 1);
+    fail("cell must be from 0 to %lld, got %lld", (long long)cell_count - 1, (long long)l.cell);
   const raglane_cell_facts& cell = facts_of(l);
-  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_INT8) fail("dtype: got %lld; no such dtype", (long long)l.dtype);
-  if (l.directions != 1 && l.directions != 2) fail("directions: got %lld; the rule: 1 or 2", (long long)l.directions);
+  if (l.dtype < RAGLANE_FLOAT32 || l.dtype > RAGLANE_INT8)
+    fail("dtype must be one of raglane_dtype, got %lld", (long long)l.dtype);
+  if (l.directions != 1 && l.directions != 2) fail("directions must be 1 or 2, got %lld", (long long)l.directions);
   at_least("threads", l.threads, 1);
   at_least("sequences", l.sequences, 0);
   at_least("elements", l.elements, 0);
@@ -57,16 +60,17 @@ void check_sizes(const raglane_layer& l) {
     // Within these limits no product below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   const int64_t largest = 1 << 24;
-  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.input_size > largest ||
+  if (l.threads > most_threads || l.sequences > most || l.elements > most || l.slot_count > most || l.input_size > largest ||
       l.hidden_size > largest || l.projection_size > largest || l.gate_stride > (1 << 28))
-    fail("sizes: got more than this kernel was written for");
+    fail("sizes must be at most those that this kernel supports, got more");
   at_least("projection_size", l.projection_size, 0);
   at_least("checkpoint_every", l.checkpoint_every, 0);
-  if (l.projection_size > 0 && !cell.projects) fail("projection_size: got one; the rule: %s has none", cell.name);
+  if (l.projection_size > 0 && !cell.projects)
+    fail("projection_size must be 0 for the cell %s, got another number", cell.name);
   if (cell.is_elementwise) {
-    if (l.checkpoint_every > 0) fail("checkpoint_every: got one; the rule: %s has none", cell.name);
+    if (l.checkpoint_every > 0) fail("checkpoint_every must be 0 for the cell %s, got another number", cell.name);
     if (l.dtype == RAGLANE_INT8)
-      fail("dtype: got int8; the rule: cells whose weights meet the state as a matrix have it");
+      fail("dtype must be that of a real for an element-wise cell, got int8");
     return;
   }
   at_least("gate_stride", l.gate_stride,
@@ -74,7 +78,7 @@ void check_sizes(const raglane_layer& l) {
     // The maximum of products of bytes whose sum fits 32 bits.
   const int64_t terms = 1 << 16;
   if (l.dtype == RAGLANE_INT8 && (l.input_size > terms || l.hidden_size > terms || l.projection_size > terms))
-    fail("sizes: got more than %lld; the rule: weights of int8 have sums of at most so many products", (long long)terms);
+    fail("sizes must be at most %lld for int8 weights, whose sums must fit 32 bits, got more", (long long)terms);
 }
 
 // True if the output adds the unchanged input.
@@ -83,28 +87,33 @@ bool skips_all(const raglane_layer& l) { return facts_of(l).skips && !l.weights[
 void check_weights(const raglane_layer& l, bool backward) {
   const raglane_cell_facts& cell = facts_of(l);
   if (skips_all(l) && l.input_size != l.hidden_size)
-    fail("weights.skip: got none; the rule: %s has it where D is not H", cell.name);
+    fail("weights.skip must be given for the cell %s if the input and hidden sizes differ, got null", cell.name);
   for (int64_t d = 0; d < l.directions; d++) {
     const raglane_weights& w = l.weights[d];
     const raglane_weight_gradients& g = l.grad_weights[d];
     if (!backward || (l.elements > 0 && (l.checkpoint_every > 0 || l.grad_values))) present("weights.input", w.input);
     if (!cell.is_elementwise || cell.factors) present("weights.hidden", w.hidden);
     if (l.projection_size) present("weights.projection", w.projection);
-    if (!w.skip != !l.weights[0].skip) fail("weights.skip: got one in one direction; the rule: both or neither");
-    if (w.skip && !cell.skips) fail("weights.skip: got one; the rule: %s has none", cell.name);
+    if (!w.skip != !l.weights[0].skip) fail("weights.skip must be given in both directions or in neither, got one");
+    if (w.skip && !cell.skips) fail("weights.skip must be null for the cell %s, got an address", cell.name);
     if (!backward || l.elements == 0) continue;
     if (g.input || g.skip) present("values", l.values);
     if (g.projection && !l.projection_size)
-      fail("grad_weights.projection: got one; the rule: a layer with a projection alone has it");
-    if (g.skip && !w.skip) fail("grad_weights.skip: got one; the rule: a layer with such weights alone has it");
+      fail("grad_weights.projection must be null for a layer without a projection, got an address");
+    if (g.skip && !w.skip) fail("grad_weights.skip must be null for a layer without weights.skip, got an address");
   }
 }
 
 void check_pointers(const raglane_layer& l, bool backward) {
   const raglane_cell_facts& cell = facts_of(l);
   if (l.dtype == RAGLANE_INT8 && (backward || l.gates))
-    fail("dtype: got int8 where gradients are wanted; the rule: weights of int8 are for inference");
+    fail("dtype must be that of a real if gradients are needed, got int8");
   check_weights(l, backward);
+  if (l.slots) {
+    if (backward || l.gates || l.directions != 1)
+      fail("slots must be null for a call with gradients or two directions, got an address");
+    if (l.initial_h || l.initial_c) fail("initial_h and initial_c must be null with slots, got an address");
+  }
   if (l.sequences > 0 && !backward) {
     present("final_h", l.final_h);
     if (cell.has_c) present("final_c", l.final_c);
@@ -112,7 +121,7 @@ void check_pointers(const raglane_layer& l, bool backward) {
   if (l.elements == 0) return;
   if (!backward || skips_all(l)) present("values", l.values);
   if (!backward && cell.has_c && l.gates && !l.c_states)
-    fail("c_states: got none with gates; the rule: backward needs both");
+    fail("c_states must be given with gates, because backward reads both, got null");
   if (!backward) return;
   if (cell.has_c) present("c_states", l.c_states);
   if (!cell.is_elementwise || !cell.has_c) present("output", l.output);
@@ -164,18 +173,6 @@ PackedHeader header_of(const raglane_layer& l) {
   return {RAGLANE_ABI, l.isa, l.cell, l.dtype, l.directions, l.input_size, l.hidden_size, rest};
 }
 
-void check_aligned(const char* name, const void* pointer) {
-  if ((uintptr_t)pointer % 64 != 0) fail("%s: got an odd address; the rule: 64-byte aligned", name);
-}
-
-void check_packed(const raglane_layer& l, bool backward) {
-  if (!l.packed || backward) return;
-  check_aligned("packed", l.packed);
-  PackedHeader wanted = header_of(l);
-  if (std::memcmp(l.packed, &wanted, sizeof wanted) != 0)
-    fail("packed: got weights of another layer or instruction set; the rule: those that were packed for this one");
-}
-
 int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
   std::vector<int64_t> order = order_of(l.offsets, l.sequences);
   double work = 2.0 * facts_of(l).gates * l.hidden_size * (l.input_size + l.hidden_size) * l.elements;
@@ -207,9 +204,11 @@ int32_t run(const raglane_layer* layer, bool backward, char* message, int64_t si
     raglane_layer mine = *layer;
     check_sizes(mine);
     check_pointers(mine, backward);
-    check_packed(mine, backward);
+    if (!backward) check_packed(mine.packed, header_of(mine));
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
     mine.offsets = offsets.data();
+    std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
+    if (mine.slots) mine.slots = slots.data(), mine.initial_h = mine.final_h, mine.initial_c = mine.final_c;
     std::vector<unsigned char> memory = complete(mine, backward);
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
     return facts_of(mine).is_elementwise ? run_elementwise(mine, kernels, backward) : run_matrix(mine, kernels, backward);
@@ -230,20 +229,13 @@ int32_t raglane_pack(const raglane_layer* layer, void* to, int64_t* bytes, char*
   return guarded(message, size, [&] {
     present("layer", layer);
     present("bytes", bytes);
-    check_aligned("to", to);
     raglane_layer mine = *layer;
     check_sizes(mine);
         // Only the weights matter here.
     mine.sequences = mine.elements = 0;
-    mine.packed = nullptr;
+    mine.packed = nullptr, mine.slots = nullptr;
     check_pointers(mine, false);
-    int64_t needed = 0;
-    int32_t status = pack_into(mine, {nullptr, &needed});
-    if (!to || status != RAGLANE_OK) return *bytes = needed, status;
-    if (*bytes != needed) fail("bytes: got %lld; the rule: %lld", (long long)*bytes, (long long)needed);
-    PackedHeader header = header_of(mine);
-    std::memcpy(to, &header, sizeof header);
-    return pack_into(mine, {to, &needed});
+    return pack_after_header(header_of(mine), to, bytes, [&](PackTo packing) { return pack_into(mine, packing); });
   });
 }
 
@@ -259,7 +251,7 @@ int32_t raglane_describe_cell(int64_t cell, raglane_cell_facts* facts, char* mes
   return guarded(message, size, [&] {
     present("facts", facts);
     if (cell < 0 || cell >= cell_count)
-      fail("cell: got %lld; the rule: from 0 to %lld", (long long)cell, (long long)cell_count - 1);
+      fail("cell must be from 0 to %lld, got %lld", (long long)cell_count - 1, (long long)cell);
     *facts = cell_table[cell];
     return RAGLANE_OK;
   });
@@ -293,11 +285,12 @@ int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, 
     at_least("threads", threads, 1);
     at_least("rounds", rounds, 0);
     present("operations", operations);
-    if (threads > most_threads) fail("threads: got %lld; the rule: at most %lld", (long long)threads, (long long)most_threads);
+    if (threads > most_threads)
+      fail("threads must be at most %lld, got %lld", (long long)most_threads, (long long)threads);
     const Kernels& kernels = kernels_of(isa, dtype);
     std::vector<int64_t> done((size_t)threads);
     raglane::on_threads((int)threads, [&](int thread, int) { done[thread] = kernels.multiply_registers(dtype, rounds); });
-    if (done[0] < 0) fail("dtype: got %lld; no such dtype", (long long)dtype);
+    if (done[0] < 0) fail("dtype must be one of raglane_dtype, got %lld", (long long)dtype);
     *operations = std::accumulate(done.begin(), done.end(), int64_t{0});
     return RAGLANE_OK;
   });
@@ -309,7 +302,8 @@ int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* 
     at_least("count", count, 0);
     if (count > 0) present("in", in), present("out", out);
     int32_t status = kernels_of(isa, dtype).apply(dtype, function, in, out, count);
-    if (status != RAGLANE_OK) fail("dtype, function: got %lld, %lld; no such pair", (long long)dtype, (long long)function);
+    if (status != RAGLANE_OK)
+      fail("dtype and function must be a pair that exists, got %lld and %lld", (long long)dtype, (long long)function);
     return status;
   });
 }

@@ -1,5 +1,7 @@
 // The C interface of programs: decodes and checks a call, and calls the kernel of the instruction set.
+#include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "abi/checks.h"
 #include "program/code.h"
@@ -17,11 +19,11 @@ class Reader {
  public:
   Reader(const int64_t* code, int64_t size) : next_(code), left_(size) {}
   int64_t number(const char* name, int64_t least, int64_t most) {
-    if (left_ < 1) fail("code: got an end where %s belongs; the rule: as many integers as it counts", name);
+    if (left_ < 1) fail("code must be as many integers as it counts, got an end in place of %s", name);
     int64_t value = *next_++;
     left_--;
     if (value < least || value > most)
-      fail("%s: got %lld; the rule: from %lld to %lld", name, (long long)value, (long long)least, (long long)most);
+      fail("%s must be from %lld to %lld, got %lld", name, (long long)least, (long long)most, (long long)value);
     return value;
   }
   double real(const char* name) {
@@ -59,6 +61,10 @@ class Decoded {
     follow();
   }
 
+  // True if it was decoded from these integers, which another thread may be writing to.
+  bool is_of(const int64_t* integers, int64_t size) const {
+    return (int64_t)integers_.size() == size && std::memcmp(integers_.data(), integers, size * sizeof(int64_t)) == 0;
+  }
   int64_t tensors() const { return code.first_tensor[RAGLANE_LOCAL + 2] + code.states; }
     // Floating-point operations of a step's products, and numbers written by its other instructions.
   double work() const {
@@ -94,8 +100,8 @@ class Decoded {
     columns_ = reader.number("columns", 0, most_columns);
     int64_t needed = 3 * (code.blocks + code.weights) + 26 * code.instructions + 5 * code.outputs + 4 * code.states;
     if (reader.left() != needed + columns_)
-      fail("code: got %lld integers after the counts; the rule: %lld, from the counts", (long long)reader.left(),
-           (long long)(needed + columns_));
+      fail("code must be %lld integers after the counts, got %lld", (long long)(needed + columns_),
+           (long long)reader.left());
     blocks_.resize(code.blocks), weights_.resize(code.weights), instructions_.resize(code.instructions);
     outputs_.resize(code.outputs + code.states);
     code.block = blocks_.data(), code.weight = weights_.data();
@@ -129,16 +135,16 @@ class Decoded {
     for (Place& place : i.results) place = read_place(reader);
     for (Place& place : i.operands) place = read_place(reader);
     if (gathered != (i.operation == RAGLANE_OF_GATHER ? i.width : 0))
-      fail("columns of an instruction: got %lld; the rule: its width for gather, else 0", (long long)gathered);
+      fail("columns of an instruction must be as many as its width for gather, else 0, got %lld", (long long)gathered);
     if (i.operation == RAGLANE_OF_PRODUCT) {
-      if (i.weight < 0) fail("weight of an instruction: got -1; the rule: a product has one");
+      if (i.weight < 0) fail("weight of an instruction must be the index of a weight for a product, got -1");
       const CodeWeight& weight = weights_[i.weight];
       if (i.width != weight.groups * weight.rows)
-        fail("width of an instruction: got %lld; the rule: groups * rows of its weight, %lld", (long long)i.width,
-             (long long)(weight.groups * weight.rows));
+        fail("width of an instruction must be groups * rows of its weight, %lld, got %lld",
+            (long long)(weight.groups * weight.rows), (long long)i.width);
     }
     if (i.width % i.segments != 0)
-      fail("segments: got %lld; the rule: they divide the width, %lld", (long long)i.segments, (long long)i.width);
+      fail("segments must be a divisor of the width, %lld, got %lld", (long long)i.width, (long long)i.segments);
     i.columns = integers_.data() + integers_.size() - columns_;  // check_columns() advances it
     return gathered;
   }
@@ -150,7 +156,7 @@ class Decoded {
   }
 
   void check_columns(Reader& reader, int64_t gathered) {
-    if (gathered != columns_) fail("columns: got %lld; the rule: those of all gathers", (long long)columns_);
+    if (gathered != columns_) fail("columns must be those of all gathers, got %lld", (long long)columns_);
     const int64_t* next = integers_.data() + integers_.size() - columns_;
     for (CodeInstruction& i : instructions_)
       if (i.operation == RAGLANE_OF_GATHER) i.columns = next, next += i.width;
@@ -166,14 +172,14 @@ class Decoded {
       for (const CodeBlock& block : blocks_) {
         if (block.kind != kind) continue;
         if (block.index >= (int64_t)seen.size() || seen[block.index])
-          fail("index of a block: got %lld; the rule: 0, 1, 2 ... within its kind", (long long)block.index);
+          fail("index of a block must be 0, 1, 2 ... within its kind, got %lld", (long long)block.index);
         seen[block.index] = true;
       }
       code.first_tensor[kind] = begin, begin += (int64_t)seen.size();
     }
     int64_t states = code.first_tensor[RAGLANE_VECTOR] - code.first_tensor[RAGLANE_STATE];
     if (states != code.states)
-      fail("states: got %lld next ones; the rule: one for each state, %lld", (long long)code.states, (long long)states);
+      fail("next states must be one for each of the %lld states, got %lld", (long long)states, (long long)code.states);
     for (const CodeBlock& block : blocks_)
       if (block.kind == RAGLANE_STATE) outputs_[code.outputs + block.index].width = block.width;
     code.first_tensor[RAGLANE_LOCAL] = begin;
@@ -189,8 +195,8 @@ class Decoded {
       first_column_.push_back(columns);
       if (block.kind == RAGLANE_LOCAL) columns += block.width;
     }
-    if (columns > most_columns) fail("blocks: got locals of %lld columns; the rule: at most %lld", (long long)columns,
-                                     (long long)most_columns);
+    if (columns > most_columns)
+      fail("columns of all locals must be at most %lld, got %lld", (long long)most_columns, (long long)columns);
     written_.resize(columns);
     int32_t phase = 1;
     for (const CodeInstruction& i : instructions_) {
@@ -203,7 +209,7 @@ class Decoded {
         if (multiplies) blocks_[i.results[result].block].carried = true;
       }
       if (facts.results == 2 && overlap(i.results[0], i.width, i.results[1], i.segments))
-        fail("results: got two that overlap; the rule: each has columns of its own");
+        fail("results must be columns that do not overlap, got two that do");
       phase += multiplies;
     }
     for (const CodeOutput& output : outputs_) read(output.place, output.width, phase);
@@ -212,10 +218,11 @@ class Decoded {
   void read(const CodeInstruction& i, int operand, int32_t phase) {
     const Place& place = i.operands[operand];
     if (i.operation == RAGLANE_OF_GATHER) {
-      if (place.block < 0 || place.spread) fail("operand: got a number or a spread one; the rule: gather reads columns");
+      if (place.block < 0 || place.spread) fail("operand of gather must be columns, got a number or a spread column");
       for (int64_t j = 0; j < i.width; j++) {
         Place column = place;
-        if (place.start < 0 || place.start > most_width) fail("start of a place: got %lld", (long long)place.start);
+        if (place.start < 0 || place.start > most_width)
+          fail("start of a place must be within its block, got %lld", (long long)place.start);
         column.start += i.columns[j];
         read(column, 1, phase);
       }
@@ -232,8 +239,8 @@ class Decoded {
     const int32_t* column = written_.data() + first_column_[place.block] + place.start;
     for (int64_t i = 0; i < (place.spread ? 1 : width); i++) {
       if (column[i] == 0)
-        fail("operand: got column %lld of block %lld, a local; the rule: written before it is read",
-             (long long)(place.start + i), (long long)place.block);
+        fail("operand must be a column that was written before, got column %lld of block %lld, a local",
+            (long long)(place.start + i), (long long)place.block);
       block.carried |= column[i] != phase;
     }
   }
@@ -242,10 +249,10 @@ class Decoded {
     const Place& place = i.results[result];
     int64_t width = columns_written(i, result);
     OperationFacts facts = facts_of_operation(i.operation);
-    if (place.block < 0 || place.spread) fail("result: got a number or a spread one; the rule: columns of a local");
+    if (place.block < 0 || place.spread) fail("result must be columns of a local, got a number or a spread column");
     check_place(place, width);
     if (blocks_[place.block].kind != RAGLANE_LOCAL)
-      fail("result: got block %lld; the rule: a local", (long long)place.block);
+      fail("result must be a local, got block %lld", (long long)place.block);
     for (int operand = 0; operand < facts.operands; operand++) {
       const Place& from = i.operands[operand];
       int64_t read = from.spread ? 1 : columns_read(i, operand, weights_.data());
@@ -255,7 +262,7 @@ class Decoded {
                     from.start + i.columns[c] < place.start + width;
       if (overlaps) {
         bool same = facts.each && from.start == place.start && read == width;
-        if (!same) fail("result: got columns of an operand; the rule: the same place, of an operation on one number");
+        if (!same) fail("result must not overlap an operand, except at the same place in a pointwise operation");
       }
     }
     int32_t* column = written_.data() + first_column_[place.block] + place.start;
@@ -268,54 +275,84 @@ class Decoded {
 
   void check_place(const Place& place, int64_t width) {
     if (place.block < 0 || place.block >= code.blocks)
-      fail("block of a place: got %lld; the rule: below %lld, or -1 for a number", (long long)place.block,
-           (long long)code.blocks);
+      fail("block of a place must be below %lld, or -1 for a number, got %lld", (long long)code.blocks,
+          (long long)place.block);
     int64_t most = blocks_[place.block].width - width;
     if (place.start < 0 || place.start > most)
-      fail("start of a place: got %lld; the rule: %lld columns within the block's %lld", (long long)place.start,
-           (long long)width, (long long)blocks_[place.block].width);
+      fail("start of a place must be that of %lld columns within the %lld of its block, got %lld", (long long)width,
+          (long long)blocks_[place.block].width, (long long)place.start);
   }
 };
 
+// The decoded program of a call, valid until the thread's next one. A thread keeps the last ones, because decoding takes
+// longer than a step of one row: for 37 instructions 15 to 20 microseconds.
+const Decoded& decoded_of(const raglane_program& p) {
+  constexpr size_t most = 16;
+  thread_local std::vector<std::unique_ptr<Decoded>> recent;
+  thread_local size_t oldest = 0;
+  for (const std::unique_ptr<Decoded>& known : recent)
+    if (known->is_of(p.code, p.code_size)) return *known;
+  auto made = std::make_unique<Decoded>(p.code, p.code_size);
+  if (recent.size() < most) return *recent.emplace_back(std::move(made));
+  oldest = (oldest + 1) % most;
+  return *(recent[oldest] = std::move(made));
+}
+
 void check_call(const raglane_program& p) {
-  if (p.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)p.abi, RAGLANE_ABI);
+  if (p.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)p.abi);
   if (p.dtype != RAGLANE_FLOAT32 && p.dtype != RAGLANE_FLOAT64)
-    fail("dtype: got %lld; the rule: float32 or float64", (long long)p.dtype);
-  if (p.ascending != 0 && p.ascending != 1) fail("ascending: got %lld; the rule: 0 or 1", (long long)p.ascending);
+    fail("dtype must be float32 or float64, got %lld", (long long)p.dtype);
+  if (p.ascending != 0 && p.ascending != 1) fail("ascending must be 0 or 1, got %lld", (long long)p.ascending);
   at_least("threads", p.threads, 1);
   at_least("sequences", p.sequences, 0);
   at_least("elements", p.elements, 0);
   at_least("code_size", p.code_size, 0);
   at_least("tensor_count", p.tensor_count, 0);
-  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.code_size > (1 << 24))
-    fail("sizes: got more than this kernel was written for");
+  if (p.threads > 4096 || p.sequences > most_rows || p.elements > most_rows || p.slot_count > most_rows || p.code_size > (1 << 24))
+    fail("sizes must be at most those that this kernel supports, got more");
   present("code", p.code);
 }
 
-// Checks the tensors of a call as far as possible by their numbers.
-std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded) {
+enum class Tensors { all, weights };
+
+// Checks the tensors that a call reads as far as possible by their numbers.
+std::vector<raglane_tensor> checked_tensors(const raglane_program& p, const Decoded& decoded, Tensors which) {
   const Code& code = decoded.code;
   if (p.tensor_count != decoded.tensors())
-    fail("tensor_count: got %lld; the rule: %lld, from the program", (long long)p.tensor_count,
-         (long long)decoded.tensors());
+    fail("tensor_count must be that of the program, %lld, got %lld", (long long)decoded.tensors(),
+        (long long)p.tensor_count);
   if (p.tensor_count > 0) present("tensors", p.tensors);
   std::vector<raglane_tensor> tensors(p.tensors, p.tensors + p.tensor_count);
   const int64_t *first = code.first_tensor, weights = first[RAGLANE_LOCAL], outputs = first[RAGLANE_LOCAL + 1];
+  if (p.slots)  // of pools, which are read and written
+    std::copy_n(tensors.begin() + first[RAGLANE_STATE], code.states, tensors.begin() + first[RAGLANE_LOCAL + 2]);
   for (int64_t i = 0; i < p.tensor_count; i++) {
     const raglane_tensor& tensor = tensors[i];
+    bool is_weight = i >= weights && i < outputs;
+    if (which == Tensors::weights ? !is_weight : is_weight && p.packed) continue;
     bool of_elements = i < first[RAGLANE_SEQUENCE] || (i >= outputs && i < outputs + code.outputs);
     bool of_sequences = !of_elements && (i < first[RAGLANE_VECTOR] || i >= outputs);
     if (of_elements ? p.elements > 0 : !of_sequences || p.sequences > 0) present("data of a tensor", tensor.data);
     if (tensor.dtype != p.dtype &&
         !(of_elements && p.dtype == RAGLANE_FLOAT32 && tensor.dtype == RAGLANE_BFLOAT16))
-      fail("dtype of a tensor: got %lld; the rule: the call's, or bfloat16 for elements and outputs of float32",
-           (long long)tensor.dtype);
+      fail("dtype of a tensor must be the call's, or bfloat16 for elements and outputs of float32, got %lld",
+          (long long)tensor.dtype);
     int64_t least = i >= outputs ? code.output[i - outputs].width : 0;
-    for (int s = 0; s < (i >= weights && i < outputs ? 3 : 1); s++)
+    for (int s = 0; s < (is_weight ? 3 : 1); s++)
       if (tensor.strides[s] < least || tensor.strides[s] > most_rows)
-        fail("strides of a tensor: got %lld; the rule: at least %lld", (long long)tensor.strides[s], (long long)least);
+        fail("strides of a tensor must be at least %lld, got %lld", (long long)least, (long long)tensor.strides[s]);
   }
   return tensors;
+}
+
+PackedHeader header_of(const raglane_program& p, const Code& code) {
+  uint64_t shapes = 14695981039346656037u;
+  int64_t numbers = 0;
+  for (const CodeWeight* weight = code.weight; weight < code.weight + code.weights; weight++) {
+    for (int64_t size : {weight->groups, weight->rows, weight->depth}) shapes = (shapes ^ (uint64_t)size) * 1099511628211u;
+    numbers += weight->groups * weight->rows * weight->depth;
+  }
+  return PackedHeader::of_program(p.isa, p.dtype, code.weights, numbers, (int64_t)shapes);
 }
 
 // Independent elements, in pieces of as many elements as there are lanes.
@@ -335,9 +372,12 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     raglane_program mine = *program;
     check_call(mine);
     std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
-    Decoded decoded(mine.code, mine.code_size);
-    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded);
+    const Decoded& decoded = decoded_of(mine);
+    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded, Tensors::all);
     mine.tensors = tensors.data();
+    check_packed(mine.packed, header_of(mine, decoded.code));
+    std::vector<int64_t> slots = checked_slots(mine.slots, mine.sequences, mine.slot_count);
+    if (mine.slots) mine.slots = slots.data();
     const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, decoded.work() * mine.elements);
     if (!decoded.has_memory()) {
@@ -351,20 +391,39 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
   });
 }
 
+extern "C" int32_t raglane_pack_program(const raglane_program* program, void* to, int64_t* bytes, char* message,
+                                        int64_t size) {
+  return guarded(message, size, [&] {
+    present("program", program);
+    present("bytes", bytes);
+    raglane_program mine = *program;
+    mine.threads = 1, mine.sequences = mine.elements = mine.ascending = 0;
+    mine.slots = nullptr, mine.packed = nullptr;
+    check_call(mine);
+    const Decoded& decoded = decoded_of(mine);
+    std::vector<raglane_tensor> tensors = checked_tensors(mine, decoded, Tensors::weights);
+    mine.tensors = tensors.data();
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    return pack_after_header(header_of(mine, decoded.code), to, bytes, [&](PackTo packing) {
+      return kernels.program_pack(ProgramCall{{}, &mine, &decoded.code, packing});
+    });
+  });
+}
+
 extern "C" int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size) {
   return guarded(message, size, [&] {
     present("outer", outer);
     raglane_outer mine = *outer;
-    if (mine.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)mine.abi, RAGLANE_ABI);
+    if (mine.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)mine.abi);
     if (mine.dtype < RAGLANE_FLOAT32 || mine.dtype > RAGLANE_BFLOAT16)
-      fail("dtype: got %lld; no such dtype", (long long)mine.dtype);
+      fail("dtype must be one of raglane_dtype, got %lld", (long long)mine.dtype);
     at_least("threads", mine.threads, 1);
     at_least("elements", mine.elements, 0);
     for (int64_t count : {mine.groups, mine.left_columns, mine.right_columns}) at_least("groups and columns", count, 1);
     for (int64_t stride : {mine.left_stride, mine.right_stride}) at_least("stride", stride, 0);
     if (mine.threads > 4096 || mine.elements > most_rows || mine.groups > most_width || mine.left_columns > most_width ||
         mine.right_columns > most_width || mine.left_stride > most_rows || mine.right_stride > most_rows)
-      fail("sizes: got more than this kernel was written for");
+      fail("sizes must be at most those that this kernel supports, got more");
     if (mine.elements > 0) present("left", mine.left);
     if (mine.elements > 0 && mine.to) present("right", mine.right);
     double columns = mine.to ? (double)mine.right_columns : 1;

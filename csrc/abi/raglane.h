@@ -9,7 +9,7 @@
  * Every pointer is owned by the caller and used only during the call. All matrices are row-major without gaps, unless a
  * row length is given. `real` is the type of `dtype`: float, double or bfloat16 (16 bits, computed in float). Unless
  * stated otherwise, no two arrays of a call may overlap, and inputs are not written. Integers that address memory
- * (offsets, sizes, order) are copied before they are checked, so that a caller that writes to them during a call gets
+ * (offsets, slots, sizes, order) are copied before they are checked, so that a caller that writes to them during a call gets
  * an error or other numbers, but never an access out of bounds.
  *
  * Functions return a raglane_status, and on failure write a zero-terminated message of at most `size` bytes. Scratch of
@@ -17,10 +17,11 @@
  * factors of gradients of values and weights (in bfloat16, wider ones); with `checkpoint_every`, also the gates of a
  * round. Of an element-wise call: packed weights, at most 192 rows of gates per thread, 130 rows of sums per direction.
  * All scratch is reserved before anything is overwritten: a failed call leaves its arguments unchanged. No function
- * throws. Two things outlive a call: the detected facts of the processor, and large blocks of scratch, which any later
- * call may use, and whose pages the system may reclaim; see raglane_take_block(). All functions are thread-safe. All
- * threads of a call use the rounding mode of the caller's thread, and its treatment of denormal numbers. After fork, a
- * child must pass one thread: OpenMP's threads do not survive a fork.
+ * throws. Three things outlive a call: the detected facts of the processor; the last 16 decoded programs of a thread;
+ * and large blocks of scratch, which any later call may use, and whose pages the system may reclaim, see
+ * raglane_take_block(). All functions are thread-safe. All threads of a call use the rounding mode of the caller's
+ * thread, and its treatment of denormal numbers. After fork, a child must pass one thread: OpenMP's threads do not
+ * survive a fork.
  */
 #ifndef RAGLANE_H
 #define RAGLANE_H
@@ -38,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 14
+#define RAGLANE_ABI 15
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -121,6 +122,7 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
   FIELD(int64_t, directions)       /* K: 1, or 2 */                                                                  \
   FIELD(int64_t, sequences)        /* B, may be 0 */                                                                 \
   FIELD(int64_t, elements)         /* N, may be 0 */                                                                 \
+  FIELD(int64_t, slot_count)       /* rows of a pool; not read without `slots` */                                    \
   FIELD(int64_t, input_size)       /* D, at least 1 */                                                               \
   FIELD(int64_t, hidden_size)      /* H, at least 1 */                                                               \
   FIELD(int64_t, projection_size)  /* P if there is a projection, else 0 */                                          \
@@ -132,20 +134,27 @@ typedef raglane_weight_gradients raglane_weight_gradients_pair[2];
                                       scratch. Forward prepares no input products in scratch then. */                \
                                                                                                                      \
   FIELD(const int64_t*, offsets)   /* (B + 1), first 0, last N, never falling */                                     \
+  FIELD(const int64_t*, slots)     /* (B), only forward: the slot of each sequence, all different, from 0 to         \
+                                      slot_count - 1; or null. With slots, `final_h` and `final_c` are pools of      \
+                                      states, from which initial states are read as well, in inference in one        \
+                                      direction. The pool's rows of other slots, and those of empty sequences, are   \
+                                      not written. */                                                                \
   FIELD(const void*, values)       /* real (N, D) */                                                                 \
-  FIELD(const void*, initial_h)    /* real (K, B, P); null for zeros. Element-wise cells with c read that of empty   \
-                                      sequences alone. */                                                            \
+  FIELD(const void*, initial_h)    /* real (K, B, P); null for zeros, and with slots. Element-wise cells with c read \
+                                      that of empty sequences alone. */                                              \
   FIELD(const void*, initial_c)    /* real (K, B, H); only cells with c; null for zeros */                           \
   FIELD(raglane_weights_pair, weights)                                                                               \
   FIELD(const void*, packed)       /* only forward: the result of raglane_pack for these weights and this instruction\
-                                      set, dtype and sizes, which is read in its place; null where the call packs    \
-                                      them itself */                                                                 \
+                                      set, dtype and sizes, which is read in their place: of the weights only which  \
+                                      ones are null; null where the call packs them itself */                        \
                                                                                                                      \
   /* Written by forward, read by backward. */                                                                        \
   FIELD(void*, output)   /* real (N, K * P), forward then reverse in each row. May be null in forward, of a matrix   \
                             where `gates` is. Element-wise cells with c: null in backward. */                        \
-  FIELD(void*, final_h)  /* real (K, B, P); only forward */                                                          \
-  FIELD(void*, final_c)  /* real (K, B, H); only forward, only cells with c, else null */                            \
+  FIELD(void*, final_h)  /* real (K, B, P); only forward. With slots a pool (slot_count, P), of float if `real` is   \
+                            bfloat16, so that states are not rounded between calls. */                               \
+  FIELD(void*, final_c)  /* real (K, B, H); only forward, only cells with c, else null. With slots (slot_count, H),  \
+                            as final_h. */                                                                           \
   FIELD(void*, gates)    /* null if nothing is saved, and in forward without a backward pass. Matrix: real           \
                             (K, N, gate_stride): LSTM i f g o, GRU r z n and W_hn h + b_hn, in an order that the     \
                             kernels and the instruction set choose. Element-wise: real (K, N, saved blocks * H),     \
@@ -231,23 +240,33 @@ typedef struct raglane_tensor { RAGLANE_TENSOR_FIELDS(RAGLANE_FIELD) } raglane_t
  * only written. Of each kind there are as many as in the program, in the order of their indices. An output may use the
  * memory of an element's tensor, if no other output and no next state is a place of that element: a row is written
  * after its last read. Otherwise nothing that is written may overlap anything. An empty sequence's final states are its
- * initial ones. */
+ * initial ones.
+ *
+ * With slots, states are pools (slot_count, width), whose rows are read and written as those of a layer; the tensors of
+ * final states are not read. With packed weights, the tensors of weights are not read. */
 #define RAGLANE_PROGRAM_FIELDS(FIELD)                                                                                \
   FIELD(int64_t, abi) FIELD(int64_t, isa) /* as above */                                                             \
   FIELD(int64_t, dtype)           /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: of the computation */                       \
   FIELD(int64_t, flags)           /* raglane_flags, or 0; input products are those of only elements and vectors */   \
   FIELD(int64_t, threads) FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as above */                          \
   FIELD(int64_t, ascending)       /* 1: from a sequence's first element to its last; 0: from its last to its first */\
-  FIELD(const int64_t*, offsets)  /* (B + 1), first 0, last N, never falling */                                      \
+  FIELD(int64_t, slot_count) FIELD(const int64_t*, offsets) FIELD(const int64_t*, slots) /* as in a layer */         \
   FIELD(const int64_t*, code)     /* the program */                                                                  \
   FIELD(int64_t, code_size)       /* number of integers */                                                           \
   FIELD(const raglane_tensor*, tensors)                                                                              \
-  FIELD(int64_t, tensor_count)
+  FIELD(int64_t, tensor_count)                                                                                       \
+  FIELD(const void*, packed)      /* the result of raglane_pack_program for these weights, and this instruction set, \
+                                     dtype and program; null where the call packs them itself */
 typedef struct raglane_program { RAGLANE_PROGRAM_FIELDS(RAGLANE_FIELD) } raglane_program;
 
 /* Run a program. The bits of a sequence's outputs and final states depend only on that sequence, the parameters and the
  * instruction set. */
 RAGLANE_EXPORT int32_t raglane_run_program(const raglane_program* program, char* message, int64_t size);
+
+/* Pack the weights of a program for many calls, as raglane_pack. Only isa, dtype, code and tensors are read, of which
+ * only weights. */
+RAGLANE_EXPORT int32_t raglane_pack_program(const raglane_program* program, void* to, int64_t* bytes, char* message,
+                                            int64_t size);
 
 /* Sums over all elements, for the gradients of parameters: of outer products, and of rows. */
 #define RAGLANE_OUTER_FIELDS(FIELD)                                                                                  \

@@ -15,7 +15,7 @@ using raglane::guarded;
 using raglane::present;
 
 void check(const raglane_rows& rows) {
-  if (rows.abi != RAGLANE_ABI) fail("abi: got %lld; the rule: %d", (long long)rows.abi, RAGLANE_ABI);
+  if (rows.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)rows.abi);
   at_least("threads", rows.threads, 1);
   at_least("row_bytes", rows.row_bytes, 0);
   at_least("sequences", rows.sequences, 0);
@@ -24,7 +24,7 @@ void check(const raglane_rows& rows) {
     // Within these limits no sum below overflows; beyond them no machine has the memory.
   const int64_t most = int64_t(1) << 40;
   if (rows.threads > 4096 || rows.sequences > most || rows.steps > most || rows.elements > most)
-    fail("sizes: got more than this kernel was written for");
+    fail("sizes must be at most those that this kernel supports, got more");
   if (rows.elements > 0 && rows.row_bytes > 0) present("flat", rows.flat);
   bool has_table = rows.is_pack ? rows.elements > 0 : rows.sequences > 0 && rows.steps > 0;
   if (has_table && rows.row_bytes > 0) present("table", rows.table);
@@ -65,7 +65,7 @@ class Plan {
         lengths.push_back((int64_t)((uint64_t)plan.offsets()[b + 1] - (uint64_t)plan.offsets()[b]));
     plan.place(lengths, again.data());
     if (!std::equal(again.begin(), again.end(), plan.offsets()))
-      fail("plan: it changed since raglane_flatten wrote it");
+      fail("plan must be unchanged since raglane_flatten wrote it");
     return plan;
   }
 
@@ -88,19 +88,20 @@ class Plan {
   std::vector<int64_t> lengths_of_pack() const {
     std::vector<int64_t> lengths(rows_.sequences, -1);
     int64_t running = rows_.steps > 0 ? sizes()[0] : 0;
-    if (running > rows_.sequences) fail("batch_sizes[0]: got %lld; the rule: at most the sequences", (long long)running);
+    if (running > rows_.sequences)
+      fail("batch_sizes[0] must be at most the number of sequences, got %lld", (long long)running);
     for (int64_t place = rows_.sequences - 1, step = 0; place >= 0; place--) {
             // From the shortest: its length is the number of steps that more sequences have than precede it.
       while (step < rows_.steps && sizes()[step] > place) step++;
       int64_t sequence = order()[place];
       if (sequence < 0 || sequence >= rows_.sequences || lengths[sequence] >= 0)
-        fail("sorted_indices[%lld]: got %lld; the rule: each sequence once", (long long)place, (long long)sequence);
+        fail("sorted_indices[%lld] must be a place that occurs once, got %lld", (long long)place, (long long)sequence);
       lengths[sequence] = step;
     }
     for (int64_t step = 0; step < rows_.steps; step++)
       if (sizes()[step] < 1 || (step > 0 && sizes()[step] > sizes()[step - 1]))
-        fail("batch_sizes[%lld]: got %lld; the rule: above 0, and they never rise", (long long)step,
-             (long long)sizes()[step]);
+        fail("batch_sizes[%lld] must be above 0 and at most the one before, got %lld", (long long)step,
+            (long long)sizes()[step]);
     return lengths;
   }
 
@@ -109,12 +110,12 @@ class Plan {
     int64_t total = offsets[0] = 0;
     for (int64_t b = 0; b < rows_.sequences && total <= rows_.elements; b++) {
       if (lengths[b] < 0 || lengths[b] > rows_.steps)
-        fail("lengths[%lld]: got %lld; the rule: from 0 to the %lld steps", (long long)b, (long long)lengths[b],
-             (long long)rows_.steps);
+        fail("lengths[%lld] must be from 0 to the %lld steps, got %lld", (long long)b, (long long)rows_.steps,
+            (long long)lengths[b]);
       offsets[b + 1] = total += lengths[b];
     }
     if (total != rows_.elements)
-      fail("elements: got %lld; the rule: the sum of the lengths", (long long)rows_.elements);
+      fail("elements must be the sum of the lengths, got %lld", (long long)rows_.elements);
   }
 };
 

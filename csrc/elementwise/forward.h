@@ -9,6 +9,7 @@
 #include "cells/table.h"
 #include "elementwise/walk.h"
 #include "gemm/packed.h"
+#include "scan/states.h"
 
 namespace raglane::RAGLANE_TARGET {
 
@@ -70,7 +71,7 @@ template <class Cell, class S> class ElementwiseForward {
 
   // An empty sequence's final state is its initial one.
   void keep_empty() {
-    for (int64_t b = 0; b < l_.sequences; b++) {
+    for (int64_t b = 0; b < l_.sequences && !l_.slots; b++) {
       if (l_.offsets[b] != l_.offsets[b + 1]) continue;
       for (int d = 0; d < l_.directions; d++) {
         int64_t at = (d * l_.sequences + b) * H_;
@@ -133,7 +134,7 @@ template <class Cell, class S> class ElementwiseForward {
   struct Row {
     const A *products, *recurrent;
     const S* skip;
-    A* state;
+    A *state, *pool_h;
     S *output, *final_h, *gates, *c_states;
   };
 
@@ -141,8 +142,8 @@ template <class Cell, class S> class ElementwiseForward {
   void piece(const Piece& piece, int64_t first_row, int d, const Strip& strip, A* state) {
     int64_t begin = strip.begin, end = strip.end < padded_ / width ? strip.end : padded_ / width;
     int64_t first = begin * width, last = end * width < H_ ? end * width : H_;
-    int64_t at = (d * l_.sequences + piece.sequence) * H_;
-    if (piece.starts) copy_columns(state, (const S*)(Cell::has_c ? l_.initial_c : l_.initial_h) + at, first, last);
+    const StateRow<S> own(l_, d, piece.sequence, H_);
+    if (piece.starts) own.read(Cell::has_c ? l_.initial_c : l_.initial_h, state, first, last);
     for (int i = 0; i < piece.count; i++) {
       int64_t element = piece.first + (d == 0 ? i : -i), K = l_.directions, at_output = (element * K + d) * H_;
       Row row;
@@ -151,14 +152,16 @@ template <class Cell, class S> class ElementwiseForward {
       row.state = state;
       row.skip = Cell::skips ? (const S*)l_.values + element * l_.input_size : nullptr;
       row.output = l_.output ? (S*)l_.output + at_output : nullptr;
-      row.final_h = piece.ends && i + 1 == piece.count ? (S*)l_.final_h + at : nullptr;
+      bool ends = piece.ends && i + 1 == piece.count;
+      row.final_h = ends && !own.in_pool() ? (S*)l_.final_h + own.at() : nullptr;
+      row.pool_h = ends && own.in_pool() ? (A*)l_.final_h + own.at() : nullptr;
       row.gates = Cell::saved && l_.gates ? (S*)l_.gates + (d * l_.elements + element) * Cell::saved * H_ : nullptr;
       row.c_states = Cell::has_c && l_.c_states ? (S*)l_.c_states + at_output : nullptr;
       each_vector<Cell, A>(begin, end, H_, [&](auto n, int64_t vector, int count) RAGLANE_INLINE_LAMBDA {
         step<decltype(n)::value>(row, vector, vector - strip.panel * Cell::unit_vectors, count);
       });
     }
-    if (Cell::has_c && piece.ends) copy_columns((S*)l_.final_c + at, (const A*)state, first, last);
+    if (Cell::has_c && piece.ends) own.write(l_.final_c, state, first, last);
   }
 
     // `place`: the index of the vector among those with products.
@@ -180,6 +183,7 @@ template <class Cell, class S> class ElementwiseForward {
     RAGLANE_EACH store(row.state + unit + i * width, state[i]);
     if (row.output) give<N>(row.output + unit, y, count);
     if (row.final_h) RAGLANE_EACH store(row.final_h + unit + i * width, y[i], count);
+    if (row.pool_h) RAGLANE_EACH store(row.pool_h + unit + i * width, y[i], count);
     if constexpr (Cell::saved > 0)
       if (row.gates) {
 #pragma GCC unroll 8

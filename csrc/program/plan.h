@@ -28,12 +28,12 @@ template <class A> class ProgramPlan {
     int64_t width;
     int64_t place;  // in_tensor: index of the tensor; otherwise numbers before it
   };
-    // Instructions [begin, end), followed by a product if there is one. While they run, the rows of elements that they
+    // Instructions [begin, end), followed by products that are computed together, if there are any. While they run, the rows of elements that they
     // will read in the next step are prefetched.
   struct Phase {
     int64_t begin, end, first_fetch, end_fetch;
-    bool multiplies;
-    LaneProduct<A> product;
+    int products;
+    const LaneProduct<A>* product;
   };
   struct Fetch {
     int64_t slot, next, bytes;  // `next`: bytes from a lane's row to that of the next step
@@ -49,15 +49,15 @@ template <class A> class ProgramPlan {
     decide();
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
         !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) ||
-        !products_.reserve(code_.instructions, false) || !weights_.reserve(code_.weights, false) ||
+        !products_.reserve(2 * code_.instructions, false) || !weights_.reserve(code_.weights, false) ||
         !numbers_.reserve(numbers, false))
       return false;
-    lay_out();
-    translate();
     for (int64_t w = 0; w < code_.weights; w++) {
       weights_.get()[w].place(code_.weight[w], tensor(RAGLANE_LOCAL, w));
       packed_size_ += weights_.get()[w].size();
     }
+    lay_out();
+    translate();
     lane_size_ = row_stride<A>(lane_size_), block_size_ = row_stride<A>(block_size_);
     return true;
   }
@@ -74,7 +74,7 @@ template <class A> class ProgramPlan {
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
-  Scratch<LaneProduct<A>> products_;  // those that are computed before the loop
+  Scratch<LaneProduct<A>> products_;  // those that are computed before the loop; behind them, those of phases
   Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
   Scratch<A> numbers_;
@@ -236,20 +236,26 @@ template <class A> class ProgramPlan {
     copy_outputs(true);
     Phase* phase = phases_.get();
     phase->begin = 0;
+    LaneProduct<A>* next_product = products_.get() + code_.instructions;
     for (int64_t i = 0; i < code_.instructions; i++) {
       const CodeInstruction& instruction = code_.instruction[i];
       if (prepares_ && can_prepare(instruction)) {
         products_.get()[product_count_++] = product_of(instruction);
       } else if (instruction.operation == RAGLANE_OF_PRODUCT) {
-        phase->product = product_of(instruction);
-        phase->multiplies = true, phase->end = operation_;
+        LaneProduct<A> product = product_of(instruction);
+        if (phase > phases_.get() && phase->begin == operation_ && joins(product, phase[-1])) {
+          phase[-1].products++, *next_product++ = product;
+          continue;
+        }
+        phase->product = next_product, phase->products = 1, phase->end = operation_;
+        *next_product++ = product;
         (++phase)->begin = operation_;
       } else {
         translate(instruction, spreads);
       }
     }
     finish_step(copies);
-    phase->multiplies = false, phase->end = operation_;
+    phase->products = 0, phase->end = operation_;
     phase_count_ = phase - phases_.get() + 1;
     for (int64_t p = 0; p < phase_count_; p++) fetch_for(phases_.get()[p]);
   }
@@ -303,6 +309,29 @@ template <class A> class ProgramPlan {
     bool ends = i.results[0].start + i.width == code_.block[i.results[0].block].width && is_padded(to);
     return {to,   start,            from, weights_.get() + i.weight,
             ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
+  }
+
+    // A product may be computed together with those of a phase: it has their weight and kind of places, and neither
+    // reads or writes what the other writes.
+  bool joins(const LaneProduct<A>& product, const Phase& phase) const {
+    const LaneProduct<A>& first = *phase.product;
+    if (product.weight != first.weight || product.from.step != first.from.step || product.start.step != first.start.step)
+      return false;
+    for (const LaneProduct<A>* other = phase.product; other < phase.product + phase.products; other++)
+      if (meet(product, *other) || meet(*other, product)) return false;
+    return true;
+  }
+    // One product writes to columns that another reads or writes, or to the caller's memory, where rows may overlap.
+  bool meet(const LaneProduct<A>& writer, const LaneProduct<A>& other) const {
+    const Slot& to = slots_.get()[writer.to.slot / most_lanes];
+    if (to.home == in_tensor) return true;
+    const int64_t begin = writer.to.start, end = begin + writer.weight->columns();
+    auto overlaps = [&](const At& at, int64_t columns) {
+      const Slot& slot = slots_.get()[at.slot / most_lanes];
+      return is_same(slot, to) && at.start < end && begin < at.start + (at.step ? columns : 1);
+    };
+    return overlaps(other.from, other.weight->groups * other.weight->panels.depth) ||
+           overlaps(other.start, other.weight->columns()) || overlaps(other.to, other.weight->columns());
   }
 
     // The next value of a state is the current value of another state, or its own in other columns.

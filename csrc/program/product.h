@@ -1,4 +1,4 @@
-// The products of a program: all lanes of a thread times weights that are packed once per call.
+// The products of a program: all lanes of a thread times packed weights.
 #pragma once
 
 #include "program/operations.h"
@@ -21,6 +21,7 @@ template <class A> struct PackedWeight {
   }
   int64_t size() const { return groups * panels.size(); }
   int64_t count() const { return groups * panels.count(); }
+  int64_t columns() const { return groups * panels.columns; }
   const A* at(int64_t panel) const {
     return panels.at(panel % panels.count()) + panel / panels.count() * panels.size();
   }
@@ -46,6 +47,25 @@ template <class A> struct PackedWeight {
   }
 };
 
+// Set the memory of all weights.
+template <class A> void place_weights(const Code& code, PackedWeight<A>* weights, A* memory) {
+  for (int64_t w = 0; w < code.weights; w++) {
+    weights[w].panels.data = memory;
+    memory += weights[w].size();
+  }
+}
+
+// The part of one thread in packing all weights.
+template <class A> void pack_weights(const Code& code, PackedWeight<A>* weights, int thread, int threads) {
+  for (int64_t w = 0; w < code.weights; w++)
+    for (int64_t panel = thread; panel < weights[w].count(); panel += threads) weights[w].pack(panel);
+}
+
+// The weights after the header of packed ones, which no function writes to; without them `own`.
+template <class A> A* packed_weights(const void* packed, A* own) {
+  return packed ? (A*)((const unsigned char*)packed + sizeof(PackedHeader)) : own;
+}
+
 template <class A> struct LaneProduct {
   At to, start, from;
   const PackedWeight<A>* weight;
@@ -54,13 +74,16 @@ template <class A> struct LaneProduct {
   int64_t next;      // if the start is an element's row: bytes to the row of the next step; otherwise 0
 };
 
-// The part of one member of the products of lanes [0, active). Alternately forward and backward over the panels,
-// because those that were read last are still in the cache.
+// The part of one member of `count` products of lanes [0, active), which have one weight, and differ in their places: so
+// the weight is read once for all. Alternately forward and backward over the panels, because those that were read last
+// are still in the cache.
 template <class A>
-void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, const Team& team, bool backwards) {
+void multiply_lanes(const LaneProduct<A>* products, int count, A* const* rows, int active, const Team& team,
+                    bool backwards) {
   constexpr int width = Lanes<A>::width;
-  const PackedWeight<A>& weight = *product.weight;
+  const PackedWeight<A>& weight = *products->weight;
   const Panels<A>& panels = weight.panels;
+  const bool is_spread = products->start.step == 0;
   const int64_t first_panel = weight.count() * team.member / team.members;
   const int64_t end_panel = weight.count() * (team.member + 1) / team.members;
   static constexpr int64_t adjacent[panel_vectors] = {0, width, 2 * width, 3 * width}, same[panel_vectors] = {};
@@ -70,24 +93,27 @@ void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, c
     const int64_t begin = panel * panels.panel_columns(), rest = panels.columns - begin;
     const int64_t column = group * panels.columns + begin;
     const int real = (int)(rest < vectors * width ? rest : vectors * width);
-    const bool is_full = real == vectors * width, direct = is_full || (product.to_whole && group == weight.groups - 1);
-    const int64_t depth_begin = group * panels.depth * product.from.step;
-    for (int first = 0, size; first < active; first += size) {
-      size = next_tile(active - first);
+    const bool is_full = real == vectors * width, is_last = group == weight.groups - 1;
+    const int64_t depth_begin = group * panels.depth * products->from.step;
+    const LaneProduct<A>* product = products;
+    int lane = 0;
+    for (int first = 0, size; first < active * count; first += size) {
+      size = next_tile(active * count - first);
       alignas(64) A memory[tile_rows][panel_vectors * width];
       const A *from[tile_rows], *start[tile_rows];
-      A* to[tile_rows];
+      A *to[tile_rows], *copied[tile_rows];  // `copied`: the place of a row that is computed in `memory`
       for (int r = 0; r < size; r++) {
-        from[r] = row_of(product.from, rows, first + r) + depth_begin;
-        start[r] = row_of(product.start, rows, first + r);
-        if (product.next != 0)
+        from[r] = row_of(product->from, rows, lane) + depth_begin;
+        start[r] = row_of(product->start, rows, lane);
+        if (product->next != 0)
           for (int v = 0; v < vectors; v++)
-            __builtin_prefetch((const unsigned char*)(start[r] + column + v * width) + product.next);
-        to[r] = direct ? row_of(product.to, rows, first + r) + column : memory[r];
-        if (product.start.step == 0) {
+            __builtin_prefetch((const unsigned char*)(start[r] + column + v * width) + product->next);
+        to[r] = row_of(product->to, rows, lane) + column, copied[r] = nullptr;
+        if (!is_full && !(product->to_whole && is_last)) copied[r] = to[r], to[r] = memory[r];
+        if (is_spread) {
           store(memory[r], splat_at(start[r]));
           start[r] = memory[r];
-        } else if (is_full || product.start_whole) {
+        } else if (is_full || product->start_whole) {
           start[r] += column;
         } else {
           by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
@@ -95,13 +121,15 @@ void multiply_lanes(const LaneProduct<A>& product, A* const* rows, int active, c
           });
           start[r] = memory[r];
         }
+        if (++lane == active) lane = 0, product++;
       }
-      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, product.start.step ? adjacent : same, to,
-                                  adjacent, product.from.step});
-      for (int r = 0; r < size && !direct; r++)
-        by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
-          store(row_of(product.to, rows, first + r) + column + c, load(memory[r] + c), n);
-        });
+      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, is_spread ? same : adjacent, to, adjacent,
+                                  products->from.step});
+      for (int r = 0; r < size; r++)
+        if (copied[r])
+          by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {
+            store(copied[r] + c, load(memory[r] + c), n);
+          });
     }
   }
 }

@@ -26,11 +26,9 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     for (int64_t i = 0; i <= p_.threads; i++) barriers_.get()[i] = Barrier{};
     Division division((int)p_.threads, 1, members_);
     capacity_ = lane_capacity(call_, division.teams(0), lane_size_ * (int64_t)sizeof(A));
-    if (!packed_.reserve(Plan::packed_size_, poison) || !shared_.reserve(Plan::call_size_, poison)) return false;
-    for (int64_t w = 0, at = 0; w < code_.weights; w++) {
-      weights_.get()[w].panels.data = packed_.get() + at;
-      at += weights_.get()[w].size();
-    }
+    if (!packed_.reserve(p_.packed ? 0 : Plan::packed_size_, poison) || !shared_.reserve(Plan::call_size_, poison))
+      return false;
+    place_weights(code_, weights_.get(), packed_weights<A>(p_.packed, packed_.get()));
     lanes_size_ = row_stride<A>(capacity_ * lane_size_);
     return lanes_.reserve(division.teams(0) * lanes_size_, poison) &&
            blocks_.reserve(p_.threads * program_rows * block_size_, poison) &&
@@ -39,8 +37,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
   }
 
   void work(int thread, int threads) {
-    for (int64_t w = 0; w < code_.weights; w++)
-      for (int64_t panel = thread; panel < weights_.get()[w].count(); panel += threads) weights_.get()[w].pack(panel);
+    if (!p_.packed) pack_weights(code_, weights_.get(), thread, threads);
     if (thread == threads - 1) share(), keep_empty();
     barriers_.get()[p_.threads].wait(threads);
     if (product_count_ > 0) {
@@ -70,17 +67,17 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       shared_.get()[slots_.get()[first_number_ + i].place] = numbers_.get()[i];
   }
 
-  A* row_of_state(int64_t tensor_of_first, int64_t state, int64_t sequence) const {
-    const raglane_tensor& tensor = p_.tensors[tensor_of_first + state];
-    return (A*)tensor.data + sequence * tensor.strides[0];
+  A* row_of_tensor(int64_t tensor, int64_t row) const {
+    return (A*)p_.tensors[tensor].data + row * p_.tensors[tensor].strides[0];
   }
+  int64_t slot_of(int64_t sequence) const { return p_.slots ? p_.slots[sequence] : sequence; }
 
   // An empty sequence's final states are its initial ones.
   void keep_empty() {
-    for (int64_t b = 0; b < p_.sequences; b++)
+    for (int64_t b = 0; b < p_.sequences && !p_.slots; b++)
       for (int64_t s = 0; s < code_.states && p_.offsets[b] == p_.offsets[b + 1]; s++)
-        copy_columns(row_of_state(code_.first_tensor[RAGLANE_LOCAL + 2], s, b),
-                     (const A*)row_of_state(code_.first_tensor[RAGLANE_STATE], s, b), 0, Plan::next(s).width);
+        copy_columns(row_of_tensor(code_.first_tensor[RAGLANE_LOCAL + 2] + s, b),
+                     (const A*)row_of_tensor(code_.first_tensor[RAGLANE_STATE] + s, b), 0, Plan::next(s).width);
   }
 
   // ---- the loop ---------------------------------------------------------------------------------------------------
@@ -122,7 +119,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       int64_t element[most_lanes];
       for (int i = 0; i < count; i++) element[i] = begin + i;
       find_elements(table, element, count);
-      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get()[i], table, count, alone, false);
+      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get() + i, 1, table, count, alone, false);
     }
   }
 
@@ -138,7 +135,8 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       for (int64_t b = 0; b < code_.blocks; b++) {
         const CodeBlock& block = code_.block[b];
         if (block.kind != RAGLANE_STATE && block.kind != RAGLANE_SEQUENCE) continue;
-        const A* from = row_of_state(code_.first_tensor[block.kind], block.index, lanes.sequence[lane]);
+        const int64_t sequence = lanes.sequence[lane], row = block.kind == RAGLANE_STATE ? slot_of(sequence) : sequence;
+        const A* from = row_of_tensor(code_.first_tensor[block.kind] + block.index, row);
         copy_columns(rows_of(table, b)[lane], from, 0, block.width);
       }
     };
@@ -147,7 +145,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       for (int64_t b = 0; b < code_.blocks; b++) {
         const CodeBlock& block = code_.block[b];
         if (block.kind != RAGLANE_STATE) continue;
-        A* to = row_of_state(code_.first_tensor[RAGLANE_LOCAL + 2], block.index, lanes.sequence[lane]);
+        A* to = row_of_tensor(code_.first_tensor[RAGLANE_LOCAL + 2] + block.index, slot_of(lanes.sequence[lane]));
         copy_columns(to, (const A*)rows_of(table, b)[lane], 0, block.width);
       }
     };
@@ -171,9 +169,9 @@ template <class A> class ProgramScan : ProgramPlan<A> {
     if (phase.end > phase.begin)
       for (int first = begin; first < end; first += program_rows)
         run(phase, table, first, end - first < program_rows ? end - first : program_rows);
-    if (!phase.multiplies) return;
+    if (phase.products == 0) return;
     team.barrier->wait(team.members);
-    multiply_lanes(phase.product, table, active, team, backwards);
+    multiply_lanes(phase.product, phase.products, table, active, team, backwards);
     team.barrier->wait(team.members);
   }
 

@@ -3,6 +3,7 @@
 
 #include "gemm/packed.h"
 #include "scan/prepared.h"
+#include "scan/states.h"
 #include "simd/activations.h"
 
 namespace raglane::RAGLANE_TARGET {
@@ -98,7 +99,7 @@ template <class Cell, class S> class ForwardScan {
 
   // An empty sequence's final state is its initial one.
   void keep_empty() {
-    for (int64_t b = 0; b < l_.sequences; b++) {
+    for (int64_t b = 0; b < l_.sequences && !l_.slots; b++) {
       if (l_.offsets[b] != l_.offsets[b + 1]) continue;
       for (int d = 0; d < l_.directions; d++) {
         int64_t row = d * l_.sequences + b;
@@ -152,15 +153,15 @@ template <class Cell, class S> class ForwardScan {
 
     LaneSet lanes(call_, team, &queues_[d], capacity_, ascending);
     auto start = [&](int lane) {
-      int64_t row = d * l_.sequences + lanes.sequence[lane];
-      copy_columns(before + lane * h_stride_, (const S*)l_.initial_h + row * P_, h_begin, h_end);
-      if (in_pairs<S>) copy_columns(in_row(operand, lane), (const S*)l_.initial_h + row * P_, h_begin, h_end);
-      if (Cell::has_c) copy_columns(c + lane * c_stride_, (const S*)l_.initial_c + row * H_, begin, end);
+      const StateRow<S> h(l_, d, lanes.sequence[lane], P_), initial_c(l_, d, lanes.sequence[lane], H_);
+      h.read(l_.initial_h, before + lane * h_stride_, h_begin, h_end);
+      if (in_pairs<S>) h.read(l_.initial_h, in_row(operand, lane), h_begin, h_end);
+      if (Cell::has_c) initial_c.read(l_.initial_c, c + lane * c_stride_, begin, end);
     };
     auto finish = [&](int lane) {
-      int64_t row = d * l_.sequences + lanes.sequence[lane];
-      copy_columns((S*)l_.final_h + row * P_, before + lane * h_stride_, h_begin, h_end);
-      if (Cell::has_c) copy_columns((S*)l_.final_c + row * H_, c + lane * c_stride_, begin, end);
+      const StateRow<S> h(l_, d, lanes.sequence[lane], P_), final_c(l_, d, lanes.sequence[lane], H_);
+      h.write(l_.final_h, before + lane * h_stride_, h_begin, h_end);
+      if (Cell::has_c) final_c.write(l_.final_c, c + lane * c_stride_, begin, end);
     };
     auto move = [&](int from, int to) {
       copy_columns(before + to * h_stride_, before + from * h_stride_, h_begin, h_end);

@@ -33,9 +33,10 @@ int32_t elementwise_backward(const ElementwiseCall& call);
 int32_t pack(const Call& call);
 int32_t elementwise_pack(const ElementwiseCall& call);
 int32_t program(const ProgramCall& call);
+int32_t program_pack(const ProgramCall& call);
 int32_t backward(const Call& call) {
   return call.rounds ? backward_in_rounds(call) : walk_and_gradients(call, run<BackwardScan, Call>);
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, program, outer, apply, multiply_registers};
+                                elementwise_pack, program, program_pack, outer, apply, multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

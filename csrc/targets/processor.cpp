@@ -85,7 +85,7 @@ bool processor_has(int64_t isa) { return isa_name(isa) && sets().all[isa].here; 
 bool has_all_dtypes(int64_t isa) { return sets().all[isa].byte_kernels; }
 
 const Kernels& kernels_of(int64_t isa, int64_t dtype) {
-  if (!processor_has(isa)) fail("isa: got %lld; this processor or this build does not have it", (long long)isa);
+  if (!processor_has(isa)) fail("isa must be one that this processor and this build have, got %lld", (long long)isa);
   const Set& set = sets().all[isa];
   return *(has_all_dtypes(isa) || dtype == RAGLANE_BFLOAT16 ? set : sets().family_of(set)).kernels;
 }

@@ -44,6 +44,7 @@ struct Kernels {
   int32_t (*pack)(const Call&);
   int32_t (*elementwise_pack)(const ElementwiseCall&);
   int32_t (*program)(const ProgramCall&);
+  int32_t (*program_pack)(const ProgramCall&);
   int32_t (*outer)(const raglane_outer&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
   int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations

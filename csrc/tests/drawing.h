@@ -1,6 +1,7 @@
 // Random numbers in buffers of their exact size, for the driver.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -28,6 +29,30 @@ inline Bytes random_reals(int64_t dtype, int64_t count, std::mt19937& random) {
 }
 
 inline int64_t below(std::mt19937& random, int n) { return (int64_t)(random() % n); }
+
+// Pools of states: rows of 0xff bytes, but in the slots of some sequences the states of a call, widened to `to` bytes.
+struct Pools {
+  std::vector<int64_t> slots;
+  int64_t count;
+
+  Pools(int64_t sequences, std::mt19937& random) : count(sequences + below(random, 4)) {
+    for (int64_t slot = 0; slot < count; slot++) slots.push_back(slot);
+    std::shuffle(slots.begin(), slots.end(), random);
+    slots.resize(sequences);
+    slots.reserve(sequences);
+  }
+    // `from` may be null, for zeros; a number of 2 bytes becomes the upper half of one of 4.
+  Bytes filled(const void* from, int64_t numbers, int64_t bytes, int64_t to) const {
+    Bytes pool(count * numbers * to, 0xff);
+    for (size_t b = 0; b < slots.size(); b++)
+      for (int64_t i = 0; i < numbers; i++) {
+        unsigned char* number = pool.data() + (slots[b] * numbers + i) * to;
+        std::memset(number, 0, to);
+        if (from) std::memcpy(number + to - bytes, (const unsigned char*)from + (b * numbers + i) * bytes, bytes);
+      }
+    return pool;
+  }
+};
 
 // Return a supported instruction set.
 inline int64_t any_isa(std::mt19937& random) {

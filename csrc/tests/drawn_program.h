@@ -11,7 +11,7 @@ struct DrawnProgram {
   std::vector<raglane_tensor> tensors;
   std::vector<Bytes> inputs, results;
   std::mt19937& random;
-  int64_t locals = 0;
+  int64_t states = 0;
   std::vector<int64_t> blocks, weights, instructions, ends;
 
   explicit DrawnProgram(std::mt19937& random) : random(random) {}
@@ -74,7 +74,8 @@ struct DrawnProgram {
       offsets.push_back(offsets.back() + (below(random, 4) ? below(random, 9) : 0));
     p.elements = offsets.back(), p.offsets = offsets.data();
     inputs.reserve(64), results.reserve(64);
-    int64_t states = below(random, 3), count = 1 + below(random, 8), outputs = 1 + below(random, 3);
+    states = below(random, 3);
+    int64_t count = 1 + below(random, 8), outputs = 1 + below(random, 3);
     bool is_narrow = p.dtype == RAGLANE_FLOAT32 && below(random, 3) == 0;
     int64_t sizes[] = {1 + below(random, 40), 1 + below(random, 40), 1 + below(random, 40)};
     block(RAGLANE_ELEMENT, sizes[0], 0), block(RAGLANE_SEQUENCE, sizes[1], 0), block(RAGLANE_VECTOR, sizes[2], 0);

@@ -147,17 +147,22 @@ struct Packed {
   ~Packed() { std::free(memory); }
 };
 
-// After each run of a case but the last, pack its weights for the other runs, or not.
-void pack_some(Case& c, Packed& packed, std::mt19937& random) {
+// Pack the weights of a layer or a program.
+template <class Function, class Argument> void pack(Function function, const Argument* argument, Packed& packed) {
   char message[256] = "";
   int64_t bytes = 0;
-  if (below(random, 2)) return;
-  if (raglane_pack(&c.layer, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
+  if (function(argument, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
       posix_memalign(&packed.memory, 64, bytes) != 0 ||
-      raglane_pack(&c.layer, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
+      function(argument, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
     std::fprintf(stderr, "failed: %s\n", message);
     std::exit(1);
   }
+}
+
+// After each run of a case but the last, pack its weights for the other runs, or not.
+void pack_some(Case& c, Packed& packed, std::mt19937& random) {
+  if (below(random, 2)) return;
+  pack(raglane_pack, &c.layer, packed);
   c.layer.packed = packed.memory;
 }
 
@@ -175,6 +180,43 @@ void check(Case& c, std::vector<Bytes>& wanted, int round, unsigned seed) {
   if (c.results == wanted) return;
   std::fprintf(stderr, "round %d, seed %u: other bits with flags %d, %d threads\n", round, seed, (int)c.layer.flags,
                (int)c.layer.threads);
+  std::exit(1);
+}
+
+// In inference in one direction, states in slots of pools give the same bits, and no other slot is written.
+void check_slots(Case& c, std::mt19937& random, int round, unsigned seed) {
+  raglane_layer l = c.layer;
+  if (l.directions != 1) return;
+  const bool is_narrow = l.dtype == RAGLANE_BFLOAT16;
+  const int64_t H = l.hidden_size, P = l.projection_size ? l.projection_size : H, bytes = bytes_of(l.dtype);
+  l.gates = l.c_states = nullptr, l.checkpoint_every = 0;
+  Bytes output(l.elements * P * bytes), h(l.sequences * P * bytes), c_final(l.sequences * H * bytes);
+  l.output = output.data(), l.final_h = h.data(), l.final_c = c.cell.has_c ? c_final.data() : nullptr;
+  char message[256] = "";
+  auto run = [&](raglane_status wanted) {
+    if (raglane_forward(&l, message, sizeof message) == wanted) return;
+    std::fprintf(stderr, "round %d, seed %u: slots: %s\n", round, seed, message), std::exit(1);
+  };
+  run(RAGLANE_OK);
+  Pools pools(l.sequences, random);
+  const int64_t wide = is_narrow ? 4 : bytes;
+  Bytes got(output.size()), h_pool = pools.filled(l.initial_h, P, bytes, wide), c_pool;
+  Bytes h_wanted = pools.filled(h.data(), P, bytes, wide), c_wanted;
+  if (c.cell.has_c) c_pool = pools.filled(l.initial_c, H, bytes, wide), c_wanted = pools.filled(c_final.data(), H, bytes, wide);
+  l.initial_h = l.initial_c = nullptr, l.output = got.data(), l.final_h = h_pool.data();
+  l.final_c = c.cell.has_c ? c_pool.data() : nullptr, l.slot_count = pools.count, l.slots = pools.slots.data();
+  if (l.sequences > 0) {
+    const Bytes before = h_pool;
+    std::vector<int64_t> wrong = pools.slots;
+    wrong[0] = l.sequences > 1 && below(random, 2) ? wrong[1] : below(random, 2) ? -1 : pools.count;
+    l.slots = wrong.data();
+    run(RAGLANE_BAD_ARGUMENT);
+    l.slots = pools.slots.data();
+    if (h_pool != before) std::fprintf(stderr, "round %d, seed %u: a failed call wrote\n", round, seed), std::exit(1);
+  }
+  run(RAGLANE_OK);
+  if (got == output && (is_narrow || (h_pool == h_wanted && c_pool == c_wanted))) return;
+  std::fprintf(stderr, "round %d, seed %u: other bits with slots\n", round, seed);
   std::exit(1);
 }
 
@@ -221,11 +263,40 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
   std::exit(1);
 }
 
+// States of a program in slots of pools give the same bits; true if they do.
+bool check_slots(DrawnProgram& drawn, std::mt19937& random) {
+  if (drawn.call.sequences == 0) return true;
+  raglane_program p = drawn.call;
+  std::vector<raglane_tensor> tensors = drawn.tensors;
+  std::vector<Bytes> outputs = drawn.results, got, wanted;
+  Pools pools(p.sequences, random);
+  const int64_t bytes = bytes_of(p.dtype), states = drawn.states, finals = (int64_t)tensors.size() - states;
+  const size_t outs = outputs.size() - states;
+  got.reserve(states);
+  for (int64_t s = 0; s < states; s++) {
+    raglane_tensor& state = tensors[2 + s];
+    const int64_t width = state.strides[0];
+    got.push_back(pools.filled(state.data, width, bytes, bytes));
+    wanted.push_back(pools.filled(outputs[outs + s].data(), width, bytes, bytes));
+    state.data = got.back().data(), tensors[finals + s] = {};
+  }
+  for (size_t o = 0; o < outs; o++) {
+    if (!outputs[o].empty()) std::memset(outputs[o].data(), 0xff, outputs[o].size());
+    tensors[finals - (int64_t)(outs - o)].data = outputs[o].data();
+  }
+  p.tensors = tensors.data(), p.slots = pools.slots.data(), p.slot_count = pools.count;
+  char message[256] = "";
+  if (raglane_run_program(&p, message, sizeof message) != RAGLANE_OK)
+    std::fprintf(stderr, "a program with slots failed: %s\n", message), std::exit(1);
+  return got == wanted && std::equal(outputs.begin(), outputs.begin() + outs, drawn.results.begin());
+}
+
 // A program has the same bits on any number of threads, with their own lanes or as a team.
 void check_program(std::mt19937& random, int round, unsigned seed) {
   DrawnProgram drawn(random);
   drawn.draw();
   std::vector<Bytes> wanted;
+  Packed packed;
   char message[256] = "";
   for (int64_t threads : {1, 2, 3, -2, -3}) {
     drawn.call.flags = RAGLANE_POISON | (threads < 0 ? RAGLANE_TEAM : RAGLANE_NO_TEAM) |
@@ -233,10 +304,11 @@ void check_program(std::mt19937& random, int round, unsigned seed) {
     drawn.call.threads = std::abs(threads);
     for (Bytes& bytes : drawn.results)
       if (!bytes.empty()) std::memset(bytes.data(), 0xff, bytes.size());
+    if (!packed.memory && below(random, 2)) pack(raglane_pack_program, &drawn.call, packed), drawn.call.packed = packed.memory;
     if (raglane_run_program(&drawn.call, message, sizeof message) != RAGLANE_OK)
       std::fprintf(stderr, "round %d, seed %u: a program failed: %s\n", round, seed, message), std::exit(1);
     if (wanted.empty()) wanted = drawn.results;
-    if (drawn.results == wanted) continue;
+    if (drawn.results == wanted && check_slots(drawn, random)) continue;
     std::fprintf(stderr, "round %d, seed %u: a program has other bits with %d threads\n", round, seed, (int)threads);
     std::exit(1);
   }
@@ -255,6 +327,7 @@ void drive(int rounds, unsigned seed) {
       c.layer.flags = RAGLANE_POISON | flags, c.layer.threads = 1 + below(random, 4);
       check(c, wanted, round, seed);
       if (!packed.memory) pack_some(c, packed, random);
+      check_slots(c, random, round, seed);
     }
     Case e = draw_elementwise(random);
     wanted.clear();
@@ -263,6 +336,7 @@ void drive(int rounds, unsigned seed) {
         e.layer.flags = RAGLANE_POISON | flags, e.layer.threads = threads;
         check(e, wanted, round, seed);
         if (!packed_elementwise.memory) pack_some(e, packed_elementwise, random);
+        check_slots(e, random, round, seed);
       }
   }
 }

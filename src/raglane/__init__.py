@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, export, lens, nn, packing, plot, sklearn
+    from raglane import data, errors, export, lens, nn, packing, plot, serve, sklearn
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
@@ -51,6 +51,7 @@ __all__ = [
     "packing",
     "plan",
     "plot",
+    "serve",
     "sklearn",
     "unaccelerate",
     "use_backend",
@@ -70,7 +71,7 @@ _HOMES = {
     "unaccelerate": "nn.recurrent.accelerate",
     "use_backend": "kernels.dispatch",
 }
-_MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "sklearn")
+_MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "serve", "sklearn")
 
 
 def __getattr__(name: str) -> Any:

@@ -86,6 +86,14 @@ class CheckpointError(DataError):
     """A saved model cannot be read."""
 
 
+class BusyError(RaglaneError):
+    """An engine has no slot or no room in a queue. The call changed nothing, and can be repeated later."""
+
+
+class ClosedError(RaglaneError):
+    """A stream or an engine is closed."""
+
+
 class ArgumentTypeError(RaglaneError, TypeError):
     """An argument has the wrong type, or a torch function is not defined on a ragged batch."""
 

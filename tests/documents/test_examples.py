@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import os
 import random
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -171,6 +172,21 @@ def test_words_as_numbers() -> None:
         "capitals": [[2, 2], [1, 0]],
         "tags": [[0, 1], [0, 0]],
     }
+
+
+def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script = _load("voice_activity")
+    monkeypatch.setattr(script.shutil, "which", lambda _: None)
+    for speaker, pitch in (("en_made", 300), ("xx_made", 350)):
+        (tmp_path / speaker).mkdir()
+        sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
+        with wave.open(str(tmp_path / speaker / "one.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(sound.tobytes())
+    assert script.main(["--sounds", str(tmp_path), "--steps", "20", "--calls", "3"]) > 0.7
+    assert "equal to whole sequences: True" in capsys.readouterr().out
 
 
 def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:

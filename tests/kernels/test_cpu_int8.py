@@ -183,7 +183,7 @@ def test_what_is_refused() -> None:
     admitted = of_double.admit(offsets, wide)
     with pytest.raises(ArgumentError, match="with int8 weights"):
         of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
-    with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
+    with pytest.raises(ArgumentError, match="packed must be the weights of this layer"):
         layer.forward(
             layer.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed.view(torch.uint8)
         )

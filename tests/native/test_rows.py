@@ -178,7 +178,7 @@ def test_a_plan_that_changes_reaches_no_memory() -> None:
             for number in (-1, 1 << 40, -(1 << 63), (1 << 63) - 1):
                 kept = layout.plan[place]
                 layout.plan[place] = number
-                with pytest.raises(ArgumentError, match=r"the rule|changed since"):
+                with pytest.raises(ArgumentError, match=r"must be"):
                     layout.from_flat(values)
                 layout.plan[place] = kept
         layout.from_flat(values)

@@ -180,7 +180,7 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
     for name, options in (("lstm", {"units": 5}), ("lstm", {"bidirectional": True}), ("gru", {})):
         other, others = of(name, **options)
         admitted = other.admit(a_batch().offsets, others)
-        with pytest.raises(ArgumentError, match="packed: got weights of another layer"):
+        with pytest.raises(ArgumentError, match="packed must be the weights of this layer"):
             other.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[8:][: packed.numel()].copy_(packed)
     admitted = mine.admit(a_batch().offsets, tensors)

@@ -102,6 +102,38 @@ def test_random_programs(isa: str, use: Use) -> None:
             assert_agrees(case.to(dtype), 10 * tolerance)
 
 
+def draw_products(chance: Random) -> Program:
+    """Draw adjacent products with one weight, of which some read or overwrite results of others."""
+    depth, width = chance.choice([(5, 3), (8, 8), (20, 37)])
+    blocks = [Block("element", 3 * depth), Block("state", 3 * depth), Block("local", 4 * width + depth)]
+    widths, instructions = (3 * depth, 3 * depth, 4 * width + depth), list[Instruction]()
+    instructions.append(Instruction("copy", (Operand(2),), (Operand(-1, number=0.5),), widths[2]))
+    for _ in range(chance.randint(2, 8)):
+        to = Operand(2, chance.choice([0, width, 2 * width, 3 * width, depth]))
+        block = chance.choice([0, 1, 2, 2])
+        from_ = Operand(block, chance.randint(0, widths[block] - depth))
+        start = chance.choice([Operand(-1), Operand(2, chance.randint(0, widths[2] - width))])
+        apart = [abs(to.start - place.start) >= width + depth or place.block != 2 for place in (from_, start)]
+        if all(apart):  # C refuses a result that overlaps an operand
+            instructions.append(Instruction("product", (to,), (start, from_), width, weight=0))
+    outputs = ((Operand(2), widths[2]), (Operand(1), depth))
+    state = Block("local", 3 * depth)
+    source = Operand(2) if widths[2] >= 3 * depth else Operand(0)
+    instructions.append(Instruction("tanh", (Operand(3),), (source,), 3 * depth))
+    return Program((*blocks, state), (Weight(1, width, depth),), tuple(instructions), outputs, (Operand(3),))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.usefixtures("two_threads")
+def test_products_with_one_weight(isa: str, use: Use) -> None:
+    for seed in range(120):
+        chance = Random(seed)
+        use(isa, chance.choice([*[flags | POISON for flags in DIVISIONS.values()], 0]))
+        case = tensors_for(draw_products(chance), draw_lengths(chance), ascending=chance.random() < 0.5)
+        for dtype, tolerance in TOLERANCE.items():
+            assert_agrees(case.to(dtype), 10 * tolerance)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.usefixtures("two_threads")
@@ -205,19 +237,25 @@ def test_programs_that_are_wrong() -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"instructions": (replace(add, operation="conv"),)}, "program must be "),
         ({"instructions": (replace(add, operands=add.operands[:1]),)}, "1 results and 1 operands of add"),
-        ({"instructions": (replace(add, operands=(Operand(9), Operand(1))),)}, "block of a place: got 9"),
-        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place: got 4"),
-        ({"instructions": (replace(add, operands=(Operand(3), Operand(1))),)}, "written before it is read"),
-        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result: got block 0"),
-        ({"instructions": (replace(add, width=0),)}, "width of an instruction: got 0"),
-        ({"instructions": (replace(add, segments=2),)}, "segments: got 2"),
+        (
+            {"instructions": (replace(add, operands=(Operand(9), Operand(1))),)},
+            "block of a place must be below .*got 9",
+        ),
+        ({"instructions": (replace(add, operands=(Operand(0, 4), Operand(1))),)}, "start of a place must be .*got 4"),
+        (
+            {"instructions": (replace(add, operands=(Operand(3), Operand(1))),)},
+            "must be a column that was written before",
+        ),
+        ({"instructions": (replace(add, results=(Operand(0),)),)}, "result must be a local, got block 0"),
+        ({"instructions": (replace(add, width=0),)}, "width of an instruction must be .*got 0"),
+        ({"instructions": (replace(add, segments=2),)}, "segments must be .*got 2"),
         ({"instructions": (replace(add, columns=(1,)),)}, "columns of an instruction"),
-        ({"instructions": (product,)}, "weight of an instruction: got 0"),
+        ({"instructions": (product,)}, "weight of an instruction must be .*got 0"),
         ({"instructions": (product,), "weights": (Weight(1, 4, 2),)}, "groups . rows of its weight, 4"),
         ({"outputs": ((Operand(3, 1), 5),)}, "start of a place"),
-        ({"next_states": ()}, "states: got 0 next ones"),
+        ({"next_states": ()}, "next states must be .*got 0"),
         ({"blocks": (*good.blocks[:3], Block("local", 2**40))}, "width of a block"),
-        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block: got 1"),
+        ({"blocks": (Block("element", 8, 1), *good.blocks[1:])}, "index of a block must be .*got 1"),
     ]
     for changes, words in wrong:
         program = replace(good, **changes)  # type: ignore[arg-type]
@@ -229,7 +267,7 @@ def test_programs_that_are_wrong() -> None:
     copies = replace(inplace, operation="gather", operands=(Operand(3),), columns=(4, 3, 2, 1, 0))
     assert_agrees(tensors_for(replace(good, instructions=(add, inplace)), LENGTHS), 1e-12)
     for instruction in (beside, reduces, copies):
-        with pytest.raises(ArgumentError, match="result: got columns of an operand"):
+        with pytest.raises(ArgumentError, match="result must not overlap an operand"):
             tensors_for(replace(good, instructions=(add, instruction)), LENGTHS).run()
 
 

@@ -148,9 +148,28 @@ class Functions(Sized):
         return new.tanh(), new
 
 
-@pytest.mark.parametrize("make", [Mlp, Blocks, Several, Places, Fast, Functions, Whole, Moved, Halved, Fixed])
+class Convolutions(Sized):
+    """Convolutions in one and two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv1d(2, 4, 2, stride=2, padding=1, groups=2)
+        self.two = nn.Conv2d(1, 2, (2, 3), padding=(1, 2), dilation=(1, 2), bias=False)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        one = self.one(torch.cat([x_t, state[:, :1]], 1).view(-1, 2, 3)).tanh()
+        two = self.two(state.view(-1, 1, 2, 2)).sigmoid()
+        state = 0.5 * state + one.mean(2) + two.flatten(2).sum(2).repeat(1, 2)
+        return state.sin(), state
+
+
+@pytest.mark.parametrize(
+    "make", [Mlp, Blocks, Several, Places, Fast, Functions, Convolutions, Whole, Moved, Halved, Fixed]
+)
 def test_a_program_gives_what_plain_torch_does(make: Any) -> None:
-    module = (make() if make in (Mlp, Blocks, Several, Places, Fast, Functions, Fixed) else make(5, 4)).double()
+    module = (
+        make() if make in (Mlp, Blocks, Several, Places, Fast, Functions, Convolutions, Fixed) else make(5, 4)
+    ).double()
     cell = module_cell(module)
     sizes = (4, 4) if make is Moved else cell.state_sizes(0)
     if make is Moved:

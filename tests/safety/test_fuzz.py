@@ -20,7 +20,9 @@ from random_cells import ask, naive
 play = turns.play
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("malformed_files", 120), ("commands", 15), ("numbers", 12)])
+@pytest.mark.parametrize(
+    ("name", "rounds"), [("malformed_files", 120), ("commands", 15), ("numbers", 12), ("streams", 6)]
+)
 def test_rounds(name: str, rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert play(name, rounds, 1) == 0, capsys.readouterr().out
 

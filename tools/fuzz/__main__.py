@@ -33,6 +33,7 @@ ROUNDS = {
     "conversions": 12,
     "commands": 40,
     "cells": 150,
+    "streams": 20,
 }
 _LONGEST = 900
 

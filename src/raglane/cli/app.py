@@ -17,6 +17,7 @@ from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
+from raglane.cli.serve import serve
 from raglane.cli.train import train, tune
 from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
@@ -62,7 +63,7 @@ def _raglane(version: _Version = False) -> None:
     pass
 
 
-for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, bench):
+for command in (convert, inspect, train, evaluate, predict, sample, compare, tune, export, serve, bench):
     app.command(epilog=_EXIT_CODES)(command)
 
 # The base class of Typer's errors of usage. Depending on its version, Typer bundles click or imports it, and does not

@@ -29,7 +29,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 14
+ABI = 15
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -41,7 +41,7 @@ _MESSAGE = 256
 
 # The bytes of the structs that are packed with a fixed format.
 _SIZES = {
-    "raglane_program": 13 * 8,
+    "raglane_program": 16 * 8,
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
@@ -111,9 +111,9 @@ class Library:
             raise ArgumentError(message("RAGLANE_ISA", repr(isa), rule, "unset it"))
         return replace(self, isa=isa)
 
-    def threads(self) -> int:
-        """Return the number of threads of a call: torch's, or 1 in a forked process."""
-        return torch.get_num_threads() if forks.threads_before is None else 1
+    def threads(self, given: int | None = None) -> int:
+        """Return the number of threads of a call: the given one, torch's for None, or 1 in a forked process."""
+        return 1 if forks.threads_before is not None else given or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
@@ -187,7 +187,8 @@ def library() -> Library:
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
     for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
-    handle.raglane_pack.argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
+    for name in ("pack", "pack_program"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
@@ -264,16 +265,16 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
     return memory
 
 
-def preamble(cell: int, dtype: torch.dtype) -> tuple[int, ...]:
+def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
     """Return the first fields of a layer's struct; dtype int8 is that of the weights, and float32 of the rest."""
-    abi, isa, *rest = program_preamble(dtype)
+    abi, isa, *rest = program_preamble(dtype, threads)
     return abi, isa, cell, *rest
 
 
-def program_preamble(dtype: torch.dtype) -> tuple[int, ...]:
+def program_preamble(dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:
     """Return the first fields of a program's struct: ABI, instruction set, dtype, flags, threads."""
     kernels = library()
-    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads()
+    return ABI, kernels.numbers[kernels.isa], _NUMBERS[dtype], kernels.flags, kernels.threads(threads)
 
 
 class CellFacts(NamedTuple):

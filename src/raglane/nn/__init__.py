@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raglane.nn import init, losses
+from raglane.nn.convolution import CausalConv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import AttentionPooling, Pooling
@@ -22,6 +23,7 @@ __all__ = [
     "SLSTM",
     "SRU",
     "AttentionPooling",
+    "CausalConv1d",
     "CfC",
     "CoupledLSTM",
     "IndRNN",

@@ -86,7 +86,8 @@ def _addmm(start: Tensor, rows: Tensor, transposed: Tensor) -> Tensor:
     return start + row_linear(rows, transposed.t())
 
 
-def _sigmoid(values: Tensor) -> Tensor:
+def row_sigmoid(values: Tensor) -> Tensor:
+    """Return the sigmoid of numbers; its bits do not depend on their positions."""
     # torch.sigmoid rounds the last numbers of an array, which do not fill a vector, differently.
     return 1 / (1 + torch.exp(-values))
 
@@ -94,6 +95,6 @@ def _sigmoid(values: Tensor) -> Tensor:
 _ROW_BY_ROW: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: row_linear,
     torch.addmm: _addmm,
-    torch.sigmoid: _sigmoid,
-    Tensor.sigmoid: _sigmoid,
+    torch.sigmoid: row_sigmoid,
+    Tensor.sigmoid: row_sigmoid,
 }

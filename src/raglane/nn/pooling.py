@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from raglane import segments
 from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_kind
 from raglane._utils.messages import message, quote
+from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError, ShapeError
+from raglane.native.library import missing_kernels
 from raglane.nn.linear import RowLinear
+from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.ragged import Ragged
 
 _PLAIN: dict[str, Callable[[Ragged], Tensor]] = {
@@ -65,6 +68,8 @@ class Pooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged, or contains integers for ``mean`` and ``logsumexp``.
         """
         _check_batch(batch)
+        if self.name == "logsumexp" and _answers(self, batch):
+            return _run_so_far(running(self.name, batch.values[:1].numel(), batch.dtype), batch)
         return _PLAIN[self.name](batch)
 
     def extra_repr(self) -> str:
@@ -152,6 +157,9 @@ class AttentionPooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged.
             ShapeError: elements have the wrong size, dtype or device.
         """
+        if _answers(self, batch) and tuple(batch.features) == (self.features,):
+            check_fits("batch", batch.values, self.hidden.weight)
+            return _run_so_far(running(self, self.features, batch.dtype), batch)
         weights = self.weights(batch).values.unsqueeze(-1)
         blocks = batch.values.unflatten(-1, (self.heads, self.features // self.heads))
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
@@ -159,6 +167,110 @@ class AttentionPooling(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes."""
         return f"{self.features}, heads={self.heads}"
+
+
+# ---- poolings of the elements so far --------------------------------------------------------------------------------
+
+
+class _Running(nn.Module):
+    """A cell whose output is the pooling of the elements so far."""
+
+    def __init__(self, width: int, dtype: torch.dtype, starts: tuple[tuple[int, float], ...]) -> None:
+        super().__init__()
+        self.input_size = self.hidden_size = width
+        self.dtype, self.starts = dtype, starts  # of each state its size and its numbers before the first element
+
+    def initial_state(self, count: int) -> tuple[Tensor, ...]:
+        """Return the states before the first element."""
+        return tuple([torch.full((count, size), start, dtype=self.dtype, device="cpu") for size, start in self.starts])
+
+
+class _First(_Running):
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        value, seen = state
+        value = torch.where(seen > 0, value, x)
+        return value, (value, torch.ones_like(seen))
+
+
+class _Mean(_Running):
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        total, count = state
+        total, count = total + x, count + 1
+        return total / count, (total, count)
+
+
+class _Max(_Running):
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        largest = torch.maximum(state[0], x)
+        return largest, (largest,)
+
+
+class _LogSumExp(_Running):
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        before, total = state
+        largest = torch.maximum(before, x)
+        # An infinite maximum is not subtracted, which would give NaN.
+        shift = torch.where(largest.abs() == float("inf"), torch.zeros_like(largest), largest)
+        total = total * torch.exp(before - shift) + torch.exp(x - shift)
+        return torch.log(total) + shift, (largest, total)
+
+
+class _Attention(_Running):
+    """The weighted sum of :class:`AttentionPooling`; sums are scaled when the largest score changes."""
+
+    def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
+        heads, features = pooling.heads, pooling.features
+        super().__init__(features, dtype, ((heads, -torch.inf), (heads, 0.0), (features, 0.0)))
+        self.hidden, self.query = pooling.hidden, pooling.query
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        before, total, summed = state
+        scores = self.query(torch.tanh(self.hidden(x)))
+        largest = torch.maximum(before, scores)
+        kept, new = torch.exp(before - largest), torch.exp(scores - largest)
+        total = total * kept + new
+        blocks = x.unflatten(1, (scores.shape[1], -1)) * new.unsqueeze(2)
+        summed = (summed.unflatten(1, (scores.shape[1], -1)) * kept.unsqueeze(2) + blocks).flatten(1)
+        value = summed.unflatten(1, (scores.shape[1], -1)) / total.unsqueeze(2)
+        return value.flatten(1), (largest, total, summed)
+
+
+@lru_cache(maxsize=64)
+def _plain_running(name: str, width: int, dtype: torch.dtype) -> Recurrent:
+    if name == "first":
+        return Recurrent(_First(width, dtype, ((width, 0.0), (1, 0.0))))
+    if name == "mean":
+        return Recurrent(_Mean(width, dtype, ((width, 0.0), (1, 0.0))))
+    if name == "max":
+        return Recurrent(_Max(width, dtype, ((width, -torch.inf),)))
+    return Recurrent(_LogSumExp(width, dtype, ((width, -torch.inf), (width, 0.0))))
+
+
+def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> Recurrent:
+    """Return a layer whose outputs are the poolings of the elements so far; ``pooling`` is a name or a module."""
+    if isinstance(pooling, str):
+        return _plain_running(pooling, width, dtype)
+    return Recurrent(_Attention(pooling, dtype))
+
+
+def _answers(pooling: nn.Module, batch: Ragged) -> bool:
+    """Return True if a pooling is computed element after element, with the same bits as for a stream."""
+    return (
+        not pooling.training
+        and not torch.is_grad_enabled()
+        and batch.values.is_cpu
+        and batch.dtype in (torch.float32, torch.float64)
+        and batch.values.numel() > 0
+        and not records_operators()
+        and not torch.is_autocast_enabled("cpu")
+        and not missing_kernels()
+    )
+
+
+def _run_so_far(layer: Recurrent, batch: Ragged) -> Tensor:
+    """Return the last output of a layer for each sequence; zeros for an empty one."""
+    flat = batch._like(batch.values.reshape(batch.values.shape[0], -1))
+    return layer(flat)[0].last().reshape(-1, *batch.features)
 
 
 def _plain(name: str, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001

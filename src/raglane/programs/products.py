@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane.programs.graph import Columns, Graph, Refused
-from raglane.programs.rows import FREE, SHIFT, align
+from raglane.programs.rows import FREE, SHIFT, align, free
 from raglane.programs.trace import Tracer
 
 # The most numbers that a product of rows with rows has before they are summed.
@@ -159,9 +160,46 @@ def _mv(tracer: Tracer, function: Any, a: Any, b: Any) -> Tensor:
     return tracer.wrap(tracer.marks(found)[0, :, 0], tracer.dtype)
 
 
+def _convolution(
+    tracer: Tracer,
+    function: Any,
+    source: Any,
+    weight: Any,
+    bias: Any,
+    strides: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    _: list[int],
+    groups: int,
+) -> Tensor:
+    """Trace a convolution inside each row as products of its windows with one weight."""
+    if transposed or not tracer.is_known(weight) or tracer.is_known(source):
+        raise Refused("no program has this form of the convolution")
+    marks, kernel = tracer.marks(source), weight.shape[2:]
+    zero = int(free(np.asarray([tracer.graph.number(0.0)]))[0])
+    amounts = [amount for part in reversed(padding) for amount in (part, part)]
+    marks = torch.constant_pad_nd(marks, amounts, zero)
+    for place, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True)):
+        marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
+    rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
+    depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
+    # The windows (group, row and place, channel and offset).
+    windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))
+    windows = windows.permute(1, 0, 3, 2, 4).reshape(groups, -1, depth)
+    matrices = tracer.note(torch.ops.aten.reshape.default, weight, [groups, width, depth])
+    start = None
+    if bias is not None:
+        start = tracer.marks(bias).reshape(groups, 1, width).expand(groups, windows.shape[1], width)
+    found = _batched(tracer, start, tracer.wrap(windows, tracer.dtype), _turn(tracer, matrices))
+    whole = tracer.marks(found).reshape(groups, rows, math.prod(spatial), width).permute(1, 0, 3, 2)
+    return tracer.wrap(whole.reshape(rows, groups * width, *spatial), tracer.dtype)
+
+
 PRODUCTS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("mm", "addmm"), _matrices(False)),
     **dict.fromkeys(("bmm", "baddbmm"), _matrices(True)),
     "mv": _mv,
+    "convolution": _convolution,
 }
 """Rules by the name of torch's operation, as in :data:`raglane.programs.rules.RULES`."""

@@ -147,6 +147,8 @@ class Reading(TorchFunctionMode):
         self._rows, self._is_nothing = rows, is_nothing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(issubclass(kind, Tensor) for kind in types):
+            return NotImplemented  # a Ragged, which calls the function on its values
         name = func.__name__
         if name == "__get__":
             name = func.__self__.__name__

@@ -248,8 +248,19 @@ def _gated(tracer: Tracer, function: Any, source: Any, dim: int = -1) -> Tensor:
     return found
 
 
-def _batch_norm(*_: Any, **__: Any) -> Any:
-    raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
+def _batch_norm(tracer: Tracer, function: Any, source: Any, gain: Any, bias: Any, *rest: Any) -> Any:
+    if function._schema.name != "aten::_native_batch_norm_legit_no_training" and not (
+        function._schema.name == "aten::native_batch_norm" and rest[2] is False
+    ):
+        raise Refused(f"batch normalisation mixes the rows of the batch, {DEPENDS}")
+    mean, variance, epsilon = rest[0], rest[1], rest[-1]
+    add, shape = torch.ops.aten.add.Scalar, (-1, *(1,) * (source.dim() - 2))
+    scale = tracer.note(torch.ops.aten.rsqrt.default, tracer.note(add, variance, epsilon))
+    found = source
+    for part, name in ((mean, "sub"), (scale, "mul"), (gain, "mul"), (bias, "add")):
+        if part is not None:
+            found = RULES[name](tracer, None, found, tracer.wrap(tracer.marks(part).reshape(shape), tracer.dtype))
+    return found, tracer.nothing(1), tracer.nothing(1)
 
 
 RULES: dict[str, Rule] = {

@@ -133,8 +133,7 @@ class Page:
 
     def html(self) -> bytes:
         """Return the page as one self-contained file, for screens (light and dark) and print."""
-        text: str = _environment().get_template("page.html").render(page=self, light=_LIGHT, dark=_DARK)
-        return text.encode()
+        return render("report/page.html", page=self)
 
     def markdown(self) -> str:
         """Return the page without its facts and the blocks that have no form in Markdown."""
@@ -145,11 +144,17 @@ class Page:
         return "\n\n".join([*parts, escaped(self.footer)]) + "\n"
 
 
+def render(template: str, **values: Any) -> bytes:
+    """Return a template of the package, with the colours of pages as ``light`` and ``dark``."""
+    text: str = _environment().get_template(template).render(light=_LIGHT, dark=_DARK, **values)
+    return text.encode()
+
+
 @cache
 def _environment() -> Any:
     jinja = require("jinja2", "report")
     environment = jinja.Environment(
-        loader=jinja.FunctionLoader(lambda name: files("raglane.report").joinpath(name).read_text(encoding="utf-8")),
+        loader=jinja.FunctionLoader(lambda name: files("raglane").joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         # A file name may contain lone surrogates, which UTF-8 cannot encode.
         finalize=lambda value: printable(value) if type(value) is str else value,

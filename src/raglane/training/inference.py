@@ -165,7 +165,7 @@ def predict(
     """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
     check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config)
-    _check_options(task, horizon=horizon, probabilities=probabilities, top=top)
+    check_options(task, horizon=horizon, probabilities=probabilities, top=top)
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -202,7 +202,7 @@ def evaluate(
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
-    _check_options(task, horizon=horizon, top=top)
+    check_options(task, horizon=horizon, top=top)
     where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
@@ -284,7 +284,7 @@ def answering(model: SequenceModel) -> Iterator[None]:
         yield
 
 
-def _check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
+def check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
     check_whole("horizon", horizon, 1)
     check_whole("top", top, 1)

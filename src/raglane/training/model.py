@@ -18,7 +18,7 @@ from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
 from raglane.nn import SequenceEncoder, carry
-from raglane.nn.linear import RowLinear, row_linear
+from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
@@ -366,7 +366,7 @@ class SequenceModel(nn.Module):
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
         """Return the next element from the output of the head; NaN after NaN."""
-        return answer.sigmoid() + 0 * before if self.is_binary else before + answer
+        return row_sigmoid(answer) + 0 * before if self.is_binary else before + answer
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,9 +14,9 @@ from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import Admitted, Gate, admit, check_layer, check_offsets
+from raglane.kernels.checks import Admitted, Gate, Guard, admit, check_layer, check_offsets, guard_of
 from raglane.native import library
-from raglane.native.memory import NO_MEMORY
+from raglane.native.memory import NO_MEMORY, addresses_of, place
 
 Tensors = tuple[Any, ...]
 """The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin with zeros; and the
@@ -24,6 +25,7 @@ weights of the cell's ``weights_type``, direction after direction, with None for
 Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
 
+_MOST_STEPS = 4096  # sequences of a step with cached offsets
 _HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
 # Fields that backward reads in addition to those of forward.
 _READ = "output", "gates", "c_states", "grad_output", "grad_c_states", "grad_final_h", "grad_final_c"
@@ -105,7 +107,7 @@ class Layer(ABC):
         self.number = number
         fields = library.library().structs["raglane_layer"]
         self._pack_head = fields.packer(*_HEAD, end="sequences")
-        self._pack_counts = fields.packer("sequences", "elements", begin="sequences", end="input_size")
+        self._pack_counts = fields.packer("sequences", "elements", "slot_count", begin="sequences", end="input_size")
         self._sizes = fields.packer(*sizes, begin="input_size", end="offsets")(*sizes.values())
         self._heads: dict[tuple[str, int, int, torch.dtype], bytes] = {}
         weights, gradients = [
@@ -115,6 +117,7 @@ class Layer(ABC):
         inputs = "offsets", "values", "initial_h", "initial_c", *weights
         results = "packed", "output", "final_h", "final_c", "gates", "c_states"
         self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
+        self._step_guards: dict[int, Guard] = {}  # by the dimensions of the values
         self._pack_backward = fields.packer(*inputs, *_READ, *self.written, *gradients, begin="offsets")
 
     def initial(self, tensors: Tensors) -> Tensors:
@@ -140,13 +143,7 @@ class Layer(ABC):
         return self.gate.try_validate(offsets, tensors) or self.gate.normalised(offsets, tensors, depth)
 
     def forward(
-        self,
-        admitted: Admitted,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        packed: Tensor | None = None,
+        self, admitted: Admitted, *, need_output: bool, save: bool, need_c: bool, packed: Tensor | None = None
     ) -> LayerResult:
         """Run the layer; no user code may run between :meth:`admit` and this call.
 
@@ -175,14 +172,64 @@ class Layer(ABC):
             raise
         return LayerResult(output, final, gates, c_states)
 
-    def _head(self, sequences: int, elements: int, dtype: torch.dtype) -> bytes:
+    def step(self, values: Tensor, state: Tensors, weights: Tensors, packed: Tensor) -> tuple[Tensor, Tensors] | None:
+        """Run one element of each sequence by packed weights, in one direction; None if C cannot read a tensor.
+
+        The values are ``(B, D)`` and states ``(1, B, size)``, or ``(D,)`` and ``(1, size)``.
+        """
+        try:
+            dim = values.dim()
+            batch, rows = (values.shape[0], values.shape[:1]) if dim == 2 else (1, ())
+            offsets, parts, guard = _offsets_of_steps(batch), (values, *state), self._step_guards.get(dim)
+            if guard is None or not guard(*parts):
+                if not self._admit_step(parts, rows):
+                    return None
+            elif dim == 2 and (state[0].shape[1] != batch or state[-1].shape[1] != batch):
+                return None
+            size = batch * self.dtype.itemsize
+            placed = addresses_of(parts, [size * self.input_size, *[size * own for own in self.sizes]])
+        except NO_MEMORY:
+            return None
+        if placed is None or offsets is None:
+            return None
+        output = values.new_empty(*rows, self.sizes[0])
+        final = tuple([torch.empty_like(part) for part in state])
+        pointers = self._pack_forward(
+            *(offsets.buffer_info()[0], *placed[0], *[0] * (2 - len(state))),
+            *[part is not None for part in weights],  # C reads only which ones there are
+            *(packed.data_ptr(), output.data_ptr(), final[0].data_ptr(), final[1].data_ptr() if len(final) > 1 else 0),
+            *(0, 0),
+        )
+        library.call("raglane_forward", self._head(batch, batch, self._weights_dtype(packed.dtype)) + pointers)
+        return output, final
+
+    def _admit_step(self, parts: Tensors, rows: tuple[int, ...]) -> bool:
+        """Return True if C can read the tensors of a step, and keep a guard for such tensors."""
+        shapes = [(*rows, self.input_size), *[(1, *rows, size) for size in self.sizes]]
+        pairs = zip(parts, shapes, strict=True)
+        if len(parts) != len(shapes) or not all(place(part, shape, self.dtype) is not None for part, shape in pairs):
+            return False
+        free: list[tuple[int | None, ...]] = [(*shape[:-2], None, shape[-1]) if rows else shape for shape in shapes]
+        guard = guard_of(parts, free)
+        if guard is not None:
+            self._step_guards[1 + len(rows)] = guard
+        return True
+
+    def _head(
+        self, sequences: int, elements: int, dtype: torch.dtype, slot_count: int = 0, threads: int | None = None
+    ) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
-        key = kernels.isa, kernels.flags, torch.get_num_threads() if forks.threads_before is None else 1, dtype
+        key = (
+            kernels.isa,
+            kernels.flags,
+            1 if forks.threads_before is not None else threads or torch.get_num_threads(),
+            dtype,
+        )
         head = self._heads.get(key)
         if head is None:
-            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype), self.directions)
-        return head + self._pack_counts(sequences, elements) + self._sizes
+            head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
+        return head + self._pack_counts(sequences, elements, slot_count) + self._sizes
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """Return the dtype of packed weights for C: int8, or that of the tensors."""
@@ -266,9 +313,16 @@ def kind_of(cell: str) -> type[Layer] | None:
 
 
 @lru_cache(maxsize=512)
-def _find_layer(*key: Any) -> Layer:
+def find_layer(*key: Any) -> Layer:
+    """Return the layer of a :class:`LayerSpec`."""
     spec = LayerSpec(*key)
     return KINDS[CELLS[spec.cell].weights_type](spec)  # type: ignore[call-arg]
+
+
+@lru_cache(maxsize=64)
+def _offsets_of_steps(batch: int) -> array[int] | None:
+    """Return the offsets of sequences of one element; None for many, for which a new tensor costs little."""
+    return array("q", range(batch + 1)) if 0 < batch <= _MOST_STEPS else None
 
 
 def layer_of(
@@ -287,7 +341,7 @@ def layer_of(
     """
     try:
         values = tensors[0]
-        return _find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
+        return find_layer(cell, int(values.shape[1]), sizes, directions, values.dtype, checkpoint_every)
     except NO_MEMORY:
         check_layer(cell, offsets, tensors, weights, sizes, directions, depth)
         raise

@@ -22,7 +22,7 @@ from raglane.programs.program import KINDS, OPERATIONS, Block, Instruction, Oper
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 # The structs raglane_program and raglane_outer.
-_pack, _pack_outer = struct.Struct("=13q").pack, struct.Struct("=15q").pack
+_pack, _pack_outer = struct.Struct("=16q").pack, struct.Struct("=15q").pack
 _bits = struct.Struct("=d"), struct.Struct("=q")
 _NOWHERE = Operand(-1)
 
@@ -77,8 +77,8 @@ def run(
     for result in chain(outputs, finals):
         _add(fields, result)
     offsets = contiguous("offsets", offsets)
-    pointers = offsets.data_ptr(), *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5
-    argument = _pack(*program_preamble(dtype), batch, count, ascending, *pointers)
+    pointers = offsets.data_ptr(), 0, *encoded.code.buffer_info(), fields.buffer_info()[0], len(fields) // 5, 0
+    argument = _pack(*program_preamble(dtype), batch, count, ascending, 0, *pointers)
     try:
         call("raglane_run_program", argument)
     except ArgumentError:

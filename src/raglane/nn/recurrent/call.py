@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _module
 
 from raglane._utils.checks import check_fits, check_storage
 from raglane._utils.messages import message
-from raglane._utils.tracing import are_transforms_active, is_jit_traced
+from raglane._utils.tracing import are_transforms_active, is_jit_traced, records_operators
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels import dispatch, program
 from raglane.kernels.contract import Backend, Packed, Request, Traits, zero_state
+from raglane.kernels.cpu.layer import find_layer
+from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
 from raglane.nn.recurrent.regularisation import regularised
@@ -155,6 +158,32 @@ def run(
         failed = error
     check_arguments(layer, plan, inputs, weights, hx)
     raise failed
+
+
+def _has_hooks(layer: Stack) -> bool:
+    """Return True if a call of a module runs more than the method of its class."""
+    own = layer._forward_hooks or layer._forward_pre_hooks or layer._compiled_call_impl or "forward" in vars(layer)
+    return bool(own or _module._global_forward_hooks or _module._global_forward_pre_hooks)
+
+
+def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
+    """Run one step of a frozen layer by the fast path; None if it needs :func:`run`."""
+    if torch.is_grad_enabled() or records_operators() or _has_hooks(layer):
+        return None
+    weights = layer._weights()
+    plan = plan_of(layer, weights, x_t, is_dense=True)
+    if plan.frozen is None or not plan.checks_late or plan.is_jit_traced:
+        return None
+    if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
+        return None
+    parts = (state,) if len(plan.state_sizes) == 1 else state
+    packed = plan.frozen.packed_for(weights)
+    if not packed or not isinstance(parts, tuple | list):
+        return None
+    leave_lost_threads()
+    own = find_layer(plan.cell.name, layer.input_size, plan.state_sizes, 1, weights[0].input.dtype)
+    result = own.step(x_t, tuple(parts), weights[0], packed[0])
+    return None if result is None else (result[0], one_or_tuple(result[1]))
 
 
 def _run(

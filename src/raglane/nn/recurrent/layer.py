@@ -12,7 +12,7 @@ from raglane._utils.checks import check_flag
 from raglane._utils.messages import message
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
-from raglane.nn.recurrent.call import run
+from raglane.nn.recurrent.call import run, step
 from raglane.nn.recurrent.stack import Stack, State
 from raglane.ragged import Ragged
 
@@ -183,6 +183,10 @@ class RecurrentLayer(Stack):
             got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
             rule = "a tensor (B, input_size) or (input_size,)"
             raise ShapeError(message("x_t", got, rule, "pass one element of each stream"))
+        if state is not None and type(self).forward is RecurrentLayer.forward:
+            result = step(self, x_t, state)
+            if result is not None:
+                return result
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
         output, state = self(x_t.unsqueeze(time), state)
         return output.squeeze(time), state

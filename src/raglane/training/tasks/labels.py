@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
+from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
@@ -156,7 +157,7 @@ class MultiLabel(Task):
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:
         """Choose the thresholds on the validation data."""
         targets = torch.cat([targets_of(batch).cpu() for batch in batches])
-        model.thresholds.copy_(best_thresholds(torch.cat(answers).sigmoid(), targets))
+        model.thresholds.copy_(best_thresholds(row_sigmoid(torch.cat(answers)), targets))
 
     def meter(self, model: Any, records: Dataset) -> _Sets:  # noqa: ARG002
         """Return a meter of F1 scores; the baseline predicts all labels."""
@@ -164,7 +165,7 @@ class MultiLabel(Task):
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
         """Return a list of labels per row and, with the option, the probability of each label."""
-        shares, labels = output.sigmoid(), self.preprocessor.labels or ()
+        shares, labels = row_sigmoid(output), self.preprocessor.labels or ()
         predicted = (shares >= model.thresholds.cpu()).tolist()
         rows = [[label for label, is_predicted in zip(labels, row, strict=True) if is_predicted] for row in predicted]
         columns: dict[str, list[Any]] = {"prediction": rows}
@@ -183,7 +184,7 @@ class _Sets:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         true = targets_of(batch).cpu() > 0
-        predicted = output.sigmoid().cpu() >= self.thresholds
+        predicted = row_sigmoid(output).cpu() >= self.thresholds
         self.true += true.sum(0)
         self.predicted += predicted.sum(0)
         self.both += (true & predicted).sum(0)

@@ -1,0 +1,213 @@
+"""``raglane serve``: runs over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raglane._utils.files import read_file
+from raglane._utils.messages import message, quote, require
+from raglane.cli import console, options
+from raglane.cli.options import option
+from raglane.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_TOKEN = "RAGLANE_TOKEN"
+_LONGEST_TOKEN = 4096  # bytes
+_SWITCH = 0.0005  # seconds
+
+_Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        parser=options.path,
+        metavar="RUN...",
+        help="Folders of runs or of saved models; the name of a folder is that of its model.",
+        show_default=False,
+    ),
+]
+_Port = Annotated[int, option("Port; 0 takes a free one.")]
+_Host = Annotated[str, option("Address of this machine to which clients connect, e.g. 0.0.0.0 for all.")]
+_TokenFile = Annotated[
+    Path | None,
+    option(
+        f"File with the token that clients must send. The environment variable {_TOKEN} may contain it instead.",
+        parser=options.path,
+        show_default="none",
+    ),
+]
+_Slots = Annotated[int, option("Most live streams of a model.")]
+_Threads = Annotated[int, option("Threads of each model.")]
+_MaxQueue = Annotated[int, option("Most frames of a stream that wait.")]
+_ClientStreams = Annotated[int, option("Most live streams of a client address.")]
+_MaxMessage = Annotated[int, option("Most bytes of a request or of a message of a stream.")]
+_Idle = Annotated[float, option("Seconds after which an idle stream is closed.")]
+_Drain = Annotated[float, option("Most seconds after SIGTERM in which queued frames are answered.")]
+_Origin = Annotated[
+    list[str] | None,
+    option("Address of another site whose pages may use the server; may be repeated.", show_default="none"),
+]
+_Int8 = Annotated[bool, option("Use int8 weights for live streams.", options.RUN, "--int8")]
+
+
+@options.command
+def serve(
+    runs: _Runs,
+    *,
+    port: _Port = 8000,
+    host: _Host = "127.0.0.1",
+    token_file: _TokenFile = None,
+    slots: _Slots = 1000,
+    threads: _Threads = 1,
+    max_queue: _MaxQueue = 1024,
+    client_streams: _ClientStreams = 256,
+    max_message: _MaxMessage = 4 * 2**20,
+    idle: _Idle = 300,
+    drain: _Drain = 30,
+    origin: _Origin = None,
+    int8: _Int8 = False,
+    quiet: options.Quiet = False,
+    cell: options.Cell = None,
+) -> None:
+    """Serve the best models of runs over HTTP: whole sequences, and live streams over WebSocket.
+
+    A live stream gets the results of the whole sequence so far, bit for bit. A run that reads sequences from the end
+    has no live streams. The page at the root of the address has a form and a live plot, and /docs lists the routes.
+    After SIGTERM the server answers all queued frames, sends the state of each stream to its client, and exits with
+    code 0.
+
+    For example:
+
+    raglane serve runs/vowels
+
+    raglane serve runs/vowels runs/names --port 8080 --slots 5000
+    """
+    for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
+        require(module, "serve")
+    if not 0 <= port < 2**16:
+        raise ArgumentError(message("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000"))
+    if not 0 <= drain < float("inf"):
+        raise ArgumentError(message("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"))
+    secret = _token(token_file)
+    names = [run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name for run in runs]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ArgumentError(message("RUN", f"two named {quote(name)}", "folders of different names", "rename one"))
+    import torch
+
+    from raglane.runs.run import load
+    from raglane.serve.app import create_app
+
+    models = {name: load(run, cell=cell) for name, run in zip(names, runs, strict=True)}
+    app = create_app(
+        models,
+        token=secret,
+        client_streams=client_streams,
+        max_message=max_message,
+        origins=origin or (),
+        slots=slots,
+        threads=threads,
+        max_queue=max_queue,
+        idle=idle,
+        dtype=torch.int8 if int8 else None,
+    )
+    say = console.speaker(quiet)
+    with _listening(host, port) as listener:
+        where = listener.getsockname()
+        address = f"http://{f'[{where[0]}]' if ':' in where[0] else where[0]}:{where[1]}"
+        for name, one in app.state.server.served.items():
+            say(
+                f"model: {name} ({models[name].task})" + (f", whole sequences only: {one.reason}" if one.reason else "")
+            )
+        if secret is None and host not in ("127.0.0.1", "::1", "localhost"):
+            say(f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one")
+        code = _run(app, listener, drain, max_message, lambda: say(f"serving: {address}"))
+    if code:
+        raise typer.Exit(code)
+
+
+def _token(file: Path | None) -> str | None:
+    """Return the token in a file or in the environment."""
+    name, text = _TOKEN, os.environ.get(_TOKEN)
+    if file is not None:
+        name = str(file)
+        try:
+            text = read_file(file).decode().strip()
+        except (OSError, ValueError) as error:
+            got = f"{file}: {getattr(error, 'strerror', None) or 'no text'}"
+            raise ArgumentError(message("token_file", got, "a file with a token", "name another file")) from error
+    if text is None or (file is None and not text):
+        return None
+    if not (text.isascii() and text.isprintable() and text and " " not in text and len(text) <= _LONGEST_TOKEN):
+        got = f"{len(text)} characters" if text else "nothing"
+        raise ArgumentError(message(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones"))
+    return text
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise if the address cannot be used."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        got, rule = f"{host}:{port} ({reason})", "a free port of an address of this machine"
+        raise ArgumentError(message("port", got, rule, "pass another --port or --host")) from error
+
+
+def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any) -> int:
+    """Serve until a signal; return the exit code: 0 if all queued frames were answered."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        code = 0
+        draining: asyncio.Task[None] | None = None
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            self.loop = asyncio.get_running_loop()
+            await super().startup(sockets)
+            started()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+            # In a signal handler, which must not touch the event loop otherwise.
+            self.loop.call_soon_threadsafe(self.stop, sig)
+
+        def stop(self, sig: int) -> None:
+            if self.draining is None:
+                self.draining = self.loop.create_task(self.drain(sig))
+            else:
+                self.code, self.should_exit, self.force_exit = 128 + sig, True, True
+
+        async def drain(self, sig: int) -> None:
+            try:
+                await asyncio.wait_for(app.state.server.clients.drain(), drain)
+            except TimeoutError:
+                self.code = 128 + sig
+            self.should_exit = True
+
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=max_message,
+        ws_ping_interval=20,
+        # A client that is not read from cannot answer a ping.
+        ws_ping_timeout=60,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = Server(config)
+    # The thread of an engine must not wait 5 ms for that of the connections.
+    sys.setswitchinterval(_SWITCH)
+    server.run([listener])
+    return server.code

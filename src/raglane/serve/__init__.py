@@ -1,0 +1,14 @@
+"""Live streams: one engine holds a model and the states of thousands of streams.
+
+prepare.py and stages.py turn a model into stages, frames.py a stored run; queues.py holds the frames and results of
+streams, states.py their states, engine.py steps them, and streams.py is their interface, also for asyncio.
+
+app.py is a server of engines over HTTP, live.py its streams and sequences, and served.py a model with its batches.
+"""
+
+from __future__ import annotations
+
+from raglane.serve.engine import Engine
+from raglane.serve.streams import Stream
+
+__all__ = ["Engine", "Stream"]

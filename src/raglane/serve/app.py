@@ -1,0 +1,466 @@
+"""The HTTP application of ``raglane serve``: whole sequences, live streams over WebSocket, and the Open Inference
+Protocol. The extra ``serve`` installs its dependencies.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import prometheus_client
+import torch
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from pydantic import BaseModel, Field, StrictInt, StrictStr
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocketDisconnect
+
+from raglane._utils.checks import check_count
+from raglane._utils.messages import message, quote, quote_all, shorten
+from raglane.errors import ArgumentError, RaglaneError
+from raglane.report.page import render
+from raglane.serve.live import Clients, Conversation, RefusedError, Sequences, code_of, live, status_of
+from raglane.serve.served import Served, to_json
+
+log = logging.getLogger("raglane.serve")
+
+_OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no token
+_HEALTH = _OPEN[1:]  # answered while the server closes
+_PROTOCOL = "raglane"  # of WebSockets, next to which browsers send a token
+_LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
+
+
+class PredictRequest(BaseModel):
+    """Whole sequences, or a table, and options of ``Run.predict``."""
+
+    sequences: list[Any] | None = Field(None, description="lists of frames, lists of tokens, or texts")
+    table: dict[str, list[Any]] | None = Field(None, description="columns by name, in place of sequences")
+    model: str | None = Field(None, description="the name of a model; default: the only one")
+    probabilities: bool = False
+    top: int = 1
+    horizon: int = 1
+
+
+class InferTensor(BaseModel):
+    """A tensor of the Open Inference Protocol."""
+
+    name: str = "frames"
+    shape: list[Annotated[int, Field(ge=0)]]
+    datatype: str
+    data: list[Any]
+
+
+class InferParameters(BaseModel):
+    """Parameters of the extension for sequences, and the state of a stream in base64."""
+
+    sequence_id: StrictInt | StrictStr | None = None
+    sequence_start: bool = False
+    sequence_end: bool = False
+    return_state: bool = False
+    state: Any = None
+
+
+class InferRequest(BaseModel):
+    """A request of the Open Inference Protocol."""
+
+    id: str | None = None
+    inputs: Annotated[list[InferTensor], Field(min_length=1, max_length=1)]
+    parameters: InferParameters = InferParameters()
+    outputs: list[dict[str, Any]] | None = None
+
+
+def create_app(
+    models: Mapping[str, Any],
+    *,
+    token: str | None = None,
+    client_streams: int = 256,
+    max_message: int = 4 * 2**20,
+    origins: Sequence[str] = (),
+    **options: Any,
+) -> FastAPI:
+    """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
+
+    Args:
+        models: runs, or engines of other modules, by name.
+        token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
+        client_streams: the most live streams of a client address.
+        max_message: the most bytes of a request or of a message.
+        origins: the addresses of other sites whose pages may use the server, e.g. ``"https://example.org"``.
+        **options: of the engines of runs, e.g. ``slots``; see :class:`raglane.serve.Engine`.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+
+    Example:
+        >>> from raglane.serve.app import create_app
+        >>> app = create_app({"lstm": Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
+    """
+    if not models:
+        raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
+    clients = Clients(check_count("client_streams", client_streams))
+    check_count("max_message", max_message)
+    served = {name: Served(name, model, **options) for name, model in models.items()}
+    text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
+    app = FastAPI(title="Raglane", version=_version(), description=text, lifespan=_lifespan)
+    server = app.state.server = Server(served, clients, token, max_message, origins)
+    app.include_router(_routes)
+    for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
+        app.add_exception_handler(kind, _failed)
+    app.add_middleware(_Guard, server=server)
+    return app
+
+
+class Server:
+    """The models of an application, and what its routes share."""
+
+    def __init__(
+        self,
+        served: Mapping[str, Served],
+        clients: Clients,
+        token: str | None,
+        max_message: int,
+        origins: Sequence[str],
+    ) -> None:
+        self.served, self.clients, self.max_message = served, clients, max_message
+        self.token = None if token is None else token.encode()
+        self._origins = origins
+        self.sequences = Sequences(clients)
+        own = self.registry = prometheus_client.CollectorRegistry()
+        own.register(_EngineStatistics(self))
+        name, labels = "raglane_requests", ("route", "status")
+        self.requests = prometheus_client.Counter(name, "Requests over HTTP", labels, registry=own)
+        name, text = "raglane_request_seconds", "Times of requests over HTTP"
+        self.times = prometheus_client.Histogram(name, text, ("route",), registry=own)
+
+    def admit(self, connection: HTTPConnection) -> None:
+        """Raise for pages of other sites, and for clients without the token."""
+        scope, headers = connection.scope, connection.headers
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers.get("host") and origin not in self._origins:
+            raise RefusedError(403, "origin", quote(origin), "this server", "set --origin to allow the site")
+        if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        sent = [given.strip()] if kind.lower() == "bearer" else []
+        sent += [name.removeprefix("bearer.") for name in scope.get("subprotocols", ()) if name.startswith("bearer.")]
+        # In constant time, so that answers do not depend on the first wrong character.
+        if not any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self.token) for one in sent):
+            raise RefusedError(401, "token", "another" if sent else "none", "the token of this server", "send it")
+
+    def named(self, name: str | None) -> Served:
+        """Return a model by its name; None for the only one."""
+        if name is None and len(self.served) == 1:
+            return next(iter(self.served.values()))
+        if name is None or name not in self.served:
+            got, rule = "none" if name is None else quote(name), f"one of {quote_all(self.served)}"
+            raise RefusedError(404, "model", got, rule, "choose one of them")
+        return self.served[name]
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """Return the statistics of the engines, by the names of their models."""
+        return {name: one.engine.stats() for name, one in self.served.items() if one.engine is not None}
+
+    def status(self) -> str:
+        """Return closing, failed or ok."""
+        works = all(own["works"] for own in self.engines().values())
+        return "closing" if self.clients.is_closing else "ok" if works else "failed"
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    served = app.state.server.served.values()
+    for one in served:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in served:
+            one.stop()
+
+
+def _server(connection: HTTPConnection) -> Server:
+    server: Server = connection.app.state.server
+    return server
+
+
+_Server = Annotated[Server, Depends(_server)]
+_routes = APIRouter(default_response_class=JSONResponse)
+
+
+@_routes.post("/predict")
+async def predict(body: PredictRequest, server: _Server) -> Response:
+    """Predict whole sequences; requests that arrive together run in one batch."""
+    served = server.named(body.model)
+    options = body.model_dump(include={"probabilities", "top", "horizon"}, exclude_defaults=True)
+    if (body.table is None) == (body.sequences is None):
+        raise ArgumentError(message("sequences", "none or both", "given, or a table", "pass one of them"))
+    if body.table is not None:
+        columns = await served.table(body.table, options)
+    else:
+        columns = await served.predict(body.sequences or [], options)
+    return _json({"model": served.name, "predictions": columns})
+
+
+@_routes.websocket("/stream")
+async def stream(socket: WebSocket, server: _Server) -> None:
+    """Run a live stream over a WebSocket."""
+    await socket.accept(_PROTOCOL if _PROTOCOL in socket.scope["subprotocols"] else None)
+    try:
+        code, reason = await _converse(socket, server)
+    except WebSocketDisconnect:
+        return
+    except Exception as error:
+        if not isinstance(error, RaglaneError):
+            log.exception("a stream failed")
+        code, reason = code_of(error), _text(error)
+        with suppress(WebSocketDisconnect, RuntimeError):
+            await socket.send_text(to_json({"error": reason}))
+    short = shorten(reason, _LONGEST_REASON).encode()[:_LONGEST_REASON].decode(errors="ignore")
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await socket.close(code, short)
+
+
+async def _converse(socket: WebSocket, server: Server) -> tuple[int, str]:
+    server.admit(socket)
+    options = _stream_options(socket.query_params)
+    served = live(server.named(options.pop("model")))
+    is_binary = options.pop("answers") == "binary"
+    own = served.streams.accepts.prepared
+    # Raises if an option does not apply to the model.
+    served.answer(torch.empty(0, *own.output_features, dtype=own.output_dtype), **options)
+    client, clients = _client(socket), server.clients
+    clients.enter(client)
+    try:
+        conversation = Conversation(socket, served, options, is_binary, server.max_message)
+        clients.conversations.add(conversation)
+        try:
+            return await conversation.run()
+        finally:
+            clients.conversations.discard(conversation)
+    finally:
+        clients.leave(client)
+
+
+@_routes.post("/v2/models/{name}/infer")
+async def infer(connection: HTTPConnection, name: str, body: InferRequest, server: _Server) -> Response:
+    """Run frames of a sequence, or of a whole one without ``sequence_id`` (Open Inference Protocol)."""
+    served, tensor, parameters = live(server.named(name)), body.inputs[0], body.parameters
+    frames = served.tensor(tensor.shape, tensor.datatype, tensor.data)
+    rows, state = await server.sequences.infer(served, _client(connection), frames, parameters.model_dump())
+    outputs = served.tensors(rows)
+    if body.outputs is not None:
+        wanted = {one.get("name") for one in body.outputs}
+        outputs = [one for one in outputs if one["name"] in wanted]
+    own = {"sequence_id": parameters.sequence_id, "state": state}
+    found: dict[str, Any] = {"model_name": served.name, "model_version": "1", "outputs": outputs}
+    found["parameters"] = {key: value for key, value in own.items() if value is not None}
+    return _json({**found, **({} if body.id is None else {"id": body.id})})
+
+
+@_routes.get("/", response_class=HTMLResponse, include_in_schema=False)
+async def page(server: _Server) -> Response:
+    """Return the page with a form and a live plot."""
+    models = [one.description() for one in server.served.values()]
+    return HTMLResponse(render("serve/page.html", models=models, needs_token=server.token is not None))
+
+
+@_routes.get("/health")
+async def health(server: _Server) -> Response:
+    """Return the state of the server and of its models; 503 if an engine failed or the server closes."""
+    models: dict[str, dict[str, Any]] = {}
+    engines = server.engines()
+    for name, one in server.served.items():
+        models[name] = {"live": name in engines, **({"reason": one.reason} if one.reason else {})}
+        models[name] |= {key: engines[name][key] for key in ("works", "streams") if name in engines}
+    status = server.status()
+    return _json({"status": status, "models": models}, 200 if status == "ok" else 503)
+
+
+@_routes.get("/metrics", response_class=PlainTextResponse)
+async def metrics(server: _Server) -> Response:
+    """Return statistics for Prometheus."""
+    text = prometheus_client.generate_latest(server.registry)
+    return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+
+@_routes.get("/v2")
+async def about() -> Response:
+    """Return the metadata of the server (Open Inference Protocol)."""
+    return _json({"name": "raglane", "version": _version(), "extensions": ["sequence"]})
+
+
+@_routes.get("/v2/health/live")
+async def is_live() -> Response:
+    """Return that the server runs (Open Inference Protocol)."""
+    return _json({"live": True})
+
+
+@_routes.get("/v2/health/ready")
+async def is_ready(server: _Server) -> Response:
+    """Return whether the server accepts work (Open Inference Protocol)."""
+    ready = server.status() == "ok"
+    return _json({"ready": ready}, 200 if ready else 503)
+
+
+@_routes.get("/v2/models/{name}")
+async def model(name: str, server: _Server) -> Response:
+    """Return the metadata of a model (Open Inference Protocol)."""
+    return _json(server.named(name).description())
+
+
+@_routes.get("/v2/models/{name}/ready")
+async def model_is_ready(name: str, server: _Server) -> Response:
+    """Return whether a model accepts frames of streams (Open Inference Protocol)."""
+    ready = bool(server.engines().get(server.named(name).name, {}).get("works"))
+    return _json({"name": name, "ready": ready}, 200 if ready else 503)
+
+
+async def _failed(_: Any, error: Exception) -> Response:
+    """Answer with the message of an error."""
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        error = RefusedError(400, place, first["msg"], "as /openapi.json defines it", "correct it")
+    elif isinstance(error, HTTPException):
+        error = RefusedError(error.status_code, str(error.detail))
+    status = status_of(error)
+    return _json({"error": _text(error)}, status, _HEADERS.get(status))
+
+
+class _Guard:
+    """Checks the origin, the token and the size of each request, and counts requests."""
+
+    def __init__(self, app: Any, server: Server) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        server, start, status, size = self._server, time.perf_counter(), 500, 0
+
+        async def noted(sent: Any) -> None:
+            nonlocal status
+            status = sent.get("status", status)
+            await send(sent)
+
+        async def limited() -> Any:
+            nonlocal size
+            part = await receive()
+            size += len(part.get("body", b""))
+            if size > server.max_message:
+                got, rule = f"more than {server.max_message:,} bytes", "within the limit of the server"
+                raise HTTPException(413, message("body", got, rule, "send less, or set --max-message"))
+            return part
+
+        server.clients.requests += 1
+        try:
+            if scope["path"] not in _HEALTH:
+                server.clients.check_open()
+            server.admit(HTTPConnection(scope))
+            await self._app(scope, limited, noted)
+        except RefusedError as refusal:
+            response = await _failed(None, refusal)
+            await response(scope, receive, noted)
+        finally:
+            server.clients.requests -= 1
+            route = getattr(scope.get("route"), "path", "other")
+            server.requests.labels(route, status).inc()
+            server.times.labels(route).observe(time.perf_counter() - start)
+
+
+class _EngineStatistics:
+    """The statistics of the engines as metrics of Prometheus."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the metrics; a model is a label."""
+        found = self._server.engines()
+        for kind, texts in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text in texts.items():
+                metric = kind(f"raglane_{name}", text, labels=["model"])
+                for model, own in found.items():
+                    metric.add_metric([model], own[name])
+                yield metric
+        for name, text in _TIMES.items():
+            metric = GaugeMetricFamily(f"raglane_{name}_seconds", text, labels=["model", "quantile"])
+            for model, own in found.items():
+                for quantile, key in (("0.5", "p50"), ("0.99", "p99"), ("1", "most")):
+                    metric.add_metric([model, quantile], own[f"{name}_ms"][key] / 1e3)
+            yield metric
+
+
+_GAUGES = {
+    "streams": "Open streams",
+    "slots": "The most open streams",
+    "ready": "Streams with frames",
+    "queued": "Frames that wait",
+    "results": "Results that were not sent",
+}
+_COUNTERS = {
+    "steps": "Steps of the engine",
+    "frames": "Frames of all steps",
+    "opened": "Streams that were opened",
+    "late": "Pushes while earlier frames of the stream waited",
+    "refused": "Pushes and streams that were refused",
+    "evicted": "Streams that were closed because they were idle",
+}
+_TIMES = {"step": "Times of recent steps", "queue": "Times from push to step of recent frames"}
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, media_type="application/json")
+
+
+def _text(error: Exception) -> str:
+    """Return the message of an error for a client."""
+    return str(error) if isinstance(error, RaglaneError) else "internal error; the log of the server shows it"
+
+
+def _client(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else ""
+
+
+def _version() -> str:
+    try:
+        return version("raglane")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a stream in the query of its address."""
+    found: dict[str, Any] = {"model": None, "answers": "json"}
+    for name, text in query.items():
+        if name not in _STREAM_OPTIONS:
+            raise RefusedError(
+                400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", "correct the address"
+            )
+        pattern, rule, convert = _STREAM_OPTIONS[name]
+        if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
+            raise RefusedError(400, name, quote(text), rule, "correct the address")
+        found[name] = convert(text)
+    return found
+
+
+_FLAG = ("true|false", "true or false", "true".__eq__)
+_STREAM_OPTIONS: dict[str, tuple[str, str, Any]] = {
+    "model": (".*", "the name of a model", str),
+    "answers": ("json|binary", "json or binary", str),
+    "probabilities": _FLAG,
+    "outputs": _FLAG,
+    "top": (r"\d{1,9}", "a whole number", int),
+}

@@ -1,0 +1,489 @@
+"""The engine: one model, prepared once, and the states and queues of many streams."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from raglane._utils.checks import check_choice, check_count, check_kind, check_real
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
+from raglane.ragged import Ragged
+from raglane.serve.frames import Frames, frames_of
+from raglane.serve.queues import Integers, RowQueues, as_array
+from raglane.serve.states import packed, unpacked
+from raglane.serve.streams import AsyncStream, Stream, Waiters
+
+_KEPT = 4096  # measurements for statistics
+
+
+class Engine:
+    """Runs one model on many live streams, each with the results of the whole sequence so far.
+
+    Frames are pushed to streams, and :meth:`step` runs all streams that have frames in one call of the kernels. The
+    outputs of a stream have the bits of :meth:`run` on its whole sequence, for any division of its frames among steps,
+    and with any other streams.
+
+    Args:
+        model: a :class:`raglane.Run`, a recurrent layer, a list of modules that run one after the other, or a module
+            that maps a Ragged batch to a Ragged or a tensor, element by element. A vector per sequence, e.g. of a
+            pooling, becomes the vector of the elements so far. The engine copies what it needs.
+        slots: the most open streams.
+        threads: the threads of a step.
+        max_queue: the most frames of a stream that wait, and the most results.
+        chunk: the most frames of a stream in one step; None for all.
+        features: the shape of a frame, if it does not follow from the first module.
+        dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.freeze`.
+        nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with ``missing`` passes
+            them.
+        idle: seconds after which an idle stream is closed; None for never.
+        on_idle: a function of the stream that was closed.
+
+    Raises:
+        DispatchError: the model does not run element by element; the message names the module.
+        ArgumentError, ArgumentTypeError: another argument is invalid.
+
+    Example:
+        >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+        >>> one, two = engine.open(), engine.open()
+        >>> one.push(torch.randn(5, 3)), two.push(torch.randn(1, 3))
+        (None, None)
+        >>> engine.step()
+        2
+        >>> one.pull().shape, two.pull().shape
+        (torch.Size([5, 4]), torch.Size([1, 4]))
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        slots: int,
+        threads: int = 1,
+        max_queue: int = 1024,
+        chunk: int | None = None,
+        features: int | Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        nan: Literal["refuse", "pass"] = "refuse",
+        idle: float | None = None,
+        on_idle: Callable[[Stream], object] | None = None,
+    ) -> None:
+        self.slots, self.threads = check_count("slots", slots), check_count("threads", threads)
+        self.max_queue = check_count("max_queue", max_queue)
+        self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
+        self.nan = check_choice("nan", nan, ("refuse", "pass"))
+        rule = "a number of seconds above 0, or None"
+        self.idle = None if idle is None else check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
+        self._on_idle = on_idle
+        self._options = features, dtype, nan == "pass"
+        self._accept(frames_of(model, *self._options))
+        # A slot that is closed during a step is free after it, so there are more slots than streams.
+        slots *= 2
+        self._pools = self._prepared.pools(slots)
+        self._is_fresh = np.zeros(slots, bool)  # the first states are still to be written, at the next step
+        self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
+        self._results = RowQueues(slots, math.prod(self._prepared.output_features), self._prepared.output_dtype)
+        self._lock, self._stepping = threading.Lock(), threading.Lock()
+        self._streams: list[Stream | None] = [None] * slots
+        self._open = 0  # the number of open streams
+        self._free: list[int] = []
+        self._used = 0  # slots from here on were never used
+        self._epochs = np.zeros(slots, np.int64)  # counts resets and closes, which discard results of a running step
+        self._since, self._touched = np.zeros(slots), np.zeros(slots)
+        self._ready: list[int] = []  # slots that have frames, and ``_listed``; some lost theirs since
+        self._listed = np.zeros(slots, bool)
+        self._running = False  # a step is between reading frames and writing results
+        self._is_interrupted = False  # a stream was closed or reset during the step
+        self._epochs_before = self._epochs[:0]
+        one = np.zeros(1, np.int64)
+        rows = torch.zeros(1, self.accepts.width, dtype=self._prepared.dtype, device="cpu")
+        # The batch of a step of one frame.
+        self._one = _Batch(one, 1, rows, torch.tensor([0, 1], device="cpu"), torch.from_numpy(one))
+        self._one_row = as_array(rows)
+        self._closed_late: list[int] = []  # slots closed during a step, which still writes their states
+        self._waiters = Waiters()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
+        self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
+        # The first step is not slower than others.
+        self._compute(self._one, self._pools)
+
+    def __repr__(self) -> str:
+        return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
+
+    def _accept(self, accepts: Frames) -> None:
+        self.accepts, self._prepared = accepts, accepts.prepared
+        self.features, self.digest = self._prepared.features, self._prepared.digest
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def open(self, state: bytes | None = None) -> Stream:
+        """Open a stream.
+
+        Args:
+            state: of :meth:`Stream.state`, of this or another engine with the same model; None for a new sequence.
+
+        Raises:
+            BusyError: no slot is left.
+            CheckpointError: the state is that of another model, or damaged.
+        """
+        with self._lock:
+            self._raise_failure()
+            if self._open >= self.slots:
+                self._counts["refused"] += 1
+                got, fix = f"{self.slots} open streams", "close a stream, or pass more slots"
+                raise BusyError(message("slots", got, "more than the number of open streams", fix))
+            rows = None if state is None else unpacked(state, self._prepared)
+            slot = self._free.pop() if self._free else self._used
+            self._used = max(self._used, slot + 1)
+            self._open += 1
+            stream = self._streams[slot] = Stream(self, slot)
+            self._touched[slot] = time.perf_counter()
+            self._counts["opened"] += 1
+            self._is_fresh[slot] = rows is None
+            for pool, row in zip(self._pools, rows or (), strict=rows is not None):
+                pool[slot] = row
+            return stream
+
+    def stream(self, state: bytes | None = None) -> AsyncStream:
+        """Open a stream for asyncio, which ``async with`` closes; see :meth:`open`."""
+        return AsyncStream(self.open(state))
+
+    def _close(self, slot: int, reason: str = "a closed stream") -> None:
+        """Close a stream; the lock is held."""
+        self._streams[slot]._end(reason)  # type: ignore[union-attr]
+        self._streams[slot] = None
+        self._open -= 1
+        self._frames.drop(slot)
+        self._results.drop(slot)
+        self._epochs[slot] += 1
+        self._is_interrupted = self._running
+        (self._closed_late if self._running else self._free).append(slot)
+        self._waiters.wake((slot,))
+
+    def _state_of(self, stream: Stream) -> bytes:
+        with self._stepping, self._lock:
+            slot = stream._open_slot()
+            rows = self._prepared.starts if self._is_fresh[slot] else [pool[slot] for pool in self._pools]
+            return packed(rows, self._prepared)
+
+    # -- frames and results -------------------------------------------------------------------------------------------
+
+    def _push(self, stream: Stream, frames: Any) -> None:
+        rows = as_array(self.accepts.rows(frames))
+        count = rows.shape[0]
+        with self._lock:
+            slot = stream._open_slot()
+            self._raise_failure()
+            now = self._touched[slot] = time.perf_counter()
+            if not count:
+                return
+            queued = int(self._frames.counts[slot])
+            if queued + count > self.max_queue:
+                self._counts["refused"] += 1
+                got = f"{count} frames, with {queued} in the queue"
+                rule = f"at most max_queue = {self.max_queue} frames together"
+                fix = "push again after a step and a pull, or pass a larger max_queue"
+                raise BusyError(message("frames", got, rule, fix))
+            self._frames.append(slot, rows)
+            if queued:
+                self._counts["late"] += 1
+            else:
+                self._since[slot] = now
+            if not self._listed[slot]:
+                self._listed[slot] = True
+                self._ready.append(slot)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _pull(self, stream: Stream, most: int | None = None, waiter: Any = None) -> Tensor:
+        with self._lock:
+            slot = stream._open_slot()
+            self._raise_failure()
+            count = int(self._results.counts[slot])
+            count = count if most is None else min(most, count)
+            if count:
+                self._touched[slot] = time.perf_counter()
+            elif waiter is not None:
+                self._waiters.add(slot, waiter)
+            is_full = self._results.counts[slot] >= self.max_queue
+            rows = self._results.take_one(slot, count)
+        if is_full and not self._wake.is_set():
+            self._wake.set()
+        features = self._prepared.output_features
+        return rows if len(features) == 1 else rows.reshape(-1, *features)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> int:
+        """Run all streams that have frames, at most ``chunk`` frames each, and whose results fit their queues.
+
+        Returns:
+            The number of these streams.
+        """
+        with self._stepping:
+            with self._lock:
+                self._raise_failure()
+                batch = self._gather()
+                if batch is None:
+                    return 0
+                self._running = True
+            start = time.perf_counter()
+            try:
+                outputs = self._compute(batch, self._pools)
+            except Exception as error:
+                self._error = error
+                raise
+            except BaseException:
+                # An interrupt between two stages, of which only some have written their states.
+                with self._lock:
+                    alive = self._finished(batch)
+                    for slot in batch.slots[alive].tolist():
+                        self._close(slot, "a stream whose step was interrupted, so that its states are incomplete")
+                raise
+            with self._lock:
+                self._scatter(batch, outputs)
+                self._step_times.append(time.perf_counter() - start)
+        if self.idle is not None:
+            self.expire()
+        return len(batch.slots)
+
+    def _compute(self, batch: _Batch, pools: Sequence[Tensor]) -> Tensor:
+        return self._prepared.run(batch.rows, batch.offsets, batch.places, pools, self.threads)
+
+    def _gather(self) -> _Batch | None:
+        """Take the frames of a step; the lock is held."""
+        ready, frames, now = self._ready, self._frames, time.perf_counter()
+        if len(ready) == 1 and self._has_one(ready[0]):
+            # Without index arithmetic: most of the time of a step of one stream.
+            slot = ready.pop()
+            self._listed[slot] = False
+            self._one_row[0], self._one.slots[0] = frames.pop(slot), slot
+            self._waits.append(now - self._since[slot])
+            batch = self._one
+            if self._is_fresh[slot]:
+                self._begin(batch.slots)
+        elif ready:
+            slots = np.array(ready)
+            self._listed[slots] = False
+            ready.clear()
+            counts = frames.counts[slots]
+            lengths = np.minimum(np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots])
+            left = slots[counts > lengths]
+            self._listed[left] = True
+            ready += left.tolist()
+            runs = lengths > 0
+            if not runs.all():
+                slots, lengths = slots[runs], lengths[runs]
+            if not len(slots):
+                return None
+            self._waits.extend((now - self._since[slots]).tolist())
+            self._since[slots] = now
+            if (fresh := slots[self._is_fresh[slots]]).size:
+                self._begin(fresh)
+            offsets = np.zeros(len(slots) + 1, np.int64)
+            lengths.cumsum(out=offsets[1:])
+            each = 1 if offsets[-1] == len(slots) else lengths
+            batch = _Batch(slots, each, frames.take(slots, each), torch.from_numpy(offsets), torch.from_numpy(slots))
+        else:
+            return None
+        self._epochs_before = self._epochs[batch.slots]
+        self._counts["steps"] += 1
+        self._counts["frames"] += batch.rows.shape[0]
+        self._sizes.append(len(batch.slots))
+        return batch
+
+    def _begin(self, slots: Integers) -> None:
+        self._is_fresh[slots] = False
+        self._prepared.begin(self._pools, torch.from_numpy(slots))
+
+    def _has_one(self, slot: int) -> bool:
+        """Return True if a stream has one frame, and room for its result."""
+        return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
+
+    def _finished(self, batch: _Batch) -> npt.NDArray[np.bool_] | slice:
+        """End a step; return which of its streams were neither closed nor reset. The lock is held."""
+        was_interrupted, self._running, self._is_interrupted = self._is_interrupted, False, False
+        self._free += self._closed_late
+        self._closed_late.clear()
+        return self._epochs[batch.slots] == self._epochs_before if was_interrupted else slice(None)
+
+    def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
+        """Queue the results of a step; the lock is held."""
+        slots, lengths, alive = batch.slots, batch.lengths, self._finished(batch)
+        if not isinstance(alive, slice):
+            outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
+            slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
+        if len(slots) == 1 and outputs.shape[0] == 1:
+            self._results.append(int(slots[0]), as_array(outputs))
+        elif len(slots):
+            self._results.extend(slots, lengths, outputs)
+        if self._waiters:
+            self._waiters.wake(slots.tolist())
+
+    def run(self, batch: Ragged) -> Ragged:
+        """Run the model on whole sequences, with the bits of streams.
+
+        Args:
+            batch: sequences of ``(L, *features)``.
+
+        Returns:
+            The outputs, one per element.
+        """
+        check_kind("batch", batch, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
+        outputs = self._prepared.run_whole(self.accepts.rows(batch.values), batch.offsets, self.threads)
+        return batch._like(outputs.reshape(-1, *self._prepared.output_features))
+
+    def columns(self, rows: Tensor, **options: Any) -> dict[str, list[Any]]:
+        """Return results of a run as the columns of :meth:`raglane.Run.predict`, an entry per row.
+
+        Args:
+            rows: of :meth:`Stream.pull`.
+            **options: ``probabilities`` and ``top``, as in :meth:`raglane.Run.predict`.
+
+        Raises:
+            ArgumentError: the model of the engine is not a run, or an option does not apply to its task.
+        """
+        return self.accepts.columns(rows, **options)
+
+    # -- the engine's own thread --------------------------------------------------------------------------------------
+
+    def start(self) -> Engine:
+        """Start a thread that steps while streams have frames; return the engine."""
+        with self._lock:
+            if self._thread is not None:
+                raise ArgumentError(message("start", "a running engine", "called once", "call stop() first"))
+            self._thread = threading.Thread(target=self._loop, name="raglane engine", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop the thread after its step; streams stay open."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._wake.set()
+            thread.join()
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _loop(self) -> None:
+        pause = None if self.idle is None else min(1.0, self.idle / 4)
+        try:
+            while self._thread is threading.current_thread():
+                self._wake.clear()
+                if not self.step():
+                    self._wake.wait(pause)
+                    if self.idle is not None:
+                        self.expire()
+        except BaseException as error:
+            self._error = error
+            with self._lock:
+                self._waiters.wake(None)
+            raise
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            got = f"an engine whose step raised {quote(str(self._error))}"
+            raise ClosedError(message("engine", got, "a working engine", "make a new engine")) from self._error
+
+    # -- care ---------------------------------------------------------------------------------------------------------
+
+    def expire(self, idle: float | None = None) -> int:
+        """Close the streams that were idle for ``idle`` seconds, by default those of the engine; return their number.
+
+        A stream is idle between calls of ``push`` and ``pull``.
+        """
+        limit = self.idle if idle is None else idle
+        if limit is None:
+            return 0
+        with self._lock:
+            late = np.flatnonzero(self._touched[: self._used] < time.perf_counter() - limit).tolist()
+            closed = [stream for slot in late if (stream := self._streams[slot]) is not None]
+            for stream in closed:
+                self._close(stream._slot)
+            self._counts["evicted"] += len(closed)
+        if self._on_idle is not None:
+            for stream in closed:
+                self._on_idle(stream)
+        return len(closed)
+
+    def swap(self, model: Any, *, restart: bool = False) -> None:
+        """Replace the model between two steps.
+
+        Args:
+            model: as for the engine, with the same frames and results.
+            restart: True if all streams begin a new sequence; otherwise their states continue with the new weights.
+
+        Raises:
+            ShapeError: frames or results have another shape or dtype, or the states do, without ``restart``.
+        """
+        accepts = frames_of(model, *self._options)
+        new, old = accepts.prepared, self._prepared
+        facts = [part.facts for part in (new, old)]
+        if facts[0] != facts[1]:
+            got, rule = f"frames and results {facts[0]}", f"a model with frames and results {facts[1]}"
+            raise ShapeError(message("model", got, rule, "make a new engine"))
+        shapes = [[(start.shape, start.dtype) for start in part.starts] for part in (new, old)]
+        if not restart and shapes[0] != shapes[1]:
+            got = f"{len(shapes[0])} states of other shapes"
+            raise ShapeError(message("model", got, "a model with the same states", "pass restart=True"))
+        with self._stepping, self._lock:
+            self._accept(accepts)
+            if restart:
+                self._pools = new.pools(2 * self.slots)
+                self._is_fresh[:] = True
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics: counts since the start, and percentiles of the last steps.
+
+        Returns:
+            ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams with frames),
+            ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``, ``opened``; ``late`` (pushes while
+            earlier frames of the stream waited), ``refused`` (pushes and opens), ``evicted``; and ``p50``, ``p99`` and
+            ``most`` of ``step_streams``, ``step_ms`` and ``queue_ms``, the time from push to step.
+        """
+        with self._lock:
+            found: dict[str, Any] = {
+                "works": self._error is None,
+                "streams": self._open,
+                "slots": self.slots,
+                "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
+                "queued": len(self._frames),
+                "results": len(self._results),
+                **self._counts,
+            }
+            found["step_streams"] = _summary(self._sizes, 1)
+            found["step_ms"], found["queue_ms"] = _summary(self._step_times, 1e3), _summary(self._waits, 1e3)
+        return found
+
+
+class _Batch(NamedTuple):
+    """The frames of one step."""
+
+    slots: Integers
+    lengths: Integers | int  # 1 for one frame each
+    rows: Tensor
+    offsets: Tensor
+    places: Tensor  # the slots as a tensor
+
+
+def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:
+    """Return the median, the 99th percentile and the maximum; zeros without numbers."""
+    own = scale * np.fromiter(numbers, np.float64)
+    middle, high = np.percentile(own, (50, 99)) if len(own) else (0.0, 0.0)
+    return {"p50": float(middle), "p99": float(high), "most": float(own.max(initial=0.0))}

@@ -1,0 +1,202 @@
+"""The frames that streams accept; of a stored run with its preprocessing, and its answers as in ``Run.predict``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raglane._utils.messages import message, quote, quote_all
+from raglane.data.encoders import END
+from raglane.data.preprocess import Preprocessor
+from raglane.data.splitting import split_texts
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
+from raglane.nn.linear import row_sigmoid
+from raglane.serve.prepare import Prepared, prepare
+from raglane.serve.stages import Call, Stage, digest_of
+from raglane.training.checkpoint import SavedModel
+from raglane.training.inference import check_options
+from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN
+from raglane.training.tasks import make_task
+
+
+class _Scaling(Stage):
+    """The preprocessing of numbers: scales, and filled missing values, which continue from the previous chunk."""
+
+    def __init__(self, preprocessor: Preprocessor) -> None:
+        self._preprocessor = preprocessor
+        count = len(preprocessor.channels)
+        # The last row, with the last observed numbers.
+        super().__init__((0,), (torch.full((count,), torch.nan),) if preprocessor.missing == "forward" else ())
+
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """See :class:`Stage`."""
+        offsets, slots, pools, _ = call
+        rows, bounds = held[0].numpy(), offsets.numpy()
+        if not pools:
+            return torch.from_numpy(np.ascontiguousarray(self._preprocessor.scaled(rows, bounds)))
+        # Each sequence is preceded by the row of its state.
+        lengths = np.diff(bounds)
+        own = bounds + np.arange(len(bounds))
+        kept = np.ones(int(own[-1]), bool)
+        kept[own[:-1]] = False
+        longer = np.empty((len(kept), rows.shape[1]), np.float32)
+        longer[kept] = rows
+        longer[~kept] = pools[0][slots].numpy()
+        filled = self._preprocessor.scaled(longer, own)
+        absent = ~np.isfinite(longer)
+        last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
+        ends, starts = (own[1:] - 1)[lengths > 0], own[:-1][lengths > 0]
+        rows_of = np.maximum(last[ends], starts[:, None])
+        pools[0][slots[torch.from_numpy(lengths > 0)]] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
+        return torch.from_numpy(filled[kept])
+
+    def facts(self) -> Iterable[bytes]:
+        """See :class:`Stage`."""
+        yield repr(self._preprocessor.to_config()).encode()
+
+
+class Frames:
+    """The stages of a model, the frames that it accepts, and its results as columns."""
+
+    def __init__(self, prepared: Prepared, passes_nan: bool) -> None:
+        self.prepared, self._passes_nan = prepared, passes_nan
+        self.width = math.prod(prepared.features)
+        self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
+
+    def rows(self, frames: Any) -> Tensor:
+        """Return frames ``(n, width)``; raise if they do not fit the model."""
+        dtype, features = self.prepared.dtype, self.prepared.features
+        if isinstance(frames, list | tuple):
+            frames = numbers(frames, dtype)
+            frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
+        elif not isinstance(frames, Tensor):
+            try:
+                frames = torch.as_tensor(frames)
+            except (TypeError, ValueError, RuntimeError) as error:
+                fix = "pass a tensor or an array"
+                raise ArgumentTypeError(message("frames", quote(frames), self._rule, fix)) from error
+        if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
+            got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
+            raise ShapeError(message("frames", got, self._rule, "reshape or convert them"))
+        rows: Tensor = frames.detach() if frames.requires_grad else frames
+        rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
+        if not rows.numel():
+            return rows
+        # NumPy needs less time than torch for a few numbers.
+        least = rows.min() if dtype is torch.bfloat16 else rows.numpy().min()
+        if dtype is torch.int64:
+            if least < 0 or rows.max() >= self.prepared.tokens:
+                got, rule = f"tokens from {least} to {int(rows.max())}", f"tokens from 0 to {self.prepared.tokens - 1}"
+                raise ArgumentError(message("frames", got, rule, "replace unknown tokens"))
+        elif least != least and not self._passes_nan:
+            got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
+            fix = "correct them, or pass nan='pass' to the engine"
+            raise ArgumentError(message("frames", got, "numbers other than NaN", fix))
+        return rows
+
+    def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
+        """Return results as columns of predictions; only a run has them."""
+        raise ArgumentError(message("model", "a module", "a run", "pass the result of rl.load to the engine"))
+
+
+class _RunFrames(Frames):
+    """The frames of a run, in the units of its data or as tokens."""
+
+    def __init__(self, prepared: Prepared, saved: SavedModel, passes_nan: bool) -> None:
+        self._model, self._preprocessor = saved.model, saved.preprocessor
+        super().__init__(prepared, passes_nan or self._preprocessor.missing != "error")
+        self._task = make_task(self._preprocessor, self._model.config)
+        self._places = {token: place for place, token in enumerate(self._preprocessor.vocabulary or ())}
+        if saved.task == "language":
+            self._places.pop(END, None)  # this token in a text is unknown, not the end
+
+    def rows(self, frames: Any) -> Tensor:
+        """See :meth:`Frames.rows`; a text or a list of tokens becomes their places in the vocabulary."""
+        if self._places and not isinstance(frames, Tensor | np.ndarray):
+            if isinstance(frames, str):
+                frames = split_texts([frames], self._preprocessor.split or "words")[0].tolist()
+            if not isinstance(frames, Sequence) or not all(isinstance(token, str) for token in frames):
+                rule = "a text, a list of tokens, or a tensor of places in the vocabulary"
+                raise ArgumentTypeError(message("frames", quote(frames), rule, "pass one of them"))
+            frames = torch.tensor([self._places.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64)
+        return super().rows(frames)
+
+    def columns(self, rows: Tensor, *, probabilities: bool = False, top: int = 1) -> dict[str, list[Any]]:
+        """Return the columns of predictions, an entry per row."""
+        check_options(self._task, horizon=1, probabilities=probabilities, top=top)
+        options = {"top": top} if top > 1 else {}
+        if self._preprocessor.task == "language":
+            rows = rows.clone()
+            rows[:, UNKNOWN_TOKEN] = -torch.inf
+            rows = torch.stack([torch.zeros(len(rows)), rows.argmax(-1).float()], 1)
+        if self._preprocessor.task == "forecast":
+            rows = (row_sigmoid(rows) if self._model.is_binary else rows).unsqueeze(1)
+        columns = self._task.columns(rows, self._model, probabilities=probabilities, **options)
+        columns.pop("bits", None)  # of a whole text
+        return columns
+
+
+def numbers(given: Any, dtype: torch.dtype, name: str = "frames") -> Tensor:
+    """Return lists of numbers, with None for NaN, as a tensor."""
+    kinds = "iu" if dtype is torch.int64 else "iuf"
+    try:
+        array = np.array(given)
+        if array.dtype.kind == "O" and all(one is None or type(one) in (int, float) for one in array.flat):
+            array = array.astype(np.float64)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        array = np.array("")
+    if array.size and array.dtype.kind not in kinds:
+        rule = "lists of whole numbers" if dtype is torch.int64 else "lists of numbers, of equal lengths"
+        raise ArgumentTypeError(message(name, quote(given), rule, "send one list per element"))
+    with np.errstate(over="ignore"):
+        array = array.astype({torch.float32: np.float32, torch.int64: np.int64}.get(dtype, np.float64))
+    return torch.from_numpy(array).to(dtype)
+
+
+def frames_of(model: Any, features: Any, dtype: torch.dtype | None, passes_nan: bool) -> Frames:
+    """Return the stages and the frames of a model or of a run."""
+    saved = getattr(model, "saved", None)
+    if isinstance(saved, SavedModel):
+        return _RunFrames(_prepare_run(saved, dtype), saved, passes_nan)
+    return Frames(prepare(model, features, dtype), passes_nan)
+
+
+def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
+    """Return the stages of a run, which begin with its preprocessing."""
+    preprocess = saved.preprocessor
+    if preprocess.features or preprocess.missing == "elapsed":
+        names = quote_all(encoder.name for encoder in preprocess.features)
+        got = f"a run with the features {names}" if names else "a run with missing='elapsed'"
+        rule = "a run of tokens, or of channels without further features and times"
+        raise DispatchError(message("model", got, rule, "call run.predict on whole sequences"))
+    found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
+    if preprocess.is_tokens:
+        return _after_end(found) if saved.task == "language" else found
+    scaling = _Scaling(preprocess)
+    for stage in found.stages:
+        stage.shift()
+    return replace(
+        found,
+        stages=(scaling, *found.stages),
+        features=(len(preprocess.channels),),
+        output=found.output + 1,
+        digest=digest_of([scaling], found.digest.hex()),
+    )
+
+
+def _after_end(found: Prepared) -> Prepared:
+    """Return the stages of a language model whose streams begin after the token that precedes each text."""
+    pools = found.pools(1)
+    found.begin(pools)
+    one = torch.zeros(1, dtype=torch.int64)
+    found.run(torch.tensor([END_TOKEN]), torch.tensor([0, 1]), one, pools)
+    own = iter(pools)
+    for stage in found.stages:
+        stage.starts = tuple([next(own)[0] for _ in stage.starts])
+    return replace(found, digest=digest_of([], found.digest.hex()))

@@ -1,0 +1,485 @@
+"""Prepares a model for streams: its forward is traced once and cut at its recurrent layers into stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
+from raglane.nn.pooling import AttentionPooling, Pooling, running
+from raglane.nn.recurrent.stack import Stack
+from raglane.programs.graph import Columns, Refused, Result
+from raglane.programs.lower import Lowering
+from raglane.programs.rules import RULES
+from raglane.programs.step import default_modes, replaced
+from raglane.programs.trace import Trace, Tracer, rows_for
+from raglane.ragged import Ragged
+from raglane.serve.stages import LookupStage, ProgramStage, Stage, digest_of, layer_stages
+from raglane.training.model import Mixed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FIX = "change the model, or call it on whole sequences without an engine"
+_GUESS = "pass features, the shape of an element, if it is another one; or change the model"
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model as stages."""
+
+    stages: tuple[Stage, ...]
+    features: tuple[int, ...]  # the shape of an element
+    dtype: torch.dtype  # of the elements: int64 for tokens
+    tokens: int  # the number of tokens; 0 for numbers
+    output: int  # the index of the result among the rows
+    output_features: tuple[int, ...]
+    output_dtype: torch.dtype
+    digest: bytes
+
+    @property
+    def starts(self) -> tuple[Tensor, ...]:
+        """The first states of a stream, in the order of the pools."""
+        return tuple([start for stage in self.stages for start in stage.starts])
+
+    def pools(self, slots: int) -> list[Tensor]:
+        """Return a pool for each state, ``(slots, size)``, without numbers."""
+        return [torch.empty(slots, start.shape[0], dtype=start.dtype, device="cpu") for start in self.starts]
+
+    def begin(self, pools: Sequence[Tensor], slots: Tensor | slice = slice(None)) -> None:
+        """Write the first states to slots."""
+        for pool, start in zip(pools, self.starts, strict=True):
+            pool[slots] = start
+
+    def run(
+        self, rows: Tensor, offsets: Tensor, slots: Tensor, pools: Sequence[Tensor], threads: int | None = None
+    ) -> Tensor:
+        """Return the output of each row, ``(n, width)``; states in the rows ``slots`` of the pools continue."""
+        held, place = [rows], 0
+        for stage in self.stages:
+            end = place + len(stage.starts)
+            held.append(stage.run(held, (offsets, slots, pools[place:end], threads)))
+            place = end
+        return held[self.output]
+
+    def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
+        """Return the output of each row of whole sequences."""
+        pools = self.pools(len(offsets) - 1)
+        self.begin(pools)
+        return self.run(rows, offsets, torch.arange(len(offsets) - 1, device="cpu"), pools, threads)
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """The shapes and dtypes of frames and results, and the number of tokens."""
+        return self.features, self.dtype, self.tokens, self.output_features, self.output_dtype
+
+
+def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Prepared:
+    """Return the stages of a model."""
+    whole = _Chain(model) if isinstance(model, list | tuple | nn.Sequential) else model
+    if not isinstance(whole, nn.Module):
+        rule = "a module, or a list of modules that run one after the other"
+        raise ArgumentTypeError(message("model", f"a {type(model).__name__}", rule, "pass a module"))
+    if dtype not in (None, torch.int8):
+        rule = "torch.int8, or None for the dtype of the weights"
+        raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
+    shape = (features,) if isinstance(features, int) else features if features is None else tuple(features)
+    for name, part in whole.named_modules():
+        reason, fix = _unsupported(part)
+        if reason:
+            raise _refused(f"{name or 'the model'} ({type(part).__name__}), {reason}", fix)
+    with default_modes(grad=False):
+        return _Tracing(whole, shape, dtype is torch.int8).prepared()
+
+
+def _unsupported(part: nn.Module) -> tuple[str, str]:
+    """Return why a module cannot run on streams, and the fix."""
+    if isinstance(part, Stack):
+        if part.bidirectional:
+            return "which reads sequences from the end", "build the layer with bidirectional=False"
+    elif isinstance(part, nn.RNNBase):
+        return "a layer of torch", "call rl.accelerate(model) first"
+    elif isinstance(part, nn.MultiheadAttention):
+        return "which reads whole sequences", "replace it by a recurrent layer or a pooling"
+    elif any(not tensor.is_cpu for tensor in (*part.parameters(False), *part.buffers(False))):
+        return "which is not on the CPU", "call model.cpu() first"
+    return "", ""
+
+
+def _refused(got: str, fix: str = _FIX) -> DispatchError:
+    return DispatchError(message("model", got, "a model that runs element by element", fix))
+
+
+class _Chain(nn.Module):
+    """Modules one after the other; of the result of a recurrent layer only the output continues."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, batch: Ragged) -> Any:
+        for part in self.parts:
+            reads_batch = any(isinstance(inner, Stack | _Cut | Pooling | AttentionPooling) for inner in part.modules())
+            batch = batch.map(part) if isinstance(batch, Ragged) and not reads_batch else part(batch)
+            batch = batch[0] if isinstance(batch, tuple) else batch
+        return batch
+
+
+def _guessed(model: nn.Module) -> tuple[int, ...] | None:
+    """Return the shape of an element by the first module with an input size; None for tokens."""
+    for part in model.modules():
+        match part:
+            case nn.Embedding():
+                return None
+            case Mixed():
+                return (part.numbers + len(part.tables),)
+            case nn.Linear():
+                return (part.in_features,)
+            case Stack():
+                return (part.input_size,)
+            case nn.LayerNorm():
+                return (part.normalized_shape[0],)
+    rule = "given for this model: the shape of an element"
+    raise ArgumentError(message("features", "None", rule, "pass e.g. features=64"))
+
+
+# ---- tracing --------------------------------------------------------------------------------------------------------
+
+
+def _so_far(pooling: str | AttentionPooling, batch: _Stream) -> Tensor:
+    """Return the pooling of the elements so far."""
+    tracing, values = _active.get(), batch._values
+    rows = values.reshape(values.shape[0], -1)
+    return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(values.shape)
+
+
+class _Stream(Ragged):
+    """A traced batch, in which each row is an element, and a value of a sequence is its value so far."""
+
+    __slots__ = ()
+
+    def last(self, empty: float = 0.0) -> Tensor:  # noqa: ARG002
+        return self._values
+
+    first, mean, max, logsumexp = (
+        lambda self, empty=0.0, name=name: _so_far(name, self)  # noqa: ARG005
+        for name in ("first", "mean", "max", "logsumexp")
+    )
+
+
+_active: ContextVar[_Tracing] = ContextVar("_active")
+
+
+def _untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Call a function outside of the trace, whose modes of torch are active."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _Cut(nn.Module):
+    """Replaces a module whose call ends one piece of the graph and begins the next."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._whole = (module,)  # in a tuple, so that it is no submodule
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_whole"][0], name)
+
+
+class _LayerCut(_Cut):
+    def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
+        layer: Any = self._whole[0]
+        if not isinstance(input, _Stream):
+            raise Refused("it is called with a tensor, which is one sequence: pass the Ragged batch")
+        if hx is not None or any(options.get(name) is not None for name in ("lengths", "resets")):
+            raise Refused("it is called with an initial state, lengths or resets")
+        outputs = _active.get().layer(layer, input._values)
+        h = torch.stack(outputs) if layer.cell.output_is_state else _Unread()
+        state = h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
+        found = None if options.get("return_output") is False else input._like(outputs[-1])
+        _active.get().states.append(state)
+        self.__dict__["_latest"] = outputs[-1]
+        return found, state
+
+    def summary(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
+        """Return the output so far."""
+        latest: Tensor = self.__dict__["_latest"]
+        return latest
+
+
+class _Unread:
+    """A state that the kernels keep to themselves."""
+
+    def __getattr__(self, _: Any) -> Any:
+        raise Refused("it reads a state other than the output")
+
+    __getitem__ = __iter__ = __getattr__
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise Refused("it computes with a state other than the output")
+
+
+class _PoolingCut(_Cut):
+    def forward(self, batch: Any) -> Tensor:
+        if not isinstance(batch, _Stream):
+            raise Refused("it is called with a tensor, not with a Ragged")
+        module: Any = self._whole[0]
+        found: Tensor = getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
+        return found
+
+
+class _LookupCut(_Cut):
+    def forward(self, input: Any) -> Any:
+        if isinstance(input, _Stream):
+            return input._like(self.forward(input._values))
+        return _active.get().lookup(self._whole[0], input)
+
+
+def _evaluating(copy: Any) -> nn.Module:
+    for part in copy.modules():
+        part.training = False
+    return cast(nn.Module, copy)
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Stages that read columns, or read the input of the model, and the nodes of their outputs."""
+
+    columns: Columns | None
+    make: Callable[[int, int], list[Stage]]
+    nodes: list[int] = field(default_factory=list)
+
+
+class _Tracing:
+    """Traces one model."""
+
+    def __init__(self, model: nn.Module, features: tuple[int, ...] | None, int8: bool) -> None:
+        self.model, self.int8 = model, int8
+        self.features = _guessed(model) if features is None else features
+        self.is_guess = features is None
+        floats = [part for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
+        self.narrow = floats[0].dtype if floats else torch.float32
+        self.dtype = torch.float32 if self.narrow is torch.bfloat16 else self.narrow
+        self.left: list[str] = []
+        self.states: list[Any] = []
+        self.tokens = 0
+        self._pieces: list[_Piece] = []
+        self._leaves: list[Tensor] = []
+
+    def prepared(self) -> Prepared:
+        """Return the stages."""
+        example, expected = self._expected()
+        width = math.prod(self.features or ())
+        sizes = [size for part in (*self.model.parameters(), *self.model.buffers()) for size in part.shape]
+        self.tracer = Tracer(self.dtype, rows_for([*sizes, width, *(self.features or ())]), RULES)
+        self.rows, self.graph = self.tracer.rows, self.tracer.graph
+        copy = self._copied()
+        self._read_node = -1
+        if self.features is None:
+            self._input = self.tracer.nothing(self.rows, dtype=torch.int64)
+        else:
+            flat, self._read_node = self.tracer.source("element", width)
+            marks = self.tracer.marks(flat).reshape(self.rows, *self.features)
+            self._input = self.tracer.wrap(marks, self.dtype)
+        batch = _Stream._make(self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None)
+        token = _active.set(self)
+        try:
+            output = self.tracer.run(lambda: self._rows_of(copy(batch)))
+        except Exception as error:
+            raise self._named(error, copy) from error
+        finally:
+            _active.reset(token)
+        flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
+        columns = self.tracer.columns(flat, flat.shape[1])
+        result = Result(self.graph, [], [], [], columns, [])
+        shape = tuple(int(size) for size in output.shape[1:])
+        made = self._assembled(self.tracer.finish(result, True), columns, shape)
+        self._verify(made, example, expected)
+        return made
+
+    def _copied(self) -> nn.Module:
+        """Return the model with traced tensors, and with cuts in place of its recurrent layers."""
+        copies: dict[int, Any] = {}
+        for part in self.model.modules():
+            kind: type[_Cut] | None = _LayerCut if isinstance(part, Stack) else None
+            kind = _PoolingCut if isinstance(part, Pooling | AttentionPooling) else kind
+            kind = _LookupCut if isinstance(part, nn.Embedding | Mixed) else kind
+            if kind is not None and id(part) not in copies:
+                copies[id(part)] = kind(part)
+        made: dict[int, Tensor] = {}
+
+        def swap(part: Tensor) -> Tensor:
+            if id(part) not in made:
+                own = part.detach()
+                own = own.to(self.dtype) if own.dtype is torch.bfloat16 else own
+                self._leaves.append(own)
+                made[id(part)] = self.tracer.leaf(own, part)
+            return made[id(part)]
+
+        return _evaluating(replaced(self.model, swap, copies))
+
+    def _expected(self) -> tuple[Ragged, Any]:
+        """Return a small batch, and the result of the model in plain torch."""
+        made = torch.Generator().manual_seed(0)
+        shape = (4, *(self.features or ()))
+        if self.features is None:
+            values = torch.randint(0, 2, shape, generator=made)
+        else:
+            values = torch.randn(shape, generator=made).to(self.narrow)
+        batch = Ragged._make(values, torch.tensor([0, 3, 4], device="cpu"), None)
+        copy = _evaluating(replaced(self.model, lambda part: part))
+        try:
+            with torch._C._EnableTorchFunction():
+                return batch, copy(batch)
+        except Exception as error:
+            raise self._named(error, copy) from error
+
+    def _verify(self, made: Prepared, batch: Ragged, expected: Any) -> None:
+        """Raise unless the stages compute what the model computes in plain torch."""
+        found = made.run_whole(batch._values.reshape(4, -1), batch._offsets).double()
+        wanted = expected[0] if isinstance(expected, tuple) else expected
+        wanted = wanted._values if isinstance(wanted, Ragged) else wanted
+        if wanted.shape[:1] == (2,):  # of whole sequences
+            found = found[[2, 3]]
+        wanted = wanted.double().reshape(found.shape) if wanted.numel() == found.numel() else wanted
+        off = 5e-2 if self.narrow is torch.bfloat16 else 1e-3
+        is_close = wanted.shape == found.shape and torch.allclose(found, wanted, off, off, equal_nan=True)
+        if not is_close and not self.int8:
+            raise _refused("a model whose results differ from those of its traced operations")
+
+    def _rows_of(self, found: Any) -> Tensor:
+        """Return the result of the model as a tensor with a row per element."""
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if is_pair and any(found[1] is state for state in self.states):
+            found = found[0]
+        found = found._values if isinstance(found, Ragged) else found
+        if not isinstance(found, Tensor) or found.dim() < 1 or found.shape[0] != self.rows:
+            got = f"{len(found)} results" if isinstance(found, tuple | list | dict) else f"a {type(found).__name__}"
+            raise Refused(f"it returns {got}, not one Ragged or tensor with a row for each element")
+        return found.unsqueeze(1) if found.dim() == 1 else found
+
+    def _named(self, error: Exception, copy: nn.Module) -> Exception:
+        """Return the error of a refusal, with the innermost module of the model that was running."""
+        if not isinstance(error, Refused | RaglaneError | RuntimeError | TypeError | ValueError | AttributeError):
+            return error
+        names = {id(part): name for name, part in copy.named_modules()}
+        name, where, trace = "", "", error.__traceback__
+        kind = type(self.model).__name__
+        while trace is not None:
+            own = trace.tb_frame.f_locals.get("self")
+            if isinstance(own, nn.Module) and id(own) in names:
+                name = names[id(own)]
+                kind = type(own._whole[0] if isinstance(own, _Cut) else own).__name__
+            called = trace.tb_frame.f_code.co_name
+            if isinstance(own, _Stream) and isinstance(error, Refused) and called != "map":
+                where = where or f"its call of Ragged.{called}: "
+            trace = trace.tb_next
+        reason = (
+            error.reason
+            if isinstance(error, Refused)
+            else f"it raised {type(error).__name__}: {str(error).rstrip('.')}"
+        )
+        return _refused(f"{name or 'the model'} ({kind}): {where}{reason}", _GUESS if self.is_guess else _FIX)
+
+    # Cuts.
+
+    def _columns(self, rows: Tensor) -> Columns:
+        if self.tracer._is_nothing(rows):
+            raise Refused("it reads tokens without an embedding")
+        return self.tracer.columns(rows, rows.shape[1])
+
+    @_untraced
+    def layer(self, layer: Stack, rows: Tensor) -> list[Tensor]:
+        """Cut at a recurrent layer; return the outputs of each layer of its stack."""
+        if rows.dim() != 2 or rows.shape[1] != layer.input_size:
+            raise Refused(f"its input has shape {tuple(rows.shape[1:])} for input_size = {layer.input_size}")
+        make = lambda read, end: layer_stages(layer, read, end, self.narrow, self.int8, self.left)  # noqa: E731
+        piece = _Piece(self._columns(rows), make)
+        outputs = []
+        for _ in range(layer.num_layers):
+            made, node = self.tracer.source("element", layer.output_size)
+            outputs.append(made)
+            piece.nodes.append(node)
+        self._pieces.append(piece)
+        return outputs
+
+    @_untraced
+    def lookup(self, module: nn.Module, input: Tensor) -> Tensor:
+        """Cut at an embedding of the input of the model."""
+        if input is not self._input:
+            raise Refused("it looks up indexes that the model computes, not the elements themselves")
+        example = torch.zeros(1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow)
+        width = int(module(example).numel())
+        if isinstance(module, nn.Embedding):
+            self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
+        made, node = self.tracer.source("element", width)
+        self._pieces.append(_Piece(None, lambda _, __: [LookupStage([0], module, width)], [node]))
+        return made
+
+    # Stages.
+
+    def _assembled(self, trace: Trace, columns: Columns, shape: tuple[int, ...]) -> Prepared:
+        vectors, weights = trace.parameters.of(self._leaves)
+        given = dict(zip(trace.result.vectors, vectors, strict=True))
+        available = {} if self._read_node < 0 else {self._read_node: 0}
+        stages: list[Stage] = []
+
+        def place(wanted: Columns) -> int:
+            """Return the index of rows with these columns, after a program that computes them if necessary."""
+            for node, index in available.items():
+                if np.array_equal(wanted, self.graph.columns(node)):
+                    return index
+            kinds: dict[int, Any] = dict.fromkeys(available, "element") | dict.fromkeys(given, "vector")
+            lowered = Lowering(self.graph, kinds, []).run([wanted], [])
+            reads = [available[node] for node in lowered.given.get("element", ())]
+            own = [given[node] for node in lowered.given.get("vector", ())]
+            if not reads:
+                raise _refused("a model whose result does not depend on its input")
+            stages.append(ProgramStage(reads, lowered, own, weights, self.narrow))
+            node = int(self.graph.places(wanted[:1])[0])
+            if np.array_equal(wanted, self.graph.columns(node)):
+                available[node] = len(stages)
+            return len(stages)
+
+        for piece in self._pieces:
+            read = 0 if piece.columns is None else place(piece.columns)
+            try:
+                made = piece.make(read, len(stages) + 1)
+            except Refused as refused:
+                raise _refused(refused.reason) from None
+            for node, stage in zip(piece.nodes, made, strict=True):
+                stages.append(stage)
+                available[node] = len(stages)
+        output = place(columns)
+        if self.int8 and not any(getattr(stage, "is_int8", False) for stage in stages):
+            got = f"torch.int8, for {'; '.join(self.left) or 'a model without a recurrent layer'}"
+            rule = "None for a model without an RNN, LSTM or GRU in float32"
+            raise DispatchError(message("dtype", got, rule, "leave it out"))
+        facts = repr((self.features, self.narrow, output, shape))
+        return Prepared(
+            tuple(stages),
+            self.features or (),
+            torch.int64 if self.features is None else self.narrow,
+            self.tokens,
+            output,
+            shape,
+            self.narrow,
+            digest_of(stages, facts),
+        )

@@ -1,0 +1,196 @@
+"""Queues of rows, one per slot, in one block of memory: their operations on many slots have no loop in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Integers = npt.NDArray[np.int64]
+
+_FIRST = 64  # rows of a new block
+
+
+def as_array(rows: Tensor) -> npt.NDArray[Any]:
+    """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
+    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
+    return array
+
+
+class RowQueues:
+    """First-in, first-out queues of rows; the caller checks the arguments.
+
+    The rows of a queue are a linked list. A *run* is a part of it in adjacent rows of memory, so that a long queue is
+    read run by run.
+    """
+
+    def __init__(self, slots: int, width: int, dtype: torch.dtype) -> None:
+        self.counts = np.zeros(slots, np.int64)
+        self._first, self._last = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self._free = np.empty(0, np.int64)
+        self._left = 0  # the number of free rows, the first of ``_free``
+        self._width, self._dtype = width, dtype
+        self._rows = torch.empty(0, width, dtype=dtype, device="cpu")
+        self._next = self._runs = np.empty(0, np.int64)
+        self._grow(0)
+
+    def __len__(self) -> int:
+        """The number of rows in all queues."""
+        return len(self._free) - self._left
+
+    def append(self, slot: int, rows: npt.NDArray[Any]) -> None:
+        """Add rows ``(n, width)`` to a queue, n at least 1; bfloat16 as int16."""
+        count = rows.shape[0]
+        if count == 1:
+            if not self._left:
+                self._grow(1)
+            self._left -= 1
+            first = last = int(self._free[self._left])
+            self._memory[first] = rows[0]
+            self._runs[first] = 1
+        else:
+            places = self._taken(count)
+            self._memory[places] = rows
+            self._link(places, np.zeros(1, np.int64))
+            first, last = places[0], places[-1]
+        if self.counts[slot]:
+            self._next[self._last[slot]] = first
+        else:
+            self._first[slot] = first
+        self._last[slot] = last
+        self.counts[slot] += count
+
+    def extend(self, slots: Integers, lengths: Integers | int, rows: Tensor) -> None:
+        """Add ``lengths`` rows, each at least 1 (an int is 1), to each of different queues."""
+        places = self._taken(rows.shape[0])
+        self._rows.index_copy_(0, torch.from_numpy(places), rows)
+        if isinstance(lengths, int):
+            begins = ends = places
+            self._runs[places] = 1
+        else:
+            stops = lengths.cumsum()
+            starts = stops - lengths
+            self._link(places, starts)
+            begins, ends = places[starts], places[stops - 1]
+        held = self.counts[slots] > 0
+        self._next[self._last[slots[held]]] = begins[held]
+        self._first[slots[~held]] = begins[~held]
+        self._last[slots] = ends
+        self.counts[slots] += lengths
+
+    def pop(self, slot: int) -> npt.NDArray[Any]:
+        """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is int16."""
+        place = self._first[slot]
+        if self._runs[place] > 1:
+            self._runs[place + 1] = self._runs[place] - 1
+            self._first[slot] = place + 1
+        else:
+            self._first[slot] = self._next[place]
+        self.counts[slot] -= 1
+        self._free[self._left] = place
+        self._left += 1
+        row: npt.NDArray[Any] = self._memory[place]
+        return row
+
+    def take(self, slots: Integers, lengths: Integers | int) -> Tensor:
+        """Remove the first ``lengths`` rows, each at least 1 (an int is 1), of different queues, in their order."""
+        places = self._first[slots]
+        if isinstance(lengths, int):
+            runs = self._runs[places]
+            after = self._next[places]
+            if (longer := runs > 1).any():
+                after[longer] = places[longer] + 1
+                self._runs[after[longer]] = runs[longer] - 1
+            self._first[slots] = after
+        else:
+            places = self._walked(slots, places, lengths)
+        self.counts[slots] -= lengths
+        rows = self._rows.index_select(0, torch.from_numpy(places))
+        self._release(places)
+        return rows
+
+    def take_one(self, slot: int, count: int) -> Tensor:
+        """Remove the first rows of a queue."""
+        if count > 1:
+            return self.take(np.array([slot]), np.array([count]))
+        rows = torch.empty(count, self._width, dtype=self._dtype, device="cpu")
+        if count:
+            as_array(rows)[0] = self.pop(slot)
+        return rows
+
+    def drop(self, slot: int) -> int:
+        """Empty a queue; return the number of its rows."""
+        count = int(self.counts[slot])
+        if count == 1:
+            self.pop(slot)
+        elif count:
+            one = np.array([slot])
+            self._release(self._walked(one, self._first[one], self.counts[one]))
+            self.counts[slot] = 0
+        return count
+
+    # Memory.
+
+    def _taken(self, count: int) -> Integers:
+        """Return places of rows that are now in use, in ascending order."""
+        if count > self._left:
+            self._grow(count)
+        self._left -= count
+        return np.sort(self._free[self._left : self._left + count])
+
+    def _release(self, places: Integers) -> None:
+        self._free[self._left : self._left + len(places)] = places
+        self._left += len(places)
+
+    def _grow(self, count: int) -> None:
+        """Make room for ``count`` rows more."""
+        before = len(self._free)
+        size = max(_FIRST, 2 * before, before + count)
+        rows = torch.empty(size, self._width, dtype=self._dtype, device="cpu")
+        rows[:before] = self._rows
+        self._rows = rows
+        self._memory = as_array(rows)
+        self._next, self._runs = (
+            np.append(part, np.zeros(size - before, np.int64)) for part in (self._next, self._runs)
+        )
+        free = self._free[: self._left]
+        self._free = np.empty(size, np.int64)
+        # Low places are used first.
+        self._free[: size - before] = np.arange(size - 1, before - 1, -1)
+        self._free[size - before : size - before + len(free)] = free
+        self._left += size - before
+
+    # Lists.
+
+    def _link(self, places: Integers, starts: Integers) -> None:
+        """Link adjacent places; lists begin at the indexes ``starts``."""
+        self._next[places[:-1]] = places[1:]
+        begins = np.ones(len(places), bool)
+        begins[1:] = np.diff(places) != 1
+        begins[starts] = True
+        where = np.flatnonzero(begins)
+        self._runs[places[where]] = np.diff(where, append=len(places))
+
+    def _walked(self, slots: Integers, current: Integers, lengths: Integers) -> Integers:
+        """Return the places of the first ``lengths`` rows of queues, which then begin after them."""
+        stops = lengths.cumsum()
+        found = np.empty(int(stops[-1]), np.int64)
+        at, active = stops - lengths, np.arange(len(slots))
+        while len(active):
+            first, begin = current[active], at[active]
+            whole = self._runs[first]
+            steps = np.minimum(whole, stops[active] - begin)
+            within = np.arange(int(steps.sum())) - np.repeat(steps.cumsum() - steps, steps)
+            found[np.repeat(begin, steps) + within] = np.repeat(first, steps) + within
+            is_cut = steps < whole
+            after = first + steps
+            self._runs[after[is_cut]] = (whole - steps)[is_cut]
+            after[~is_cut] = self._next[after[~is_cut] - 1]
+            current[active] = after
+            at[active] = begin + steps
+            active = active[at[active] < stops[active]]
+        self._first[slots] = current
+        return found

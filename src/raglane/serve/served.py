@@ -1,0 +1,242 @@
+"""A model under a name: its frames and results as JSON and bytes, and whole sequences in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane._utils.messages import message, quote, require
+from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
+from raglane.ragged import Ragged
+from raglane.serve.engine import Engine
+from raglane.serve.frames import numbers
+from raglane.training.stored import finite
+
+DATATYPES = {torch.float32: "FP32", torch.float64: "FP64", torch.bfloat16: "BF16", torch.int64: "INT64"}
+"""The names of dtypes in the Open Inference Protocol."""
+
+_COLUMNS = {str: "BYTES", float: "FP64", int: "INT64"}  # those of predictions
+
+_MOST_WAITING, _MOST_TOGETHER = 1024, 256  # requests that wait; sequences of a batch
+
+
+def to_json(content: Any) -> str:
+    """Return JSON with null in place of numbers that are not finite."""
+    try:
+        return json.dumps(content, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(finite(content), separators=(",", ":"))
+
+
+class _Request(NamedTuple):
+    """Whole sequences of a client."""
+
+    sequences: list[Any]
+    columns: Future[dict[str, list[Any]]]
+
+
+class Served:
+    """A run or an engine under a name. A run without an engine has a reason, and predicts whole sequences."""
+
+    def __init__(self, name: str, model: Any, **options: Any) -> None:
+        self.name, self.reason = name, ""
+        self.run = None if isinstance(model, Engine) else model
+        self.engine = model if isinstance(model, Engine) else None
+        if self.run is not None:
+            try:
+                self.engine = Engine(self.run, **options)
+            except DispatchError as error:
+                self.reason = str(error)
+        self._batches: dict[Any, list[_Request]] = {}  # the last batch of each kind, which a request may join
+        self._lock = threading.Lock()  # of the batches
+        self._waiting = 0
+        self._pool = ThreadPoolExecutor(1, f"raglane {name}")
+
+    def start(self) -> None:
+        """Start the thread of the engine, unless it runs."""
+        if self.engine is not None:
+            with suppress(ArgumentError):
+                self.engine.start()
+
+    def stop(self) -> None:
+        """Stop the threads."""
+        if self.engine is not None:
+            self.engine.stop()
+        self._pool.shutdown()
+
+    # Frames and results of streams.
+
+    @property
+    def streams(self) -> Engine:
+        """The engine of a model that has one."""
+        assert self.engine is not None, "the caller checks that the model is live"  # noqa: S101
+        return self.engine
+
+    def frames(self, given: Any) -> Any:
+        """Return frames of JSON or bytes in a form that the engine accepts, or refuses."""
+        own = self.streams.accepts.prepared
+        if isinstance(given, bytes):
+            size = math.prod(own.features) * own.dtype.itemsize
+            if len(given) % size:
+                kind = DATATYPES[own.dtype]
+                got, rule = f"{len(given)} bytes", f"whole frames of {size} bytes, {kind} in little endian"
+                raise ShapeError(message("frames", got, rule, "send whole frames"))
+            flat = torch.frombuffer(bytearray(given), dtype=own.dtype) if given else torch.empty(0, dtype=own.dtype)
+            return flat.reshape(-1, *own.features)
+        is_numbers = isinstance(given, list) and not (given and isinstance(given[0], str))
+        # A list of whole numbers is one of places in the vocabulary.
+        return numbers(given, own.dtype) if is_numbers and own.dtype is torch.int64 else given
+
+    def checked(self, frames: Any) -> Tensor:
+        """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
+        return self.streams.accepts.rows(frames).reshape(-1, *self.streams.features)
+
+    def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
+        """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
+        dtype = self.streams.accepts.prepared.dtype
+        if datatype == "BYTES" and dtype is torch.int64 and all(isinstance(one, str) for one in data):
+            return self.checked(data)
+        if datatype != DATATYPES[dtype]:
+            raise ArgumentError(message("datatype", quote(datatype), DATATYPES[dtype], "convert the data"))
+        found = numbers(data, dtype, "data")
+        if found.numel() != math.prod(shape):
+            got, rule = f"{found.numel()} numbers", f"one number per entry of the shape {tuple(shape)}"
+            raise ShapeError(message("data", got, rule, "correct the shape"))
+        return self.checked(found.reshape(*shape))
+
+    def tensors(self, rows: Tensor) -> list[dict[str, Any]]:
+        """Return results as tensors of the Open Inference Protocol; for a run, its predictions too."""
+        shape, datatype = list(rows.shape), DATATYPES[rows.dtype]
+        found = [{"name": "outputs", "shape": shape, "datatype": datatype, "data": rows.flatten().tolist()}]
+        for name, column in {} if self.run is None else self.answer(rows).items():
+            kinds = {type(one) for one in column}
+            if len(kinds) == 1 and (kind := kinds.pop()) in _COLUMNS:
+                found.append({"name": name, "shape": [len(column)], "datatype": _COLUMNS[kind], "data": column})
+        return found
+
+    def answer(self, rows: Tensor, *, outputs: bool = False, **options: Any) -> dict[str, Any]:
+        """Return results of streams as columns, an entry per row: predictions of a run, otherwise the outputs."""
+        self._check_options(options)
+        columns = {} if self.run is None else self.streams.columns(rows, **options)
+        return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        if self.run is None and options:
+            rule = "left out for a model without a task"
+            raise ArgumentError(message("options", ", ".join(options), rule, "leave them out"))
+
+    # Whole sequences.
+
+    async def predict(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the columns of predictions of whole sequences; requests that wait together run in one batch."""
+        if self._waiting >= _MOST_WAITING:
+            rule = f"at most {_MOST_WAITING} requests that wait"
+            raise BusyError(message("predict", f"{self._waiting} requests", rule, "repeat the request later"))
+        self._check_options(options)
+        request = _Request([self._sequence(sequence) for sequence in sequences], Future())
+        # Readers of data differ by the kind of a sequence.
+        kinds = sorted({_kind(sequence) for sequence in request.sequences}) or id(request)
+        key = str((sorted(options.items()), kinds))
+        with self._lock:
+            batch = self._batches.get(key)
+            together = len(request.sequences) + sum(len(other.sequences) for other in batch or ())
+            if batch is None or together > _MOST_TOGETHER:
+                batch = self._batches[key] = []
+                self._pool.submit(self._work, key, batch, options)
+            batch.append(request)
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(request.columns)
+        finally:
+            self._waiting -= 1
+
+    async def table(self, columns: dict[str, list[Any]], options: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the predictions of a table, a column per name."""
+        if self.run is None:
+            raise ArgumentError(message("table", "a table", "left out for a model without columns", "pass sequences"))
+        try:
+            table = require("pyarrow", "data").table(columns)
+        except (ValueError, TypeError, OverflowError) as error:
+            rule = "columns of equal lengths, each of one type"
+            raise ArgumentError(message("table", str(error), rule, "correct the columns")) from error
+        job = self._pool.submit(self.run.predict, table, device="cpu", **options)
+        found: dict[str, list[Any]] = (await asyncio.wrap_future(job)).columns
+        return found
+
+    def _sequence(self, given: Any) -> Any:
+        """Return a sequence in the one form that cannot be misread in a batch with others."""
+        if self.run is None:
+            return self.checked(self.frames(given))
+        if self.run.preprocess.is_tokens:
+            return given
+        count = len(self.run.channels)
+        found = numbers(given, torch.float32, "sequences")
+        if found.dim() == 1 and (count == 1 or not found.numel()):
+            found = found.reshape(-1, count)
+        if found.dim() != 2 or found.shape[1] != count:
+            got, rule = f"shape {tuple(found.shape)}", f"sequences of shape (n, {count}), one number per channel"
+            raise ShapeError(message("sequences", got, rule, "pass one list per element"))
+        return found.numpy()
+
+    def _work(self, key: str, batch: list[_Request], options: Mapping[str, Any]) -> None:
+        """Answer a batch in the thread of the pool."""
+        with self._lock:
+            if self._batches.get(key) is batch:
+                del self._batches[key]
+        # The other clients are gone.
+        self._answer([one for one in batch if one.columns.set_running_or_notify_cancel()], options)
+
+    def _answer(self, batch: list[_Request], options: Mapping[str, Any]) -> None:
+        try:
+            columns = self._columns([sequence for one in batch for sequence in one.sequences], options)
+        except Exception as error:
+            # An invalid request is the only one that fails.
+            for one in batch if len(batch) > 1 else ():
+                self._answer([one], options)
+            if len(batch) == 1:
+                batch[0].columns.set_exception(error)
+            return
+        start = 0
+        for one in batch:
+            end = start + len(one.sequences)
+            one.columns.set_result({name: own[start:end] for name, own in columns.items()})
+            start = end
+
+    def _columns(self, sequences: list[Any], options: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return the predictions of sequences, without the column of their ids."""
+        if self.run is not None:
+            columns = self.run.predict(sequences, device="cpu", **options).columns
+            return {name: own for name, own in columns.items() if name != "id"}
+        return {"outputs": [part.tolist() for part in self.streams.run(Ragged(sequences))] if sequences else []}
+
+    def description(self) -> dict[str, Any]:
+        """Return the metadata of the Open Inference Protocol."""
+        facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
+        found: dict[str, Any] = {"name": self.name, "versions": ["1"], "platform": "raglane", "inputs": []}
+        found |= {"outputs": [], "parameters": facts}
+        if self.engine is not None:
+            own = self.engine.accepts.prepared
+            for kind, name, shape, dtype in (
+                ("inputs", "frames", own.features, own.dtype),
+                ("outputs", "outputs", own.output_features, own.output_dtype),
+            ):
+                found[kind].append({"name": name, "datatype": DATATYPES[dtype], "shape": [-1, *shape]})
+        if self.run is not None:
+            facts |= {"task": self.run.task, "channels": list(self.run.channels), "labels": list(self.run.labels)}
+            facts["tokens"] = self.run.preprocess.is_tokens
+        return found
+
+
+def _kind(sequence: Any) -> str:
+    if isinstance(sequence, list):
+        return f"list of {type(sequence[0]).__name__ if sequence else 'nothing'}"
+    return type(sequence).__name__

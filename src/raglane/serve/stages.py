@@ -1,0 +1,212 @@
+"""The stages of a prepared model: each reads rows of elements, and appends new rows, one for each element."""
+
+# ruff: noqa: ARG002 (all stages have the same arguments)
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane.cells.regularised import RegularisedWeights
+from raglane.cells.spec import CellSpec
+from raglane.kernels.cpu.prepared import PreparedLayer, PreparedProgram
+from raglane.kernels.program.backend import ready, step_of
+from raglane.native.library import cell_facts, has_cell
+from raglane.nn.recurrent.stack import Stack
+from raglane.programs.graph import Refused
+from raglane.programs.lower import Lowered, Lowering
+from raglane.programs.program import printed
+from raglane.ragged import Ragged
+
+Call = tuple[Tensor, Tensor, Sequence[Tensor], int | None]
+"""Offsets, slots, pools of the stage, and threads: arguments of the kernels."""
+
+
+class Stage:
+    """One call of the kernels, or of torch for an embedding."""
+
+    def __init__(self, reads: Sequence[int], starts: Sequence[Tensor] = ()) -> None:
+        self.reads = tuple(reads)  # indexes of the rows that it reads
+        self.starts = tuple(starts)  # the first state of a stream, ``(size,)`` each, in the dtype of its pool
+
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """Return the new rows."""
+        raise NotImplementedError
+
+    def shift(self) -> None:
+        """Read rows one further, because a stage was inserted before the first."""
+        self.reads = tuple([read + 1 for read in self.reads])
+
+    def facts(self) -> Iterable[bytes]:
+        """Yield everything that affects the results."""
+        for start in self.starts:
+            yield from _contents(start)
+
+
+class LayerStage(Stage):
+    """A recurrent layer that the cpu kernels support."""
+
+    def __init__(
+        self, reads: Sequence[int], cell: str, weights: Sequence[Tensor | None], starts: Sequence[Tensor], int8: bool
+    ) -> None:
+        super().__init__(reads, starts)
+        self.is_int8 = int8
+        self._key = f"{cell} {'int8' if int8 else ''}"
+        self._weights = weights
+        sizes = tuple([start.shape[0] for start in starts])
+        self._kernel = PreparedLayer(cell, weights, sizes, torch.int8 if int8 else None)
+        self.starts = tuple([start.to(self._kernel.state_dtype) for start in starts])
+
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """See :class:`Stage`."""
+        return self._kernel.run(held[self.reads[0]], *call)
+
+    def facts(self) -> Iterable[bytes]:
+        """See :class:`Stage`."""
+        yield self._key.encode()
+        for weight in self._weights:
+            yield from _contents(weight)
+        yield from super().facts()
+
+
+class ProgramStage(Stage):
+    """Operations on single elements, or a cell without a kernel, as a program."""
+
+    def __init__(
+        self,
+        reads: Sequence[int],
+        lowered: Lowered,
+        vectors: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        dtype: torch.dtype,
+        starts: Sequence[Tensor] = (),
+    ) -> None:
+        wide = torch.float32 if dtype is torch.bfloat16 else dtype
+        super().__init__(reads, [start.to(wide) for start in starts])
+        turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
+        self._facts = printed(lowered.program), [*vectors, *turned]
+        outputs = [dtype] * len(lowered.program.outputs)
+        self._kernel = PreparedProgram(
+            lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtypes=outputs
+        )
+
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """See :class:`Stage`."""
+        return self._kernel.run([held[read] for read in self.reads], *call)[0]
+
+    def facts(self) -> Iterable[bytes]:
+        """See :class:`Stage`."""
+        text, tensors = self._facts
+        yield text.encode()
+        for tensor in tensors:
+            yield from _contents(tensor)
+        yield from super().facts()
+
+
+class LookupStage(Stage):
+    """An embedding of tokens or categories, which torch looks up."""
+
+    def __init__(self, reads: Sequence[int], module: nn.Module, width: int) -> None:
+        super().__init__(reads)
+        self._module, self._width = module, width
+
+    def run(self, held: list[Tensor], call: Call) -> Tensor:
+        """See :class:`Stage`."""
+        rows: Tensor = self._module(held[self.reads[0]])
+        return rows.reshape(rows.shape[0], self._width)
+
+    def facts(self) -> Iterable[bytes]:
+        """See :class:`Stage`."""
+        for name, tensor in self._module.state_dict().items():
+            yield name.encode()
+            yield from _contents(tensor)
+
+
+def _contents(tensor: Tensor | None) -> Iterable[bytes]:
+    if tensor is None:
+        yield b"none"
+        return
+    flat = tensor.detach().contiguous()
+    yield f"{tuple(flat.shape)} {flat.dtype}".encode()
+    yield flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def digest_of(stages: Iterable[Stage], rest: str) -> bytes:
+    """Return a hash of everything that affects the results of stages."""
+    found = hashlib.sha256(rest.encode())
+    for stage in stages:
+        found.update(repr((type(stage).__name__, stage.reads)).encode())
+        for part in stage.facts():
+            found.update(part)
+    return found.digest()
+
+
+def layer_stages(
+    layer: Stack, read: int, next_read: int, dtype: torch.dtype, int8: bool, left: list[str]
+) -> list[Stage]:
+    """Return the stages of a recurrent layer, one for each layer of the stack; raise Refused if it has none.
+
+    The first stage reads the rows ``read``, the others those of the stage before, which begin at ``next_read``. Outputs
+    have ``dtype``. The reasons why layers keep their dtype although ``int8`` is requested are appended to ``left``.
+    """
+    initial = _initial(layer)
+    weights = layer._weights()
+    stages: list[Stage] = []
+    width = layer.input_size
+    for depth in range(layer.num_layers):
+        plain = layer.cell if depth == 0 else layer.cell.above()
+        cell = layer.regularisation.cell(plain, False)
+        own = weights[depth] if cell is plain else RegularisedWeights(weights[depth], None)
+        reads = [read if depth == 0 else next_read + depth - 1]
+        starts = [part[depth] for part in initial]
+        if has_cell(cell.name):
+            narrow = int8 and not cell_facts()[cell.name].is_elementwise and own[0].dtype is torch.float32
+            if int8 and not narrow:
+                left.append(f"a layer {type(layer).__name__} of {own[0].dtype}")
+            tensors = [None if part is None else part.detach() for part in own]
+            stages.append(LayerStage(reads, cell.name, tensors, starts, narrow))
+        else:
+            if int8:
+                left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
+            stages.append(_cell_stage(cell, own, width, starts, reads, dtype))
+        width = layer.output_size
+    return stages
+
+
+def _initial(layer: Stack) -> list[Tensor]:
+    """Return the first states of a stream, ``(layers, size)`` each."""
+    if layer.initial_state in ("lengths", "module"):
+        raise Refused(f"its initial_state is {layer.initial_state!r}, which reads whole sequences")
+    like = layer._like(layer._weights())
+    sizes = layer.state_sizes
+    if not layer._has_own_initial():
+        dtype = torch.float32 if like is None else like.dtype
+        return [torch.zeros(layer.num_layers, size, dtype=dtype, device="cpu") for size in sizes]
+    with torch.no_grad():
+        empty = Ragged._make(torch.empty(0, layer.input_size), torch.zeros(2, dtype=torch.int64), None)
+        own = layer._own_initial(empty)
+    return [part[:, 0].detach().clone() for part in ((own,) if isinstance(own, Tensor) else own)]
+
+
+def _cell_stage(
+    cell: CellSpec, weights: Any, width: int, starts: Sequence[Tensor], reads: Sequence[int], dtype: torch.dtype
+) -> Stage:
+    """Return a stage that runs a cell as a program."""
+    step = step_of(cell, weights, width, tuple([start.shape[0] for start in starts]), dtype)
+    compiled = ready(step)
+    if not compiled.trace.prepares:
+        raise Refused("its prepare cannot become a program")
+    result = compiled.trace.result
+    kinds: dict[int, Any] = dict.fromkeys(result.elements, "element") | dict.fromkeys(result.states, "state")
+    kinds |= dict.fromkeys(result.vectors, "vector")
+    lowered = Lowering(result.graph, kinds, result.states).run([result.output], result.new)
+    with torch.no_grad():
+        leaves = [step.converted(part.detach()) for part in step.leaves]
+        vectors, products = compiled.trace.parameters.of(leaves)
+    by_node = dict(zip(result.vectors, vectors, strict=True))
+    own = [by_node[node] for node in lowered.given.get("vector", ())]
+    return ProgramStage(reads, lowered, own, products, dtype, starts)

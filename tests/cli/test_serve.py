@@ -1,0 +1,135 @@
+"""``raglane serve`` as a process: SIGTERM answers queued frames, and mistakes are one line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+import websockets.sync.client as websockets
+
+import raglane as rl
+from commands import fails
+from processes import Command, start
+from raglane.serve import Engine
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve")
+    walks = [np.random.default_rng(at).normal(size=(3, 2)) for at in range(8)]
+    options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0, "threads": 1}
+    for name in ("one", "other/one", "two"):
+        rl.fit(walks, ["up", "down"] * 4, **options).save(folder / name)
+    return folder
+
+
+def _started(runs: Path, *arguments: str) -> tuple[Command, str]:
+    command = start(runs, "serve", *arguments, "--port", "0")
+    command.wait_for("serving: ")
+    found = re.search(r"serving: http://(\S+)", command.printed())
+    assert found is not None
+    return command, found[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(runs: Path, number: int) -> None:
+    """All frames that the server has read are answered, and the client receives the state for another server."""
+    command, where = _started(runs, "one", "two", "--max-queue", "100")
+    values = torch.randn(20_000, 2)
+    with websockets.connect(f"ws://{where}/stream?model=one&outputs=true", max_size=None) as stream:
+        stream.send(values.numpy().tobytes())
+        found = json.loads(stream.recv())["outputs"]
+        command.signal(number)
+        answers = [json.loads(text) for text in stream]  # until the server closes
+        found += [row for answer in answers for row in answer.get("outputs", [])]
+        assert (stream.close_code, stream.close_reason) == (1001, "the server is closing")
+    assert command.end() == 0, command.errors()
+    assert command.errors() == ""
+    engine = Engine(rl.load(runs / "one"), slots=1)
+    expected = engine.run(rl.Ragged([values])).values
+    assert torch.equal(torch.tensor(found), expected)
+    assert answers[-1]["at"] == 20_000
+    again = engine.open(base64.b64decode(answers[-1]["state"]))
+    again.push(values[:1])
+    engine.step()
+    assert torch.equal(again.pull(), engine.run(rl.Ragged([torch.cat([values, values[:1]])])).values[-1:])
+
+
+def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
+    command, where = _started(runs, "one", "--drain", "0.5")
+    with websockets.connect(f"ws://{where}/stream?outputs=true&probabilities=true", max_queue=1) as stream:
+        for _ in range(30):
+            stream.send(bytes(100_000))
+        time.sleep(1)
+        command.signal(signal.SIGTERM)
+        while httpx2.get(f"http://{where}/health").status_code == 200:
+            time.sleep(0.01)
+        assert command.end(30) == 143
+
+
+def test_a_token_in_a_file(runs: Path) -> None:
+    (runs / "token").write_text("secret\n")
+    command, where = _started(runs, "one", "two", "--token-file", "token", "--client-streams", "7", "--int8")
+    assert "model: one (classify) model: two (classify)" in " ".join(command.printed().split())
+    assert httpx2.get(f"http://{where}/metrics").status_code == 401
+    own = {"authorization": "Bearer secret"}
+    assert httpx2.get(f"http://{where}/v2/models/two", headers=own).json()["name"] == "two"
+    body = {"model": "one", "sequences": [[[1, 2]]]}
+    found = httpx2.post(f"http://{where}/predict", json=body, headers=own).json()["predictions"]
+    assert found["prediction"] == rl.load(runs / "one").predict([np.array([[1.0, 2.0]])])["prediction"]
+    command.signal(signal.SIGTERM)
+    assert command.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], ["nothing must be the folder of a run"]),
+        (["one", "--port", "70000"], ["--port must be a number from 0 to 65535", "70000"]),
+        (["one", "--port", "-1"], ["--port must be"]),
+        (["one", "--port", "x"], ["--port must be a whole number", "'x'"]),
+        (["one", "--host", "256.1.1.1"], ["--port must be a free port", "256.1.1.1"]),
+        (["one", "other/one"], ["RUN must be folders of different names", "'one'"]),
+        (["one", "--slots", "0"], ["--slots must be"]),
+        (["one", "--client-streams", "0"], ["--client-streams must be"]),
+        (["one", "--max-message", "0"], ["--max-message must be"]),
+        (["one", "--max-queue", "0"], ["--max-queue must be"]),
+        (["one", "--threads", "0"], ["--threads must be"]),
+        (["one", "--idle", "0"], ["--idle must be"]),
+        (["one", "--drain", "nan"], ["--drain must be"]),
+        (["one", "--token-file", "nothing"], ["--token-file must be a file with a token"]),
+        (["one", "--token-file", "empty"], ["a token of visible ASCII characters", "got nothing"]),
+    ],
+)
+def test_mistakes(
+    runs: Path,
+    arguments: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(runs)
+    (runs / "empty").write_text("")
+    fails(["serve", *arguments], capsys, *words)
+
+
+def test_a_port_in_use(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        fails(["serve", str(runs / "one"), "--port", port], capsys, "--port must be a free port", "in use")
+
+
+def test_without_the_extra(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    fails(["serve", str(runs / "one")], capsys, "uvicorn is not installed. Run pip install 'raglane[serve]'")

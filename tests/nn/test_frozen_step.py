@@ -1,0 +1,152 @@
+"""One step of a frozen layer: the fast path has the bits, the errors and the hooks of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from raglane.errors import ShapeError
+from raglane.nn.recurrent import call
+
+LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
+    "rnn": rl.nn.RNN,
+    "lstm": rl.nn.LSTM,
+    "projected": partial(rl.nn.LSTM, proj_size=3),
+    "no bias": partial(rl.nn.LSTM, bias=False),
+    "gru": rl.nn.GRU,
+    "mingru": rl.nn.MinGRU,
+    "minlstm": rl.nn.MinLSTM,
+    "indrnn": rl.nn.IndRNN,
+    "qrnn": rl.nn.QRNN,
+    "sru": rl.nn.SRU,
+}
+
+
+@pytest.fixture(name="fast")
+def count_fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each step has used the fast path."""
+    original, used = call.step, list[bool]()
+
+    def counted(*args: Any) -> Any:
+        result = original(*args)
+        used.append(result is not None)
+        return result
+
+    monkeypatch.setattr("raglane.nn.recurrent.layer.step", counted)
+    return used
+
+
+def parts_of(state: Any) -> tuple[Tensor, ...]:
+    return (state,) if isinstance(state, Tensor) else tuple(state)
+
+
+def steps(layer: Any, inputs: Tensor, state: Any = None) -> list[Tensor]:
+    outputs = []
+    for x_t in inputs:
+        out, state = layer.step(x_t, state)
+        outputs += [out, *parts_of(state)]
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (7, 5)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_has_the_bits_of_a_call(
+    name: str, shape: tuple[int, ...], batch_first: bool, dtype: torch.dtype, fast: list[bool]
+) -> None:
+    is_int8 = dtype is torch.int8
+    if is_int8 and name not in ("rnn", "lstm", "projected", "no bias", "gru"):
+        pytest.skip("the cell has no int8 weights")
+    layer: Any = LAYERS[name](5, 17, batch_first=batch_first).to(torch.float32 if is_int8 else dtype).eval()
+    inputs = torch.randn(4, *shape).to(torch.float32 if is_int8 else dtype)
+    with torch.no_grad():
+        wanted = steps(layer, inputs)
+        rl.freeze(layer, dtype=torch.int8 if is_int8 else None)
+        if is_int8:  # a hook prevents the fast path
+            with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
+                wanted = steps(layer, inputs)
+        fast.clear()
+        got = steps(layer, inputs)
+    assert fast == [True] * 3  # the first step has no state
+    assert all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def frozen() -> tuple[Any, Tensor, Any]:
+    layer = rl.freeze(rl.nn.LSTM(5, 17).eval())
+    with torch.no_grad():
+        return layer, torch.randn(3, 5), layer.step(torch.randn(3, 5))[1]
+
+
+def hooked(layer: Any) -> list[int]:
+    calls: list[int] = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_runs_hooks() -> None:
+    layer, x_t, state = frozen()
+    calls = hooked(layer)
+    with torch.no_grad():
+        layer.step(x_t, state)
+    assert calls == [1]
+
+
+def test_gradients_use_the_call(fast: list[bool]) -> None:
+    layer, x_t, state = frozen()
+    layer.step(x_t, state)[0].sum().backward()
+    assert fast == [False]
+    assert layer.weight_ih_l0.grad is not None
+
+
+def test_changed_weights(fast: list[bool]) -> None:
+    layer, x_t, state = frozen()
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(2)
+        got = layer.step(x_t, state)[0]
+        other = rl.nn.LSTM(5, 17)
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(got, other.step(x_t, state)[0])
+    assert not any(fast)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.t().contiguous().t(), torch._neg_view, lambda x: x.repeat(1, 2)[:, :5]])
+def test_inputs_of_any_layout(change: Callable[[Tensor], Tensor]) -> None:
+    layer, x_t, state = frozen()
+    x_t = change(x_t)
+    with torch.no_grad():
+        assert torch.equal(layer.step(x_t, state)[0], layer.step(x_t.resolve_neg().contiguous(), state)[0])
+
+
+@pytest.mark.parametrize(
+    ("x_t", "state"),
+    [
+        (torch.zeros(3, 4), None),
+        (torch.zeros(3, 5).double(), None),
+        (torch.zeros(3, 5), (torch.zeros(1, 2, 17), torch.zeros(1, 3, 17))),
+        (torch.zeros(3, 5), (torch.zeros(1, 3, 17), torch.zeros(1, 3, 16))),
+        (torch.zeros(3, 5), (torch.zeros(1, 4, 17), torch.zeros(1, 4, 17))),
+        (torch.zeros(5), (torch.zeros(1, 1, 17), torch.zeros(1, 1, 17))),
+        (torch.zeros(1, 3, 5), None),
+    ],
+)
+def test_wrong_tensors(x_t: Tensor, state: Any) -> None:
+    layer, right, own = frozen()
+    with torch.no_grad():
+        layer.step(right, own)
+        with pytest.raises(ShapeError):
+            layer.step(x_t, own if state is None else state)
+
+
+def test_results_do_not_share_memory() -> None:
+    layer, x_t, state = frozen()
+    with torch.no_grad():
+        out, (h, c) = layer.step(x_t, state)
+    places = {part.data_ptr() for part in (out, h, c, x_t, *state)}
+    assert len(places) == 6

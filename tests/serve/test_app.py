@@ -1,0 +1,546 @@
+"""The server: answers of sequences and streams, limits, malformed messages, and slow, killed or silent clients."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+import uvicorn
+import websockets.sync.client as websockets
+from starlette.testclient import TestClient
+from websockets.exceptions import ConnectionClosed
+
+import raglane as rl
+from raglane.errors import ArgumentError
+from raglane.serve import Engine
+from raglane.serve.app import create_app
+
+_SMALL: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0, "threads": 1}
+
+
+def _walks(count: int = 12, channels: int = 2) -> list[np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    return [random.normal(size=(2 + at % 5, channels)).astype(np.float32) for at in range(count)]
+
+
+@pytest.fixture(scope="module")
+def run() -> rl.Run:
+    return rl.fit(_walks(), ["up", "down"] * 6, **_SMALL)
+
+
+@pytest.fixture(scope="module")
+def backwards() -> rl.Run:
+    return rl.fit(_walks(), ["up", "down"] * 6, bidirectional=True, **_SMALL)
+
+
+def _layer() -> rl.nn.LSTM:
+    torch.manual_seed(0)
+    return rl.nn.LSTM(3, 8).eval()
+
+
+def _engine(**options: Any) -> Engine:
+    return Engine(_layer(), **{"slots": 50, **options})
+
+
+@pytest.fixture(scope="module")
+def client(run: rl.Run, backwards: rl.Run) -> Iterator[TestClient]:
+    models: dict[str, rl.Run | Engine] = {"run": run, "backwards": backwards, "layer": _engine(max_queue=64)}
+    with TestClient(create_app(models, slots=50, max_message=100_000), raise_server_exceptions=False) as client:
+        yield client
+
+
+@contextmanager
+def _served(app: Any) -> Iterator[str]:
+    """Serve an application on a port, with the settings of the command that matter; yield host and port."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio", lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    yield f"{host}:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+def _offline(values: torch.Tensor) -> torch.Tensor:
+    return _engine().run(rl.Ragged([values])).values
+
+
+def _infer(client: TestClient, model: str, values: Any, **parameters: Any) -> tuple[int, Any]:
+    array = np.asarray(values, np.float32)
+    tensor = {"name": "frames", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
+    answer = client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor], "parameters": parameters})
+    return answer.status_code, answer.json()
+
+
+# Whole sequences.
+
+
+@pytest.mark.parametrize("model", ["run", "backwards"])
+@pytest.mark.parametrize("options", [{}, {"probabilities": True}, {"top": 2}])
+def test_predict(client: TestClient, request: pytest.FixtureRequest, model: str, options: dict[str, Any]) -> None:
+    expected = request.getfixturevalue(model).predict(_walks(), **options).columns
+    body = {"model": model, "sequences": [walk.tolist() for walk in _walks()], **options}
+    found = client.post("/predict", json=body).json()["predictions"]
+    assert found == {name: column for name, column in expected.items() if name != "id"}
+
+
+def test_requests_together_have_their_own_answers(client: TestClient, run: rl.Run) -> None:
+    """Also if some of them are invalid."""
+    walks = _walks(40)
+    expected = run.predict(walks, probabilities=True)["p_up"]
+
+    def ask(at: int) -> Any:
+        bad = [[[1.0, "x"]]] if at % 4 == 0 else [[[float("nan"), 1.0]]] if at % 4 == 1 else [walks[at].tolist()]
+        content = json.dumps({"model": "run", "sequences": bad, "probabilities": True})
+        answer = client.post("/predict", content=content, headers={"content-type": "application/json"})
+        return answer.status_code if answer.status_code != 200 else answer.json()["predictions"]["p_up"]
+
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(ask, range(40)))
+    assert found == [400 if at % 4 < 2 else [expected[at]] for at in range(40)]
+
+
+def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) -> None:
+    values = torch.randn(5, 3)
+    found = client.post("/predict", json={"model": "layer", "sequences": [values.tolist(), []]}).json()
+    assert torch.equal(torch.tensor(found["predictions"]["outputs"][0]), _offline(values))
+    assert found["predictions"]["outputs"][1] == []
+    table = pyarrow.table({"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3})
+    words = rl.fit(table, sequence="text", label="kind", **_SMALL)
+    with TestClient(create_app({"words": words}, slots=2)) as other:
+        for body in ({"sequences": ["a b a"]}, {"table": {"text": ["a b a"]}}):
+            answer = other.post("/predict", json={**body, "probabilities": True})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["predictions"]["p_x"] == words.predict(["a b a"], probabilities=True)["p_x"]
+
+
+# Live streams.
+
+
+def test_each_client_gets_its_own_results() -> None:
+    count, length = 20, 30
+    values = torch.randn(count, length, 3)
+    with _served(create_app({"layer": _engine()})) as where:
+
+        def talk(at: int) -> torch.Tensor:
+            random = np.random.default_rng(at)
+            found: list[bytes] = []
+            with websockets.connect(f"ws://{where}/stream?answers=binary") as stream:
+                begin = 0
+                while begin < length:
+                    end = min(length, begin + int(random.integers(1, 8)))
+                    stream.send(values[at, begin:end].numpy().tobytes())
+                    begin = end
+                while sum(map(len, found)) < length * 8 * 4:
+                    found.append(stream.recv(decode=False))
+            return torch.frombuffer(bytearray(b"".join(found)), dtype=torch.float32).reshape(length, 8)
+
+        with ThreadPoolExecutor(count) as pool:
+            for at, found in enumerate(pool.map(talk, range(count))):
+                assert torch.equal(found, _offline(values[at]))
+
+
+def test_results_of_a_run(client: TestClient, run: rl.Run) -> None:
+    walk = _walks(5)[4]
+    with client.websocket_connect("/stream?model=run&probabilities=true") as stream:
+        for step in range(len(walk)):
+            stream.send_json({"frames": walk[step : step + 1].tolist()})
+            found = stream.receive_json()
+            assert found.pop("at") == step
+            expected = run.predict([walk[: step + 1]], probabilities=True).columns
+            assert found == {name: column for name, column in expected.items() if name != "id"}
+        stream.send_json({"reset": True})
+        assert stream.receive_json() == {"reset": True}
+        stream.send_json({"frames": walk.tolist()})
+        assert stream.receive_json()["p_up"][-1] == expected["p_up"][0]
+        stream.send_json({"end": True})
+        assert stream.receive() == {"type": "websocket.close", "code": 1000, "reason": "end"}
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "regress", "multilabel", "forecast", "language"])
+def test_tasks(task: str) -> None:
+    walks = _walks()
+    labels: Any = {
+        "classify": ["a", "b"] * 6,
+        "tag": [["u" if row[0] > 0 else "v" for row in walk] for walk in walks],
+        "regress": [float(walk.sum()) for walk in walks],
+        "multilabel": [["a", "b"], ["a"]] * 6,
+    }.get(task)
+    data: Any = ["a b a", "b b"] * 6 if task == "language" else walks
+    run = rl.fit(data, labels, task=task, **_SMALL)
+    one: Any = data[1]
+    with TestClient(create_app({"run": run}, slots=2)) as client, client.websocket_connect("/stream") as stream:
+        stream.send_json({"frames": one if isinstance(one, str) else one.tolist()})
+        found = stream.receive_json()
+        assert found.pop("at") == 0
+        columns = run.predict([one]).columns
+        for name, column in found.items():
+            assert (column if task == "tag" else column[-1]) == columns[name][0]
+
+
+def test_a_message_longer_than_the_queue(client: TestClient) -> None:
+    values = torch.randn(1000, 3)
+    found: list[list[float]] = []
+    with client.websocket_connect("/stream?model=layer") as stream:
+        stream.send_bytes(values.numpy().tobytes())
+        while len(found) < 1000:
+            answer = stream.receive_json()
+            assert answer["at"] == len(found)
+            found += answer["outputs"]
+    assert torch.equal(torch.tensor(found), _offline(values))
+
+
+def test_state_moves_to_another_server(client: TestClient) -> None:
+    values = torch.randn(9, 3)
+    with client.websocket_connect("/stream?model=layer") as stream:
+        stream.send_json({"frames": values[:5].tolist()})
+        stream.send_json({"state": True})
+        answers = [stream.receive_json()]
+        while "state" not in answers[-1]:
+            answers.append(stream.receive_json())
+        assert answers[-1]["at"] == 5
+    state = answers[-1]["state"]
+    expected = _offline(values)[5:]
+    with TestClient(create_app({"layer": _engine()})) as other:
+        with other.websocket_connect("/stream") as stream:
+            stream.send_json({"state": state})
+            assert stream.receive_json() == {"restored": True}
+            stream.send_json({"frames": values[5:].tolist()})
+            assert torch.equal(torch.tensor(stream.receive_json()["outputs"]), expected)
+        code, found = _infer(other, "layer", values[5:], sequence_id="x", sequence_start=True, state=state)
+        assert code == 200
+        assert torch.equal(torch.tensor(found["outputs"][0]["data"]).reshape(4, 8), expected)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words"),
+    [
+        ("{", 1007, "JSON"),
+        ("[" * 50_000, 1007, "JSON"),
+        ("3", 1008, "an object"),
+        ("{}", 1008, "an object"),
+        ('{"frames": [], "reset": true}', 1008, "an object"),
+        ('{"nothing": 1}', 1008, "an object"),
+        ('{"state": "?"}', 1008, "base64"),
+        ('{"state": 5}', 1008, "base64"),
+        ('{"state": "AAAA"}', 1008, "bytes that"),
+        ('{{"state": "{}"}}'.format(base64.b64encode(b"raglane1" + bytes(200)).decode()), 1008, "state"),
+        ("x" * 100_001, 1009, "at most 100,000 bytes"),
+    ],
+)  # fmt: skip
+def test_malformed_messages_close_the_stream(client: TestClient, message: str, code: int, words: str) -> None:
+    with client.websocket_connect("/stream?model=layer") as stream:
+        stream.send_text(message)
+        assert words in stream.receive_json()["error"]
+        closed = stream.receive()
+        assert (closed["type"], closed["code"]) == ("websocket.close", code)
+        assert words in closed["reason"] or len(closed["reason"]) >= 100
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"frames": [[1, 2]]}',
+        '{"frames": [1, 2, 3]}',
+        '{"frames": [[1, 2], [1, 2, 3]]}',
+        '{"frames": [["a", "b", "c"]]}',
+        '{"frames": "abc"}',
+        '{"frames": {"a": 1}}',
+        '{"frames": null}',
+        '{"frames": [[1, 2, null]]}',
+        '{"frames": [[1, 2, NaN]]}',
+        '{"frames": [[true, false, true]]}',
+        '{"frames": [[[1, 2, 3]]]}',
+        b"abc",
+        struct.pack("<3f", 1, float("nan"), 1),
+    ],
+)
+def test_refused_frames_leave_the_stream_open(client: TestClient, message: str | bytes) -> None:
+    values = torch.randn(2, 3)
+    with client.websocket_connect("/stream?model=layer&outputs=true") as stream:
+        stream.send_json({"frames": values[:1].tolist()})
+        stream.receive_json()
+        stream.send({"type": "websocket.receive", "bytes" if isinstance(message, bytes) else "text": message})
+        found = stream.receive_json()
+        assert found["at"] == 1
+        assert "frames must be" in found["error"]
+        for nothing in ('{"frames": []}', b""):
+            stream.send({"type": "websocket.receive", "bytes" if isinstance(nothing, bytes) else "text": nothing})
+        stream.send_json({"frames": values[1:].tolist()})
+        assert torch.equal(torch.tensor(stream.receive_json()["outputs"]), _offline(values)[1:])
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "words"),
+    [
+        ("model=none", 4404, "one of 'run', 'backwards', 'layer'"),
+        ("", 4404, "got none"),
+        ("model=backwards", 4409, "reads sequences from the end"),
+        ("model=run&top=x", 1008, "top must be a whole number"),
+        ("model=run&top=0", 1008, "top must be"),
+        ("model=run&probabilities=1", 1008, "true or false"),
+        ("model=layer&probabilities=true", 1008, "without a task"),
+        ("model=run&other=1", 1008, "option must be one of"),
+    ],
+)
+def test_streams_that_are_refused(client: TestClient, query: str, code: int, words: str) -> None:
+    with client.websocket_connect(f"/stream?{query}") as stream:
+        assert words in stream.receive_json()["error"]
+        assert stream.receive()["code"] == code
+
+
+def _open_streams(client: TestClient) -> int:
+    streams: int = client.get("/health").json()["models"]["layer"]["streams"]
+    return streams
+
+
+def test_limits_of_streams() -> None:
+    app = create_app({"layer": _engine(slots=3, idle=0.4)}, client_streams=2)
+    with TestClient(app) as client:
+        with client.websocket_connect("/stream") as one, client.websocket_connect("/stream") as two:
+            with client.websocket_connect("/stream") as more:
+                assert "within the limit of a client" in more.receive_json()["error"]
+                assert more.receive()["code"] == 4429
+            assert _infer(client, "layer", [[1, 2, 3]])[0] == 429
+            # Streams that are idle are closed, and make room.
+            for stream in (one, two):
+                assert "idle" in str(stream.receive())
+        assert _open_streams(client) == 0
+        assert _infer(client, "layer", [[1, 2, 3]], sequence_id=1, sequence_start=True)[0] == 200
+        assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2, sequence_start=True)[0] == 200
+        assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 429
+        time.sleep(2.5)
+        assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 200
+    with TestClient(create_app({"layer": _engine(slots=1)})) as client, client.websocket_connect("/stream"):
+        with client.websocket_connect("/stream") as more:
+            assert "slots must be" in more.receive_json()["error"]
+            assert more.receive()["code"] == 1013
+        assert _infer(client, "layer", [[1, 2, 3]])[0] == 503
+
+
+def test_clients_that_do_not_read_or_are_killed() -> None:
+    """Others go on without delay, nothing grows, and the streams of killed clients are closed."""
+    engine = _engine(max_queue=32)
+    rows = np.zeros((2000, 3), np.float32).tobytes()
+    with _served(create_app({"layer": engine})) as where, ExitStack() as stack:
+        slow = [stack.enter_context(websockets.connect(f"ws://{where}/stream", max_queue=1)) for _ in range(3)]
+
+        def flood(stream: Any) -> None:
+            with suppress(ConnectionClosed, OSError):
+                while True:
+                    stream.send(rows)
+
+        threads = [threading.Thread(target=flood, args=(stream,), daemon=True) for stream in slow]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        values, times = torch.randn(200, 3), []
+        expected = _offline(values)
+        with websockets.connect(f"ws://{where}/stream?answers=binary") as stream:
+            for at, row in enumerate(values):
+                start = time.perf_counter()
+                stream.send(row.numpy().tobytes())
+                found = torch.frombuffer(bytearray(stream.recv(timeout=20, decode=False)), dtype=torch.float32)
+                times.append(time.perf_counter() - start)
+                assert torch.equal(found, expected[at])
+                if at == 100:
+                    for other in slow:
+                        # Without a closing handshake.
+                        option = struct.pack("ii", 1, 0)
+                        other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
+                        other.socket.shutdown(socket.SHUT_RDWR)
+                if at == 50:
+                    stats = engine.stats()
+                    assert stats["queued"] <= 3 * 32
+                    assert stats["results"] <= 3 * 32
+            assert np.median(times) < 0.1
+            for thread in threads:
+                thread.join(10)
+            end = time.monotonic() + 20
+            while engine.stats()["streams"] > 1:
+                assert time.monotonic() < end, engine.stats()
+                time.sleep(0.05)
+        while engine.stats()["streams"]:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+# The Open Inference Protocol.
+
+
+def test_sequences_of_the_protocol(client: TestClient) -> None:
+    values = torch.randn(2, 100, 3)
+    found: list[list[Any]] = [[], []]
+    for begin in range(0, 100, 20):
+        for at in range(2):
+            facts = {"sequence_start": begin == 0, "sequence_end": begin == 80, "sequence_id": ("a", 7)[at]}
+            code, answer = _infer(client, "layer", values[at, begin : begin + 20], **facts)
+            assert (code, answer["parameters"]) == (200, {"sequence_id": ("a", 7)[at]})
+            assert answer["outputs"][0]["shape"] == [20, 8]
+            found[at] += answer["outputs"][0]["data"]
+    for at in range(2):
+        assert torch.equal(torch.tensor(found[at]).reshape(100, 8), _offline(values[at]))
+    code, whole = _infer(client, "layer", values[0])
+    assert whole["outputs"][0]["data"] == found[0]
+    code, ended = _infer(client, "layer", values[0], sequence_id=7)
+    assert code == 404
+    assert "sequence_start" in ended["error"]
+    assert _infer(client, "layer", np.zeros((0, 3)))[1]["outputs"][0]["shape"] == [0, 8]
+    assert _open_streams(client) == 0
+
+
+def test_predictions_of_the_protocol(client: TestClient, run: rl.Run) -> None:
+    walk = _walks()[3]
+    _, answer = _infer(client, "run", walk)
+    outputs = {one["name"]: one for one in answer["outputs"]}
+    assert outputs["prediction"]["datatype"] == "BYTES"
+    assert outputs["prediction"]["data"][-1] == run.predict([walk])["prediction"][0]
+    described = client.get("/v2/models/run").json()
+    assert described["inputs"] == [{"name": "frames", "datatype": "FP32", "shape": [-1, 2]}]
+    assert client.get("/v2").json()["extensions"] == ["sequence"]
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2/models/backwards/ready").status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"datatype": "FP64"}, 400),
+        ({"datatype": "BYTES", "data": ["a", "b", "c"]}, 400),
+        ({"shape": [2, 3]}, 400),
+        ({"shape": [-1, 3]}, 400),
+        ({"shape": [3, 1]}, 400),
+        ({"shape": [10**30]}, 400),
+        ({"data": [1, "x", 2]}, 400),
+        ({"data": [1, None, 2]}, 400),
+        ({"data": {"a": 1}}, 400),
+        ({"shape": None}, 400),
+    ],
+)
+def test_invalid_tensors(client: TestClient, change: dict[str, Any], code: int) -> None:
+    tensor = {"name": "frames", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3], **change}
+    answer = client.post("/v2/models/layer/infer", json={"inputs": [tensor]})
+    assert answer.status_code == code
+    assert answer.json()["error"].isprintable()
+
+
+def test_models_without_streams(client: TestClient) -> None:
+    code, answer = _infer(client, "backwards", _walks()[0])
+    assert code == 409
+    assert "reads sequences from the end" in answer["error"]
+    own = client.get("/health").json()["models"]
+    assert own["run"]["live"]
+    assert not own["backwards"]["live"]
+    assert "reads sequences from the end" in own["backwards"]["reason"]
+
+
+# Around the routes.
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("/predict", b"{", 400),
+        ("/predict", b"[" * 50_000, 400),
+        ("/predict", b"{}", 404),
+        ("/predict", b'{"model": "run"}', 400),
+        ("/predict", b'{"model": "none", "sequences": []}', 404),
+        ("/predict", b'{"model": "run", "sequences": 3}', 400),
+        ("/predict", b'{"model": "run", "sequences": [3]}', 400),
+        ("/predict", b'{"model": "run", "sequences": [[[1]]]}', 400),
+        ("/predict", b'{"model": "run", "sequences": [[["1", "2"]]]}', 400),
+        ("/predict", b'{"model": "run", "sequences": [[[1, 2]]], "top": 0}', 400),
+        ("/predict", b'{"model": "run", "sequences": [[[1, 2]]], "horizon": 3}', 400),
+        ("/predict", b'{"model": "layer", "sequences": [[[1, 2]]]}', 400),
+        ("/predict", b'{"model": "layer", "table": {"x": [1]}}', 400),
+        ("/predict", b'{"model": "run", "table": {"y": [1]}}', 400),
+        ("/predict", b" " * 100_001, 413),
+        ("/v2/models/layer/infer", b"{}", 400),
+        ("/v2/models/layer/infer", b'{"inputs": []}', 400),
+        ("/nothing", b"{}", 404),
+    ],
+)
+def test_invalid_requests(client: TestClient, path: str, body: bytes, code: int) -> None:
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == code, answer.text
+    assert answer.json()["error"].isprintable()
+
+
+def test_bodies_without_a_length(client: TestClient) -> None:
+    answer = client.post("/predict", content=iter([b" " * 60_000, b" " * 60_000]))
+    assert answer.status_code == 413
+
+
+def test_tokens_and_origins(run: rl.Run) -> None:
+    app = create_app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
+    with TestClient(app) as client:
+        own = {"authorization": "Bearer secret"}
+        for headers, code in (
+            ({}, 401),
+            ({"authorization": "Bearer secre"}, 401),
+            ({"authorization": "x"}, 401),
+            (own, 200),
+        ):
+            for path in ("/metrics", "/v2/models/run", "/openapi.json"):
+                assert client.get(path, headers=headers).status_code == code
+        for path in ("/", "/health", "/v2/health/ready"):
+            assert client.get(path).status_code == 200
+        for protocols, code in (([], 4401), (["raglane", "bearer.wrong"], 4401)):
+            with client.websocket_connect("/stream", subprotocols=protocols) as stream:
+                assert "token must be" in stream.receive_json()["error"]
+                assert stream.receive()["code"] == code
+        with client.websocket_connect("/stream", subprotocols=["raglane", "bearer.secret"]) as stream:
+            assert str(stream.accepted_subprotocol) == "raglane"
+            stream.send_json({"frames": [[1, 2]]})
+            assert stream.receive_json()["at"] == 0
+        for origin, code in (("http://testserver", 200), ("https://other.example", 200), ("https://evil.example", 403)):
+            assert client.get("/metrics", headers={**own, "origin": origin}).status_code == code
+        with client.websocket_connect("/stream", headers={**own, "origin": "null"}) as stream:
+            assert "origin must be" in stream.receive_json()["error"]
+            assert stream.receive()["code"] == 4403
+
+
+def test_pages(client: TestClient) -> None:
+    assert "'self'" not in (page := client.get("/").text)
+    assert "http://www.w3.org/2000/svg" in page
+    assert page.count("http") == page.count("http://www.w3.org") + page.count('"http", "ws"')
+    schema = client.get("/openapi.json").json()
+    assert {"/predict", "/health", "/v2/models/{name}/infer"} <= set(schema["paths"])
+    assert client.get("/docs").status_code == 200
+    metrics = client.get("/metrics").text
+    assert 'raglane_frames_total{model="layer"}' in metrics
+    assert 'raglane_requests_total{route="/predict",status="200"}' in metrics
+
+
+def test_a_failed_engine_is_unhealthy() -> None:
+    engine = _engine()
+    with TestClient(create_app({"layer": engine})) as client:
+        with client.websocket_connect("/stream") as stream:
+            engine._error = RuntimeError("out of memory")
+            stream.send_json({"frames": [[1, 2, 3]]})
+            assert "out of memory" in str(stream.receive())
+        assert client.get("/health").json()["status"] == "failed"
+        assert client.get("/v2/health/ready").status_code == 503
+        engine._error = None
+
+
+def test_arguments() -> None:
+    with pytest.raises(ArgumentError, match="models must be at least one model"):
+        create_app({})
+    with pytest.raises(ArgumentError, match="client_streams must be"):
+        create_app({"layer": _engine()}, client_streams=0)

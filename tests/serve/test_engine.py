@@ -1,0 +1,449 @@
+"""The engine: errors, statistics, its thread, asyncio, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import raglane as rl
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BusyError,
+    CheckpointError,
+    ClosedError,
+    DispatchError,
+    ShapeError,
+)
+from raglane.serve import Engine, Stream
+
+
+def engine_of(**options: Any) -> Engine:
+    torch.manual_seed(0)
+    return Engine(rl.nn.LSTM(3, 4).eval(), **{"slots": 2, "max_queue": 4, **options})
+
+
+def test_no_slot_is_left() -> None:
+    engine = engine_of()
+    one, _ = engine.open(), engine.open()
+    with pytest.raises(BusyError, match=r"slots must be .* got 2 open streams"):
+        engine.open()
+    one.close()
+    engine.open()
+    assert engine.stats()["refused"] == 1
+
+
+def test_a_full_queue_refuses_all_frames_of_a_push() -> None:
+    engine = engine_of()
+    stream, frames = engine.open(), torch.randn(6, 3)
+    stream.push(frames[:3])
+    with pytest.raises(BusyError, match=r"frames must be at most max_queue = 4 .* got 2 frames, with 3 in the queue"):
+        stream.push(frames[3:5])
+    stream.push(frames[3:4])
+    engine.step()
+    assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames[:4]])).values)
+
+
+def test_results_that_are_not_pulled_stop_only_their_stream() -> None:
+    engine = engine_of()
+    slow, other, frames = engine.open(), engine.open(), torch.randn(8, 3)
+    slow.push(frames[:4])
+    engine.step()
+    slow.push(frames[4:])
+    other.push(frames[:1])
+    assert engine.step() == 1
+    assert (slow.queued, slow.ready, other.ready) == (4, 4, 1)
+    assert engine.step() == 0
+    first = slow.pull(3)
+    assert engine.step() == 1
+    engine_run = engine.run(rl.Ragged([frames])).values
+    second = slow.pull()
+    assert torch.equal(torch.cat([first, second]), engine_run[:7])
+
+
+def test_a_closed_stream() -> None:
+    engine = engine_of()
+    stream = engine.open()
+    stream.push(torch.randn(2, 3))
+    stream.close()
+    stream.close()
+    for use in (lambda: stream.push(torch.randn(1, 3)), stream.pull, stream.state, stream.reset, lambda: stream.queued):
+        with pytest.raises(ClosedError, match="stream must be an open stream"):
+            use()
+    assert stream.closed
+    assert engine.step() == 0
+    assert engine.stats()["streams"] == engine.stats()["queued"] == 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"),
+    [
+        (torch.randn(3), ShapeError),
+        (torch.randn(1, 4), ShapeError),
+        (torch.randn(1, 1, 3), ShapeError),
+        (torch.randn(1, 3).double(), ShapeError),
+        (torch.ones(1, 3, dtype=torch.int64), ShapeError),
+        (torch.randn(1, 3, device="meta"), ShapeError),
+        (np.ones((1, 3)), ShapeError),
+        ("abc", ArgumentTypeError),
+        (None, ArgumentTypeError),
+        ([[1.0, 2.0]], ShapeError),
+        ([[1.0, 2.0, 3.0], [1.0]], ArgumentTypeError),
+        (torch.tensor([[1.0, torch.nan, 0.0]]), ArgumentError),
+        (torch.tensor([[torch.inf, torch.nan, 0.0]]), ArgumentError),
+    ],
+)
+def test_wrong_frames_change_nothing(frames: Any, error: type[Exception]) -> None:
+    engine = engine_of()
+    stream = engine.open()
+    with pytest.raises(error, match=r"frames must be"):
+        stream.push(frames)
+    assert engine.step() == 0
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        torch.empty(0, 3),
+        torch.full((2, 3), torch.inf),
+        torch.full((2, 3), 3e38),
+        np.ones((2, 3), np.float32),
+        [[1, 2, 3], [4.0, 5.0, 6.0]],
+        torch.randn(3, 2).T,
+        torch.randn(2, 3, requires_grad=True),
+        torch.randn(4, 3)[::2],
+    ],
+)
+def test_valid_frames(frames: Any) -> None:
+    engine = engine_of()
+    stream = engine.open()
+    stream.push(frames)
+    rows = torch.as_tensor(frames, dtype=torch.float32).detach()
+    assert engine.step() == bool(len(rows))
+    expected = engine.run(rl.Ragged([rows])).values
+    torch.testing.assert_close(stream.pull(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_frames_are_copied() -> None:
+    engine, frames = engine_of(), torch.randn(2, 3)
+    stream, expected = engine.open(), engine.run(rl.Ragged([frames])).values
+    stream.push(frames)
+    frames.zero_()
+    engine.step()
+    assert torch.equal(stream.pull(), expected)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [10], [3, 10]])
+def test_tokens_out_of_range(tokens: list[int]) -> None:
+    engine = Engine(rl.nn.SequenceEncoder(10, 4, embedding=3).eval(), slots=1)
+    with pytest.raises(ArgumentError, match="tokens from 0 to 9"):
+        engine.open().push(torch.tensor(tokens))
+
+
+@pytest.mark.parametrize("change", [lambda s: s[:-1], lambda s: s + b"1", lambda s: b"x" + s[1:], lambda _: b""])
+def test_damaged_states(change: Any) -> None:
+    engine = engine_of()
+    with pytest.raises(CheckpointError, match="state must be"):
+        engine.open(change(engine.open().state()))
+    assert engine.stats()["streams"] == 1
+
+
+def test_a_state_of_another_model() -> None:
+    state = engine_of().open().state()
+    torch.manual_seed(1)
+    with pytest.raises(CheckpointError, match="same model"):
+        Engine(rl.nn.LSTM(3, 4).eval(), slots=1).open(state)
+    with pytest.raises(ArgumentTypeError, match="state must be bytes"):
+        engine_of().open("state")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [rl.nn.LSTM(4, 4), rl.nn.LSTM(3, 5), rl.nn.GRU(3, 4), rl.nn.LSTM(3, 4).double()])
+def test_a_model_that_cannot_replace_another(model: nn.Module) -> None:
+    with pytest.raises(ShapeError, match="model must be"):
+        engine_of().swap(model.eval())
+
+
+def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
+    stream = engine.open()
+    stream.push(torch.randn(1, 3))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(engine._prepared.stages[0], "run", fail)
+    with pytest.raises(MemoryError):
+        engine.step()
+    for use in (stream.pull, lambda: stream.push(torch.randn(1, 3)), engine.open, engine.step):
+        with pytest.raises(ClosedError, match="none left"):
+            use()
+
+
+def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(slots=3)
+    hit, gone, other, frames = engine.open(), engine.open(), engine.open(), torch.randn(2, 3)
+    hit.push(frames)
+    gone.push(frames)
+
+    def interrupt(*_: Any) -> None:
+        gone.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(engine._prepared.stages[0], "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    with pytest.raises(ClosedError, match="its states are incomplete"):
+        hit.pull()
+    with pytest.raises(ClosedError, match="got a closed stream"):
+        gone.pull()
+    # Both slots are free, and contain nothing of the step.
+    streams = [other, engine.open(), engine.open()]
+    for stream in streams:
+        stream.push(frames)
+    assert engine.step() == 3
+    for stream in streams:
+        assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames])).values)
+
+
+def test_idle_streams_are_closed() -> None:
+    closed: list[Stream] = []
+    engine = engine_of(idle=1000.0, on_idle=closed.append)
+    one, two = engine.open(), engine.open()
+    assert engine.expire() == 0
+    time.sleep(0.05)
+    two.push(torch.randn(1, 3))
+    assert engine.expire(0.04) == 1
+    assert closed == [one]
+    assert one.closed
+    assert not two.closed
+    assert engine.stats()["evicted"] == 1
+
+
+def test_statistics() -> None:
+    engine = engine_of(chunk=1)
+    one, two = engine.open(), engine.open()
+    one.push(torch.randn(3, 3))
+    one.push(torch.randn(1, 3))
+    two.push(torch.randn(1, 3))
+    assert engine.stats()["ready"] == 2
+    assert engine.step() == 2
+    assert engine.step() == 1
+    stats = engine.stats()
+    counts = {name: stats[name] for name in ("streams", "ready", "queued", "results", "steps", "frames", "late")}
+    assert counts == {"streams": 2, "ready": 1, "queued": 2, "results": 3, "steps": 2, "frames": 3, "late": 1}
+    assert stats["step_streams"]["most"] == 2
+    assert 0 < stats["step_ms"]["p50"] <= stats["step_ms"]["p99"] <= stats["step_ms"]["most"]
+
+
+class Backwards(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer = how, rl.nn.LSTM(3, 4, bidirectional=how == "directions")
+        self.attention = nn.MultiheadAttention(4, 1) if how == "attention" else nn.Identity()
+
+    def forward(self, batch: rl.Ragged) -> Any:
+        out, (_, c) = self.layer(batch)
+        if self.how == "padded":
+            return out.to_padded()
+        if self.how == "reverse":
+            return self.layer(batch.reverse())[0]
+        if self.how == "scores":
+            return torch.softmax(out.values @ out.values.T, -1) @ out.values
+        if self.how == "softmax":
+            return out.softmax()
+        if self.how == "cell state":
+            return c[-1]
+        if self.how == "two":
+            return out, out.values
+        if self.how == "tensor":
+            return self.layer(batch.values)[0]
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (Backwards("directions"), r"layer \(LSTM\), which reads sequences from the end. Build the layer with bidirec"),
+        (Backwards("attention"), r"attention \(MultiheadAttention\), which reads whole sequences"),
+        (Backwards("padded"), "Ragged.to_padded"),
+        (Backwards("reverse"), "Ragged.reverse"),
+        (Backwards("softmax"), "Ragged.softmax"),
+        (Backwards("scores"), r"Backwards\).* rows of the batch meet in its operation mm"),
+        (Backwards("cell state"), "a state other than the output"),
+        (Backwards("two"), "it returns 2 results"),
+        (Backwards("tensor"), r"layer \(LSTM\): it is called with a tensor"),
+        (nn.LSTM(3, 4), r"LSTM\), a layer of torch. Call rl.accelerate"),
+        (rl.nn.GRU(3, 4, initial_state="lengths"), "initial_state is 'lengths'"),
+        ([rl.nn.GRU(3, 4), nn.Linear(5, 2)], r"parts.1 \(Linear\): it raised RuntimeError: mat1"),
+    ],
+)
+def test_models_that_are_refused_by_name(model: Any, named: str) -> None:
+    with pytest.raises(DispatchError, match=f"model must be a model that runs element by element.*{named}"):
+        Engine(model, slots=1, features=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"slots": 0}, ArgumentError),
+        ({"max_queue": 0}, ArgumentError),
+        ({"chunk": 1.5}, ArgumentError),
+        ({"threads": 0}, ArgumentError),
+        ({"nan": "keep"}, ArgumentError),
+        ({"idle": 0}, ArgumentError),
+        ({"dtype": torch.float16}, ArgumentError),
+    ],
+)
+def test_arguments(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"{next(iter(options))} must be"):
+        engine_of(**options)
+
+
+@pytest.mark.parametrize("model", [None, 3, rl.nn.LSTM])
+def test_what_is_no_model(model: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="model must be a module"):
+        Engine(model, slots=1)
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_clients_in_threads() -> None:
+    engine = engine_of(slots=8, max_queue=64)
+    wrong: list[BaseException] = []
+
+    def client(seed: int) -> None:
+        made_by = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(5):
+                frames = torch.randn(20, 3, generator=made_by)
+                with engine.open() as stream:
+                    outputs = []
+                    for at in range(0, 20, 4):
+                        stream.push(frames[at : at + 4])
+                        outputs.append(stream.pull())
+                    while sum(map(len, outputs)) < 20:
+                        outputs.append(stream.pull())
+                    assert torch.equal(torch.cat(outputs), engine.run(rl.Ragged([frames])).values)
+        except BaseException as error:
+            wrong.append(error)
+
+    with engine:
+        with pytest.raises(ArgumentError, match="start must be called once"):
+            engine.start()
+        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not wrong, wrong
+    assert engine.stats()["streams"] == 0
+
+
+def test_closes_and_resets_during_steps() -> None:
+    # Each stream computes only its own frames, although slots are reused while a step runs.
+    engine = engine_of(slots=3, max_queue=64)
+    frames = torch.randn(40, 3)
+    expected = engine.run(rl.Ragged([frames])).values
+    with engine:
+        for round_ in range(60):
+            with engine.open() as stream:
+                stream.push(frames)
+                if round_ % 3 == 1:
+                    stream.reset()
+                    stream.push(frames)
+                if round_ % 3 == 2:
+                    continue
+                outputs = [stream.pull()]
+                while sum(map(len, outputs)) < 40:
+                    outputs.append(stream.pull())
+                assert torch.equal(torch.cat(outputs), expected)
+
+
+def test_asyncio() -> None:
+    engine = engine_of(slots=20, max_queue=16)
+
+    async def client(seed: int) -> bool:
+        frames = torch.randn(9, 3, generator=torch.Generator().manual_seed(seed))
+        outputs: list[torch.Tensor] = []
+        async with engine.stream() as stream:
+            for at in range(0, 9, 3):
+                stream.push(frames[at : at + 3])
+                outputs.append(await stream.pull(2))
+            async for rows in stream:
+                outputs.append(rows)
+                if sum(map(len, outputs)) == 9:
+                    break
+        return torch.equal(torch.cat(outputs), engine.run(rl.Ragged([frames])).values)
+
+    async def all_clients() -> list[bool]:
+        return await asyncio.wait_for(asyncio.gather(*map(client, range(20))), 60)
+
+    with engine:
+        assert all(asyncio.run(all_clients()))
+
+
+def test_a_waiting_task_sees_that_its_stream_was_closed() -> None:
+    engine = engine_of()
+
+    async def client() -> None:
+        async with engine.stream() as stream:
+            waiting = asyncio.ensure_future(stream.pull())
+            await asyncio.sleep(0)
+            stream.stream.close()
+            with pytest.raises(ClosedError):
+                await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(client())
+
+
+def resident() -> int:
+    """Return the resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_opened_and_closed_streams_leave_no_memory() -> None:
+    engine, frame = engine_of(slots=50), torch.randn(2, 3)
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            streams = [engine.open() for _ in range(50)]
+            for stream in streams[:5]:
+                stream.push(frame)
+            engine.step()
+            for stream in streams:
+                stream.close()
+        gc.collect()
+        return resident()
+
+    before = rounds(100)
+    assert rounds(2000) - before < 1 << 20
+
+
+def test_memory_of_open_streams() -> None:
+    slots = 20_000
+    engine = Engine(rl.nn.LSTM(8, 128).eval(), slots=slots)
+    gc.collect()
+    before = resident()
+    streams = [engine.open() for _ in range(slots)]
+    for stream in streams:
+        stream.push(torch.zeros(1, 8))
+    engine.step()
+    for stream in streams:
+        stream.pull()
+    # The queued frames and results of all streams are 11 MB, and grow by doubling.
+    assert resident() - before < slots * 1536 + (40 << 20)

@@ -1,0 +1,132 @@
+"""Streams of a stored run have the bits of ``run.predict``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
+from raglane.serve import Engine
+
+RNG = np.random.default_rng(0)
+SERIES = [(5 * RNG.normal(size=(n, 2)) + 3).astype(np.float32) for n in (4, 9, 1, 8)] * 3
+HOLES = [np.where(RNG.random(part.shape) < 0.3, np.nan, part).astype(np.float32) for part in SERIES]
+LABELS = ["a", "b", "a", "c"] * 3
+TEXTS = ["ab ba ab", "b a", "ab ab ab ab"] * 4
+TAGS = [["x" if number > 3 else "y" for number in part[:, 0]] for part in SERIES]
+SETS = [["u"], ["v", "u"], [], ["v"]] * 3
+
+
+def fit(data: Any, labels: Any = None, **options: Any) -> rl.Run:
+    return rl.fit(data, labels, epochs=1, hidden_size=8, validation_fraction=0, **options)
+
+
+def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
+    """Return the results of each sequence, pushed in parts next to the others."""
+    streams = [engine.open() for _ in data]
+    for at in range(0, max(map(len, data)), split):
+        for stream, part in zip(streams, data, strict=True):
+            if at < len(part):
+                stream.push(part[at : at + split])
+        engine.step()
+    results = [stream.pull() for stream in streams]
+    for stream in streams:
+        stream.close()
+    return results
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "options"),
+    [
+        *[(SERIES, LABELS, {"pooling": name}) for name in ("summary", "attention", "logsumexp", "mean", "max", "last")],
+        (SERIES, LABELS, {"cell": "slstm", "num_layers": 2}),
+        (SERIES, LABELS, {"cell": "lstm", "zoneout": 0.1, "initial_state": "learned"}),
+        (SERIES, [float(part.mean()) for part in SERIES], {"task": "regress"}),
+        (SERIES, SETS, {"task": "multilabel"}),
+        (SERIES, None, {"task": "forecast"}),
+        (HOLES, LABELS, {"missing": "zero"}),
+        (HOLES, LABELS, {"missing": "forward"}),
+    ],
+)
+def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[str, Any]) -> None:
+    run = fit(data, labels, **options)
+    engine = Engine(run, slots=20)
+    wanted = run.predict(data)
+    last = torch.stack([rows[-1] for rows in served(engine, data)])
+    assert engine.columns(last) == {name: wanted[name] for name in wanted.columns if name != "id"}
+    # Every earlier result is the prediction for the frames so far.
+    prefixes = [data[1][:end] for end in range(1, 10)]
+    (rows,) = served(engine, data[1:2])
+    wanted = run.predict(prefixes)
+    assert engine.columns(rows) == {name: wanted[name] for name in wanted.columns if name != "id"}
+
+
+@pytest.mark.parametrize("task", ["forecast", "multilabel"])
+def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
+    bits = [np.random.default_rng(at).integers(0, 2, (2 + at % 7, 2)).astype(np.float32) for at in range(200)]
+    run = fit(bits, [["u", "v"], ["u"]] * 100 if task == "multilabel" else None, task=task)
+    options: dict[str, Any] = {"probabilities": True} if task == "multilabel" else {}
+    wanted = run.predict(bits, **options)
+    assert task == "multilabel" or run.model.is_binary
+    engine = Engine(run, slots=200)
+    last = torch.stack([rows[-1] for rows in served(engine, bits)])
+    for at, row in enumerate(last.split(1)):
+        found = engine.columns(row, **options)
+        assert found == {name: wanted[name][at : at + 1] for name in wanted.columns if name != "id"}
+
+
+def test_tags() -> None:
+    run = fit(SERIES, TAGS, task="tag")
+    engine, wanted = Engine(run, slots=20), run.predict(SERIES, probabilities=True)
+    for place, rows in enumerate(served(engine, SERIES)):
+        columns = engine.columns(rows, probabilities=True)
+        assert columns == {name: wanted[name][place] for name in wanted.columns if name != "id"}
+
+
+def test_language() -> None:
+    run = fit(TEXTS, task="language")
+    engine, wanted = Engine(run, slots=1), run.predict(TEXTS)["prediction"]
+    for text, following in zip(TEXTS, wanted, strict=True):
+        with engine.open() as stream:
+            stream.push(text)
+            engine.step()
+            assert engine.columns(stream.pull()[-1:])["prediction"] == [following]
+
+
+def test_tokens() -> None:
+    run = fit(TEXTS, ["q", "r", "q"] * 4)
+    engine, wanted = Engine(run, slots=20), run.predict(TEXTS)["probability"]
+    last = torch.stack([rows[-1] for rows in served(engine, [text.split() for text in TEXTS], 2)])
+    assert engine.columns(last)["probability"] == wanted
+    with pytest.raises(ArgumentTypeError, match="a list of tokens"):
+        engine.open().push([1, 2])
+
+
+def test_a_state_continues_filled_values() -> None:
+    engine = Engine(fit(HOLES, LABELS, missing="forward"), slots=2)
+    part = np.array([[1.0, np.nan], [np.nan, 2.0], [np.nan, np.nan]], np.float32)
+    (whole,) = served(engine, [part])
+    stream = engine.open()
+    stream.push(part[:2])
+    engine.step()
+    moved = engine.open(stream.state())
+    moved.push(part[2:])
+    engine.step()
+    assert torch.equal(moved.pull(), whole[2:])
+
+
+@pytest.mark.parametrize("options", [{"missing": "elapsed"}, {"bidirectional": True}])
+def test_runs_that_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(DispatchError, match="model must be"):
+        Engine(fit(HOLES if "missing" in options else SERIES, LABELS, **options), slots=1)
+
+
+def test_missing_numbers_and_columns_of_a_module() -> None:
+    with pytest.raises(ArgumentError, match="frames must be numbers other than NaN"):
+        Engine(fit(SERIES, LABELS), slots=1).open().push(HOLES[1])
+    with pytest.raises(ArgumentError, match="model must be a run"):
+        Engine(rl.nn.GRU(3, 4), slots=1).columns(torch.zeros(1, 4))
