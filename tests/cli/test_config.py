@@ -135,6 +135,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
         ("[hidden-size]\na = 1", "hidden-size in", "a whole number"),
         ("hidden-size = '8'", "hidden-size in", "my.toml must be ... got '8'", "a whole number"),
         ("hidden-size = 0", "hidden-size in", "got 0", "at least 1"),
+        ("hidden-size = true", "hidden-size in", "a whole number"),
         ("batch-size = 'fast'", "batch-size in", "a whole number"),
         ("bidirectional = 1", "bidirectional in", "true or false"),
         ("feature-column = 'a'", "feature-column in", "a list"),

@@ -170,8 +170,11 @@ def test_too_little_memory_is_an_exception() -> None:
     whole = LIBRARY.structs["raglane_layer"].formats
     fields = dict.fromkeys(whole, 0)
     head = *preamble(layer.number, layer.dtype), 1, 2, 5
-    given = *head, 1 << 22, 1 << 22, 0, 1 << 24, 0, *addresses  # of these D, H and the row length of the gates
-    fields |= dict(zip(fields, given, strict=False)) | dict.fromkeys(("output", "final_h", "final_c"), some)
+    # No slots; then D, H, no projection, the row length of the gates, no checkpoints.
+    fields |= dict(zip(fields, (*head, 0, 1 << 22, 1 << 22, 0, 1 << 24, 0), strict=False))
+    inputs = "offsets", "values", "initial_h", "initial_c"
+    given = (*inputs, *(name for name in fields if name.startswith("weights[0]")))
+    fields |= dict(zip(given, addresses, strict=False)) | dict.fromkeys(("output", "final_h", "final_c"), some)
     with pytest.raises(MemoryError, match="not enough memory for the kernel's scratch"):
         call("raglane_forward", struct.pack("=" + "".join(whole.values()), *fields.values()))
 

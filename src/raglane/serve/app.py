@@ -104,7 +104,7 @@ def create_app(
 
     Example:
         >>> from raglane.serve.app import create_app
-        >>> app = create_app({"lstm": Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
+        >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
     """
     if not models:
         raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
