@@ -58,7 +58,7 @@ class CausalConv1d(Recurrent):
 
     It equals :class:`torch.nn.Conv1d` with ``(kernel_size - 1) * dilation`` zeros before each sequence. It is a
     recurrent layer, whose state ``(1, B, (kernel_size - 1) * dilation * input_size)`` is the elements that later ones
-    read. So it is called like other layers, and runs in :meth:`step` and on streams.
+    read. So it is called like other layers, and runs in ``step`` and on streams.
 
     Args:
         input_size: features of an element, torch's ``in_channels``.

@@ -256,12 +256,12 @@ def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> 
 def _answers(pooling: nn.Module, batch: Ragged) -> bool:
     """Return True if a pooling is computed element after element, with the same bits as for a stream."""
     return (
-        not pooling.training
+        not records_operators()  # first, because the number of elements may be symbolic
+        and not pooling.training
         and not torch.is_grad_enabled()
         and batch.values.is_cpu
         and batch.dtype in (torch.float32, torch.float64)
         and batch.values.numel() > 0
-        and not records_operators()
         and not torch.is_autocast_enabled("cpu")
         and not missing_kernels()
     )

@@ -165,11 +165,11 @@ class AsyncStream:
         self.stream.close()
 
     def push(self, frames: Any) -> None:
-        """See :meth:`Stream.push`."""
+        """See :meth:`raglane.serve.Stream.push`."""
         self.stream.push(frames)
 
     async def pull(self, most: int | None = None) -> Tensor:
-        """Return at least one result; see :meth:`Stream.pull`."""
+        """Return at least one result; see :meth:`raglane.serve.Stream.pull`."""
         while True:
             future = asyncio.get_running_loop().create_future()
             rows: Tensor = self._engine._pull(self.stream, most, future)
