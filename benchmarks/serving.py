@@ -65,7 +65,9 @@ def onnx_session(model: Detector, threads: int) -> Any:
         path = str(Path(folder, "model.onnx"))
         names = ["samples", "context", "h", "c"]
         axes: Any = {name: {0: batch} for name in names}
-        torch.onnx.export(Plain(model).eval(), given, path, input_names=names, dynamic_shapes=axes, dynamo=True, verbose=False)
+        torch.onnx.export(
+            Plain(model).eval(), given, path, input_names=names, dynamic_shapes=axes, dynamo=True, verbose=False
+        )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 4
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
