@@ -7,6 +7,7 @@ import gc
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_a_closed_stream() -> None:
         (torch.randn(1, 3).double(), ShapeError),
         (torch.ones(1, 3, dtype=torch.int64), ShapeError),
         (torch.randn(1, 3, device="meta"), ShapeError),
+        (torch.randn(1, 3).to_sparse(), ShapeError),
         (np.ones((1, 3)), ShapeError),
         ("abc", ArgumentTypeError),
         (None, ArgumentTypeError),
@@ -214,6 +216,44 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
     assert engine.step() == 3
     for stream in streams:
         assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames])).values)
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, True, "a"])
+def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
+    engine = engine_of()
+    stream = engine.open()
+    stream.push(torch.randn(3, 3))
+    engine.step()
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="most must be"):
+        stream.pull(most)
+    assert stream.pull().shape == (3, 4)
+
+
+def test_a_task_does_not_wait_for_no_result() -> None:
+    async def client(engine: Engine) -> None:
+        async with engine.stream() as stream:
+            await stream.pull(0)
+
+    with pytest.raises(ArgumentError, match="most must be at least 1"):
+        asyncio.run(client(engine_of()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("features", -1), ("features", (3, 1.5)), ("features", "abc"), ("idle", "a"), ("on_idle", 3)]
+)
+def test_wrong_options_are_refused(name: str, value: Any) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=f"{name} must be"):
+        engine_of(**{name: value})
+
+
+@pytest.mark.parametrize("change", [lambda array: array.copy(), lambda array: np.frombuffer(array.tobytes(), "f4")])
+def test_arrays_that_cannot_be_written_are_copied(change: Callable[[Any], Any]) -> None:
+    engine = engine_of()
+    stream = engine.open()
+    frames = np.ones((2, 3), np.float32)
+    stream.push(change(frames).reshape(2, 3))
+    engine.step()
+    assert torch.equal(stream.pull(), engine.run(rl.Ragged([torch.from_numpy(frames)])).values)
 
 
 def test_idle_streams_are_closed() -> None:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_choice, check_count, check_kind, check_real
+from raglane._utils.checks import check_choice, check_count, check_kind, check_real, check_whole
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues, as_array
@@ -81,8 +81,10 @@ class Engine:
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
         self.nan = check_choice("nan", nan, ("refuse", "pass"))
-        rule = "a number of seconds above 0, or None"
-        self.idle = None if idle is None else check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
+        self.idle = None if idle is None else _seconds(idle)
+        if on_idle is not None and not callable(on_idle):
+            got, rule = quote(on_idle), "a function of a stream, or None"
+            raise ArgumentTypeError(message("on_idle", got, rule, "pass a function"))
         self._on_idle = on_idle
         self._options = features, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
@@ -208,6 +210,9 @@ class Engine:
             self._wake.set()
 
     def _pull(self, stream: Stream, most: int | None = None, waiter: Any = None) -> Tensor:
+        if most is not None:
+            # A task that waits for no result would wait for ever.
+            most = check_whole("most", most, 0 if waiter is None else 1)
         with self._lock:
             slot = stream._open_slot()
             self._raise_failure()
@@ -407,8 +412,11 @@ class Engine:
         """Close the streams that were idle for ``idle`` seconds, by default those of the engine; return their number.
 
         A stream is idle between calls of ``push`` and ``pull``.
+
+        Raises:
+            ArgumentTypeError: ``idle`` is not a number above 0.
         """
-        limit = self.idle if idle is None else idle
+        limit = self.idle if idle is None else _seconds(idle)
         if limit is None:
             return 0
         with self._lock:
@@ -480,6 +488,12 @@ class _Batch(NamedTuple):
     rows: Tensor
     offsets: Tensor
     places: Tensor  # the slots as a tensor
+
+
+def _seconds(idle: Any) -> float:
+    """Return a time after which streams are closed."""
+    rule = "a number of seconds above 0, or None"
+    return check_real("idle", idle, rule, lambda number: number > 0, "pass e.g. 60")
 
 
 def _summary(numbers: Iterable[float], scale: float) -> dict[str, float]:

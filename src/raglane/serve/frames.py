@@ -77,14 +77,18 @@ class Frames:
             frames = frames.reshape(0, *features) if frames.shape == (0,) else frames
         elif not isinstance(frames, Tensor):
             try:
-                frames = torch.as_tensor(frames)
+                # Torch warns about memory that cannot be written, e.g. of bytes.
+                is_fixed = isinstance(frames, np.ndarray) and not frames.flags.writeable
+                frames = torch.as_tensor(frames.copy() if is_fixed else frames)
             except (TypeError, ValueError, RuntimeError) as error:
                 fix = "pass a tensor or an array"
                 raise ArgumentTypeError(message("frames", quote(frames), self._rule, fix)) from error
         if frames.shape[1:] != features or not frames.dim() or frames.dtype is not dtype or not frames.is_cpu:
             got = f"shape {tuple(frames.shape)} of {frames.dtype} on {frames.device}"
             raise ShapeError(message("frames", got, self._rule, "reshape or convert them"))
-        rows: Tensor = frames.detach() if frames.requires_grad else frames
+        if frames.layout is not torch.strided:
+            raise ShapeError(message("frames", str(frames.layout), self._rule, "pass frames.to_dense()"))
+        rows: Tensor = frames.detach().resolve_neg() if frames.requires_grad or frames.is_neg() else frames
         rows = rows if len(features) == 1 else rows.reshape(frames.shape[0], self.width)
         if not rows.numel():
             return rows

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from raglane._utils.checks import check_count
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.nn.pooling import AttentionPooling, Pooling, running
@@ -93,7 +94,8 @@ def prepare(model: Any, features: int | Sequence[int] | None = None, dtype: torc
     if dtype not in (None, torch.int8):
         rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError(message("dtype", quote(dtype), rule, "pass torch.int8, or leave it out"))
-    shape = (features,) if isinstance(features, int) else features if features is None else tuple(features)
+    sizes = features if isinstance(features, list | tuple) else [features]
+    shape = None if features is None else tuple([check_count("features", size) for size in sizes])
     for name, part in whole.named_modules():
         reason, fix = _unsupported(part)
         if reason:

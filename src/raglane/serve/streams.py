@@ -76,6 +76,7 @@ class Stream:
 
         Raises:
             ClosedError: the stream is closed.
+            ArgumentError, ArgumentTypeError: ``most`` is not a whole number of at least 0.
         """
         rows: Tensor = self._engine._pull(self, most)
         return rows
