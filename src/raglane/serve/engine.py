@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_choice, check_count, check_kind, check_real, check_whole
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
+from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues, as_array
@@ -82,9 +82,8 @@ class Engine:
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
         self.nan = check_choice("nan", nan, ("refuse", "pass"))
         self.idle = None if idle is None else _seconds(idle)
-        if on_idle is not None and not callable(on_idle):
-            got, rule = quote(on_idle), "a function of a stream, or None"
-            raise ArgumentTypeError(message("on_idle", got, rule, "pass a function"))
+        if on_idle is not None:
+            check_kind("on_idle", on_idle, Callable, "a function of a stream, or None", "pass a function")
         self._on_idle = on_idle
         self._options = features, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
