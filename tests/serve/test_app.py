@@ -404,6 +404,21 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     assert _open_streams(client) == 0
 
 
+def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:
+    """E.g. a request that was repeated, or an older copy of the sequence at another server."""
+    values = torch.randn(7, 3)
+    code, first = _infer(client, "layer", values[:4], sequence_id="x", sequence_start=True, return_state=True)
+    assert code == 200
+    code, refused = _infer(client, "layer", values[4:], sequence_id="x", at=3)
+    assert (code, refused["error"].split(",")[0]) == (409, "at must be 4")
+    for facts in ({}, {"sequence_start": True, "state": first["parameters"]["state"]}):
+        code, found = _infer(client, "layer", values[4:], sequence_id="x", at=4, **facts)
+        assert code == 200
+        assert torch.equal(torch.tensor(found["outputs"][0]["data"]).reshape(3, 8), _offline(values)[4:])
+        assert _infer(client, "layer", values[:0], sequence_id="x", at=7, sequence_end=bool(facts))[0] == 200
+    assert _open_streams(client) == 0
+
+
 def test_predictions_of_the_protocol(client: TestClient, run: rl.Run) -> None:
     walk = _walks()[3]
     _, answer = _infer(client, "run", walk)

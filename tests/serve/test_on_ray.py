@@ -1,0 +1,145 @@
+"""Ray Serve with two replicas: streams stay at their replica, and continue elsewhere after it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+import websockets.sync.client as websockets
+from websockets.exceptions import ConnectionClosed
+
+import raglane as rl
+from raglane.errors import ArgumentTypeError
+from raglane.serve import Engine, deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of Ray itself
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+
+_OWN = {"authorization": "Bearer secret"}
+
+
+def _layer() -> rl.nn.LSTM:
+    torch.manual_seed(0)
+    return rl.nn.LSTM(3, 8).eval()
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[str]:
+    """The address of two replicas."""
+    from ray import serve
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    small = {"object_store_memory": 80_000_000, "include_dashboard": False}
+    ray.init(num_cpus=4, log_to_driver=False, logging_level="ERROR", **small)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        two = deployment({"layer": _layer()}, token="secret", slots=100)
+        serve.run(two.options(num_replicas=2, health_check_period_s=1).bind())
+        yield f"127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+class _Call:
+    """A client of the Open Inference Protocol that keeps the last state of its stream."""
+
+    def __init__(self, where: str, name: str) -> None:
+        self.address = f"http://{where}/v2/models/layer/infer"
+        self.name, self.state, self.at, self.moves = name, None, 0, 0
+        self.found: list[torch.Tensor] = []
+
+    def push(self, frames: torch.Tensor) -> None:
+        tensor = {"shape": list(frames.shape), "datatype": "FP32", "data": frames.tolist()}
+        parameters = {"sequence_id": self.name, "at": self.at, "return_state": True}
+        starts = not self.at
+        for _ in range(100):
+            more = {"sequence_start": True, "state": self.state} if starts else {}
+            body = {"inputs": [tensor], "parameters": parameters | more}
+            headers = _OWN | {"x-session-id": self.name}
+            try:
+                answer = httpx2.post(self.address, json=body, headers=headers, timeout=10)
+            except httpx2.TransportError:
+                continue
+            if answer.status_code == 200:
+                break
+            # 404 and 409: this replica has no such sequence, or an older part of it.
+            starts = True
+            self.moves += answer.status_code in (404, 409)
+            time.sleep(0.1)
+        content = answer.json()
+        self.found.append(torch.tensor(content["outputs"][0]["data"]).reshape(content["outputs"][0]["shape"]))
+        self.state = content["parameters"]["state"]
+        self.at += len(frames)
+
+
+def _replicas() -> list[str]:
+    names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
+    return [name for name in names if name.startswith("SERVE_REPLICA") and "raglane" in name]
+
+
+def _kill(replica: str) -> None:
+    """Kill a replica when there are two."""
+    from ray import serve
+
+    while serve.status().applications["default"].status != "RUNNING" or len(_replicas()) < 2:
+        time.sleep(0.1)
+    ray.kill(ray.get_actor(replica, namespace="serve"))
+
+
+def test_streams_survive_their_replicas(where: str) -> None:
+    """Both replicas are killed, one after the other; streams stay where they are before."""
+    values = torch.randn(24, 12, 3)
+    calls = [_Call(where, f"call {number}") for number in range(24)]
+    replicas = dict(zip((4, 8), _replicas(), strict=True))
+    outputs, kept, restored = [], "", 0
+    with ExitStack() as stack:
+
+        def connected() -> Any:
+            options: dict[str, Any] = {"additional_headers": _OWN}
+            return stack.enter_context(websockets.connect(f"ws://{where}/stream?outputs=true", **options))
+
+        live = connected()
+        for step in range(12):
+            if step in replicas:
+                assert step > 4 or all(call.moves == 0 for call in calls)
+                _kill(replicas[step])
+            for call, own in zip(calls, values, strict=True):
+                call.push(own[step : step + 1])
+            while True:
+                try:
+                    live.send(json.dumps({"frames": values[0, step : step + 1].tolist()}))
+                    rows = json.loads(live.recv())["outputs"]
+                    live.send(json.dumps({"state": True}))
+                    kept = json.loads(live.recv())["state"]
+                    break
+                except ConnectionClosed:
+                    restored, live = restored + 1, connected()
+                    live.send(json.dumps({"state": kept}))
+                    assert json.loads(live.recv()) == {"restored": True}
+            outputs += rows
+    assert restored
+    assert all(call.moves for call in calls)
+    expected = Engine(_layer(), slots=1).run(rl.Ragged(list(values)))
+    for call, own in zip(calls, expected, strict=True):
+        assert torch.equal(torch.cat(call.found), own)
+    assert torch.equal(torch.tensor(outputs), expected[0])
+
+
+def test_without_a_token(where: str) -> None:
+    assert httpx2.get(f"http://{where}/v2/models/layer").status_code == 401
+
+
+def test_an_engine_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match="models must be runs or modules"):
+        deployment(Engine(_layer(), slots=1))
