@@ -27,6 +27,8 @@ _SCRIPTS = {
     "names": "accuracy",
     "tag_words": "accuracy",
     "recurrent_ppo": "mean return",
+    "voice_activity": "balanced accuracy",
+    "policy": "mean steps",
     "fat_of_meat": "r2",
     "languages_of_names": "micro f1",
     "power_demand": "mean absolute error",
@@ -187,6 +189,12 @@ def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
             file.writeframes(sound.tobytes())
     assert script.main(["--sounds", str(tmp_path), "--steps", "20", "--calls", "3"]) > 0.7
     assert "equal to whole sequences: True" in capsys.readouterr().out
+
+
+def test_a_policy_learns_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("policy")
+    assert script.main(["--rounds", "14", "--environments", "20"]) > 150
+    assert "equal to whole episodes: True" in capsys.readouterr().out
 
 
 def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
