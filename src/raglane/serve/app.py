@@ -100,7 +100,8 @@ def create_app(
         client_streams: the most live streams of a client address.
         max_message: the most bytes of a request or of a message.
         origins: the addresses of other sites whose pages may use the server, e.g. ``"https://example.org"``.
-        **options: of the engines of runs and modules, e.g. ``slots``; see :class:`raglane.serve.Engine`.
+        **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default 1,000 ``slots``,
+            and ``idle`` after 300 seconds.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -113,7 +114,8 @@ def create_app(
         raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
-    served = {name: Served(name, model, **options) for name, model in models.items()}
+    own = {"slots": 1000, "idle": 300, **options}
+    served = {name: Served(name, model, **own) for name, model in models.items()}
     text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     app = FastAPI(title="Raglane", version=_version(), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)

@@ -23,8 +23,7 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     Args:
         models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
         token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
-        **options: of :func:`raglane.serve.app.create_app` and of the engines; by default 1,000 ``slots``, and ``idle``
-            after 300 seconds.
+        **options: of :func:`raglane.serve.app.create_app`, e.g. ``slots``.
 
     Returns:
         A ``ray.serve.Deployment``; its method ``options`` sets the number of replicas and their resources.
@@ -50,7 +49,7 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     def build() -> Any:
         from raglane.serve.app import create_app
 
-        return create_app(named, token=token, **{"slots": 1000, "idle": 300, **options})
+        return create_app(named, token=token, **options)
 
     # Another replica does not have the state of the stream, so there is no fallback.
     router = RequestRouterConfig(
