@@ -329,8 +329,8 @@ def churn(count: int) -> None:
     print(f"\nGrowth of resident memory over {count:,} opened and closed streams: {grown:.0f} kB.\n")
 
 
-def bits(threads: int, frames: int) -> None:
-    rng, model, off, seen = np.random.default_rng(0), Detector().eval(), 0, 0
+def bits(threads: int, frames: int, seed: int) -> None:
+    rng, model, off, seen = np.random.default_rng(seed), Detector().eval(), 0, 0
     engine = Engine(model, slots=100, features=FRAME, threads=threads, chunk=5)
     whole = Engine(model, slots=1, features=FRAME, threads=1)
     while seen < frames:
@@ -361,8 +361,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of real-time clients at 80 %% (default: 10)")
     parser.add_argument("--streams", type=float, default=1e6, help="opened and closed (default: 1e6)")
     parser.add_argument("--frames", type=float, default=1e6, help="compared with offline (default: 1e6)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and frames (default: 0)")
     options = parser.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     if options.threads == 1 and "clients" not in options.parts:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -372,7 +373,7 @@ def main() -> None:
         "clients": partial(real_time, options.threads, options.seconds),
         "memory": memory,
         "churn": partial(churn, int(options.streams)),
-        "bits": partial(bits, options.threads, int(options.frames)),
+        "bits": partial(bits, options.threads, int(options.frames), options.seed),
     }
     for part in options.parts:
         print(f"## {part.capitalize()}\n")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from raglane._utils.messages import message, quote, quote_all
 from raglane.data.encoders import END
+from raglane.data.missing import since_observed
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
@@ -31,8 +32,14 @@ class _Scaling(Stage):
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
         count = len(preprocessor.channels)
-        # The last row, with the last observed numbers.
-        super().__init__((0,), (torch.full((count,), torch.nan),) if preprocessor.missing == "forward" else ())
+        self._has_times = preprocessor.missing == "elapsed"
+        starts: list[Tensor] = []
+        if preprocessor.missing in ("forward", "elapsed"):
+            starts.append(torch.full((count,), torch.nan))  # the last observed numbers
+        if self._has_times:
+            # The times since then, and 1 before the first row, whose time gap is ignored.
+            starts.append(torch.cat([torch.zeros(count), torch.ones(1)]).double())
+        super().__init__((0,), starts)
 
     def run(self, held: list[Tensor], call: Call) -> Tensor:
         """See :class:`Stage`."""
@@ -41,7 +48,7 @@ class _Scaling(Stage):
         if not pools:
             return torch.from_numpy(np.ascontiguousarray(self._preprocessor.scaled(rows, bounds)))
         # Each sequence is preceded by the row of its state.
-        lengths = np.diff(bounds)
+        is_full = np.diff(bounds) > 0
         own = bounds + np.arange(len(bounds))
         kept = np.ones(int(own[-1]), bool)
         kept[own[:-1]] = False
@@ -51,9 +58,19 @@ class _Scaling(Stage):
         filled = self._preprocessor.scaled(longer, own)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends, starts = (own[1:] - 1)[lengths > 0], own[:-1][lengths > 0]
+        ends, starts, full_slots = (own[1:] - 1)[is_full], own[:-1][is_full], slots[torch.from_numpy(is_full)]
+        if self._has_times:
+            gaps = self._preprocessor.gaps(longer)
+            gaps = np.ones(len(longer)) if gaps is None else gaps
+            state = pools[1][slots].numpy()
+            gaps[starts[state[is_full, -1] == 1] + 1] = 0
+            times = since_observed(absent, own, gaps, state[:, :-1])
+            with np.errstate(over="ignore"):
+                filled[:, -rows.shape[1] :] = times
+            times = np.where(absent[ends], times[ends], 0)
+            pools[1][full_slots] = torch.from_numpy(np.append(times, np.zeros((len(times), 1)), axis=1))
         rows_of = np.maximum(last[ends], starts[:, None])
-        pools[0][slots[torch.from_numpy(lengths > 0)]] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
+        pools[0][full_slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
         return torch.from_numpy(filled[kept])
 
     def facts(self) -> Iterable[bytes]:
@@ -174,10 +191,9 @@ def frames_of(model: Any, features: Any, dtype: torch.dtype | None, passes_nan: 
 def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     """Return the stages of a run, which begin with its preprocessing."""
     preprocess = saved.preprocessor
-    if preprocess.features or preprocess.missing == "elapsed":
-        names = quote_all(encoder.name for encoder in preprocess.features)
-        got = f"a run with the features {names}" if names else "a run with missing='elapsed'"
-        rule = "a run of tokens, or of channels without further features and times"
+    if preprocess.features:
+        got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
+        rule = "a run of tokens, or of channels without further features"
         raise DispatchError(message("model", got, rule, "call run.predict on whole sequences"))
     found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
     if preprocess.is_tokens:
