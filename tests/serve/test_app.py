@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed
 
 import raglane as rl
-from raglane.errors import ArgumentError
-from raglane.serve import Engine
+from raglane.errors import ArgumentError, MissingExtraError
+from raglane.serve import Engine, deployment
 from raglane.serve.app import create_app
 from servers import served
 
@@ -387,6 +388,12 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     assert "sequence_start" in ended["error"]
     assert _infer(client, "layer", np.zeros((0, 3)))[1]["outputs"][0]["shape"] == [0, 8]
     assert _open_streams(client) == 0
+
+
+def test_a_deployment_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"ray is not installed. Run pip install 'raglane\[ray\]'"):
+        deployment(_layer())
 
 
 def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:

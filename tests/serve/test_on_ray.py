@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx2
@@ -21,7 +21,7 @@ from raglane.errors import ArgumentTypeError
 from raglane.serve import Engine, deployment
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of Ray itself
-ray = pytest.importorskip("ray", reason="needs the extra ray")
+ray, serve = (pytest.importorskip(name, reason="needs the extra ray") for name in ("ray", "ray.serve"))
 
 _OWN = {"authorization": "Bearer secret"}
 
@@ -34,8 +34,6 @@ def _layer() -> rl.nn.LSTM:
 @pytest.fixture(scope="module")
 def where() -> Iterator[str]:
     """The address of two replicas."""
-    from ray import serve
-
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -55,31 +53,26 @@ class _Call:
     """A client of the Open Inference Protocol that keeps the last state of its stream."""
 
     def __init__(self, where: str, name: str) -> None:
-        self.address = f"http://{where}/v2/models/layer/infer"
-        self.name, self.state, self.at, self.moves = name, None, 0, 0
-        self.found: list[torch.Tensor] = []
+        self.address, self.name = f"http://{where}/v2/models/layer/infer", name
+        self.at = self.moves = 0
+        self.state, self.found = None, torch.empty(0, 8)
 
     def push(self, frames: torch.Tensor) -> None:
         tensor = {"shape": list(frames.shape), "datatype": "FP32", "data": frames.tolist()}
-        parameters = {"sequence_id": self.name, "at": self.at, "return_state": True}
-        starts = not self.at
-        for _ in range(100):
-            more = {"sequence_start": True, "state": self.state} if starts else {}
-            body = {"inputs": [tensor], "parameters": parameters | more}
-            headers = _OWN | {"x-session-id": self.name}
-            try:
-                answer = httpx2.post(self.address, json=body, headers=headers, timeout=10)
-            except httpx2.TransportError:
-                continue
-            if answer.status_code == 200:
-                break
-            # 404 and 409: this replica has no such sequence, or an older part of it.
-            starts = True
-            self.moves += answer.status_code in (404, 409)
-            time.sleep(0.1)
+        facts = {"sequence_id": self.name, "at": self.at, "return_state": True, "sequence_start": not self.at}
+        while True:
+            body = {"inputs": [tensor], "parameters": facts}
+            with suppress(httpx2.TransportError):
+                answer = httpx2.post(self.address, json=body, headers=_OWN | {"x-session-id": self.name}, timeout=10)
+                if answer.status_code == 200:
+                    break
+                # 404 and 409: this replica has no such sequence, or an older part of it.
+                self.moves += answer.status_code in (404, 409)
+                facts |= {"sequence_start": True, "state": self.state}
+                time.sleep(0.1)
         content = answer.json()
-        self.found.append(torch.tensor(content["outputs"][0]["data"]).reshape(content["outputs"][0]["shape"]))
-        self.state = content["parameters"]["state"]
+        rows = torch.tensor(content["outputs"][0]["data"]).reshape(-1, 8)
+        self.state, self.found = content["parameters"]["state"], torch.cat([self.found, rows])
         self.at += len(frames)
 
 
@@ -88,32 +81,24 @@ def _replicas() -> list[str]:
     return [name for name in names if name.startswith("SERVE_REPLICA") and "raglane" in name]
 
 
-def _kill(replica: str) -> None:
-    """Kill a replica when there are two."""
-    from ray import serve
-
-    while serve.status().applications["default"].status != "RUNNING" or len(_replicas()) < 2:
-        time.sleep(0.1)
-    ray.kill(ray.get_actor(replica, namespace="serve"))
-
-
 def test_streams_survive_their_replicas(where: str) -> None:
     """Both replicas are killed, one after the other; streams stay where they are before."""
-    values = torch.randn(24, 12, 3)
+    values, outputs, kept, restored = torch.randn(24, 12, 3), [], "", 0
     calls = [_Call(where, f"call {number}") for number in range(24)]
     replicas = dict(zip((4, 8), _replicas(), strict=True))
-    outputs, kept, restored = [], "", 0
     with ExitStack() as stack:
 
         def connected() -> Any:
-            options: dict[str, Any] = {"additional_headers": _OWN}
-            return stack.enter_context(websockets.connect(f"ws://{where}/stream?outputs=true", **options))
+            address, headers = f"ws://{where}/stream?outputs=true", _OWN
+            return stack.enter_context(websockets.connect(address, additional_headers=headers))
 
         live = connected()
         for step in range(12):
             if step in replicas:
-                assert step > 4 or all(call.moves == 0 for call in calls)
-                _kill(replicas[step])
+                assert step > 4 or not any(call.moves for call in calls)
+                while serve.status().applications["default"].status != "RUNNING" or len(_replicas()) < 2:
+                    time.sleep(0.1)
+                ray.kill(ray.get_actor(replicas[step], namespace="serve"))
             for call, own in zip(calls, values, strict=True):
                 call.push(own[step : step + 1])
             while True:
@@ -131,13 +116,9 @@ def test_streams_survive_their_replicas(where: str) -> None:
     assert restored
     assert all(call.moves for call in calls)
     expected = Engine(_layer(), slots=1).run(rl.Ragged(list(values)))
-    for call, own in zip(calls, expected, strict=True):
-        assert torch.equal(torch.cat(call.found), own)
+    assert all(torch.equal(call.found, own) for call, own in zip(calls, expected, strict=True))
     assert torch.equal(torch.tensor(outputs), expected[0])
-
-
-def test_without_a_token(where: str) -> None:
-    assert httpx2.get(f"http://{where}/v2/models/layer").status_code == 401
+    assert httpx2.get(f"http://{where}/v2/models/layer").status_code == 401  # without the token
 
 
 def test_an_engine_is_refused() -> None:

@@ -67,7 +67,7 @@ class InferParameters(BaseModel):
     """Parameters of the extension for sequences, and the state of a stream in base64."""
 
     sequence_id: StrictInt | StrictStr | None = None
-    at: StrictInt | None = Field(None, description="the number of earlier frames; a sequence with another is refused")
+    at: StrictInt | None = None  # the number of earlier frames
     sequence_start: bool = False
     sequence_end: bool = False
     return_state: bool = False

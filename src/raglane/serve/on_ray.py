@@ -40,7 +40,6 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     for module in ("fastapi", "prometheus_client", "jinja2", _ROUTER):
         require(module, "ray")
     from ray import serve
-    from ray.serve.config import RequestRouterConfig
 
     named = dict(models) if isinstance(models, Mapping) else {"model": models}
     if any(isinstance(model, Engine) for model in named.values()):
@@ -51,10 +50,11 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
 
         return create_app(named, token=token, **options)
 
-    # Another replica does not have the state of the stream, so there is no fallback.
-    router = RequestRouterConfig(
-        request_router_class=f"{_ROUTER}.ConsistentHashRouter", request_router_kwargs={"num_fallback_replicas": 0}
-    )
+    router = {
+        "request_router_class": f"{_ROUTER}.ConsistentHashRouter",
+        # Another replica does not have the state of the stream.
+        "request_router_kwargs": {"num_fallback_replicas": 0},
+    }
     replica = serve.ingress(build)(_Replica)
     return serve.deployment(replica, name="raglane", max_ongoing_requests=_MOST, request_router_config=router)
 
