@@ -69,6 +69,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     guards: Any = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
+    # torch.manual_seed stores a seed, with the text of the stack, for each kind of device that is not yet in use.
+    if session.config.getoption("--device") == "cpu":
+        unused: Any
+        for unused in (torch.cuda, torch.xpu, torch.mtia):
+            unused.manual_seed_all = lambda _: None
 
 
 @pytest.fixture(scope="session")
