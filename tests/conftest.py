@@ -23,6 +23,7 @@ import typer.main
 from hypothesis import HealthCheck, settings
 
 import raglane.native
+from commands import undraw
 from scripts import Script
 
 settings.register_profile(
@@ -113,8 +114,9 @@ def unsynced_files() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_command_line() -> Iterator[None]:
-    """Let Typer build the commands once: it does so in each call, and a mistake is refused faster than that."""
+    """Let Typer build the commands once, which takes longer than to refuse a mistake, and commands draw no pictures."""
     with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
         patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         yield
 

@@ -104,8 +104,7 @@ def _changed_text(fault: Fault) -> tuple[str, str]:
 # ---- Python ---------------------------------------------------------------------------------------------------------
 class _Module:
     def __init__(self, path: str, text: str) -> None:
-        self.path = path
-        self.text = text
+        self.path, self.text = path, text
         parts = Path(path).with_suffix("").parts
         self.room = parts[2] if parts[0] == "src" else parts[0]
 
@@ -114,17 +113,9 @@ class _Module:
         return ast.parse(self.text)
 
     @functools.cached_property
-    def scopes(self) -> dict[str, list[tuple[str, ast.AST]]]:
-        """Functions, classes and constants by their last name; every qualified name starts with a dot."""
-        found: dict[str, list[tuple[str, ast.AST]]] = {}
-        for where, node in _scopes(self.tree, ""):
-            found.setdefault(where.rpartition(".")[2], []).append((where, node))
-        return found
-
-    @functools.cached_property
-    def names(self) -> frozenset[str]:
-        """Every name in the module, and those of Python."""
-        return frozenset(name for name, _ in _names(self.tree)) | vars(builtins).keys()
+    def scopes(self) -> list[tuple[str, ast.AST]]:
+        """Functions, classes and constants; every qualified name starts with a dot."""
+        return list(_scopes(self.tree, ""))
 
 
 @functools.cache
@@ -248,7 +239,7 @@ def _is_rest(node: object) -> bool:
 class _Place:
     module: _Module
     where: str
-    scope: ast.AST
+    scope: Any  # the only part that is unparsed, because a module takes long
     parent: ast.AST
     field: str
     nodes: slice
@@ -260,27 +251,25 @@ class _Place:
     def changed(self, new: list[ast.AST]) -> str:
         """Return the text of the module with other nodes in this place."""
         new = self.match.put_into(new)
-        known = self.module.names
         own = dict(sorted(name for node in new for name in _names(node)))
-        if missing := [name for name, is_assigned in own.items() if not is_assigned and name not in known]:
-            raise NoPlaceError(f"{self} has no {', '.join(missing)}, which the new text names")
+        missing = {name for name, is_assigned in own.items() if not is_assigned} - vars(builtins).keys()
+        for node in (self.scope, self.module.tree):
+            missing = missing and missing - {name for name, _ in _names(node)}
+        if missing:
+            raise NoPlaceError(f"{self} has no {', '.join(sorted(missing))}, which the new text names")
         before = getattr(self.parent, self.field)
         is_list = isinstance(before, list)
         after = [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0]
         setattr(self.parent, self.field, after)
         try:
-            return self._text()
+            text = f"{ast.unparse(self.scope)}\n"
         finally:
             setattr(self.parent, self.field, before)
-
-    def _text(self) -> str:
-        """Return the text of the module, of which only the function is unparsed: whole modules take long."""
-        scope: Any = self.scope
-        if isinstance(scope, ast.Module):
-            return f"{ast.unparse(scope)}\n"
+        if isinstance(self.scope, ast.Module):
+            return text
         lines = self.module.text.splitlines(keepends=True)
-        start = min(node.lineno for node in (scope, *getattr(scope, "decorator_list", ()))) - 1
-        lines[start : scope.end_lineno] = textwrap.indent(ast.unparse(scope), " " * scope.col_offset), "\n"
+        start = min(node.lineno for node in (self.scope, *getattr(self.scope, "decorator_list", ()))) - 1
+        lines[start : self.scope.end_lineno] = [textwrap.indent(text, " " * self.scope.col_offset)]
         return "".join(lines)
 
 
@@ -308,7 +297,7 @@ def _changed_module(fault: Fault) -> tuple[str, str]:
     except SyntaxError as error:
         raise NoPlaceError(f"no Python: {error}") from None
     last = fault.where.rpartition(".")[2]
-    scopes = [(it, *scope) for it in _modules() if last in it.text for scope in it.scopes.get(last, [])]
+    scopes = [(it, *scope) for it in _modules() if last in it.text for scope in it.scopes]
     named: list[tuple[_Module, str, ast.AST | None]] = [it for it in scopes if it[1].endswith(f".{fault.where}")]
     whole = [(module, "", None) for module in _modules()]  # rarely needed, so parsed only then
     seen: list[_Place] = []
