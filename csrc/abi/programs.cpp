@@ -139,9 +139,9 @@ class Decoded {
     if (i.operation == RAGLANE_OF_PRODUCT) {
       if (i.weight < 0) fail("weight of an instruction must be the index of a weight for a product, got -1");
       const CodeWeight& weight = weights_[i.weight];
-      if (i.width != weight.groups * weight.rows)
-        fail("width of an instruction must be groups * rows of its weight, %lld, got %lld",
-            (long long)(weight.groups * weight.rows), (long long)i.width);
+      if (i.width != i.segments * weight.groups * weight.rows)
+        fail("width of an instruction must be segments * groups * rows of its weight, %lld, got %lld",
+            (long long)(i.segments * weight.groups * weight.rows), (long long)i.width);
     }
     if (i.width % i.segments != 0)
       fail("segments must be a divisor of the width, %lld, got %lld", (long long)i.width, (long long)i.segments);

@@ -183,7 +183,7 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> None:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(engine._prepared.stages[0], "run", fail)
+    monkeypatch.setattr(engine._runner, "run", fail)
     with pytest.raises(MemoryError):
         engine.step()
     for use in (stream.pull, lambda: stream.push(torch.randn(1, 3)), engine.open, engine.step):
@@ -202,7 +202,7 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(engine._prepared.stages[0], "run", interrupt)
+        during.setattr(engine._runner, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     with pytest.raises(ClosedError, match="its states are incomplete"):
