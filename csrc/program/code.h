@@ -27,7 +27,8 @@ struct CodeInstruction {
   int64_t operation, width, segments;
   double epsilon;
   int64_t weight;
-  const int64_t* columns;
+  const int64_t* columns;  // of a gather
+  const int64_t* runs;     // the same as pairs: the first of adjacent columns, and their number
   Place results[2], operands[3];
 };
 

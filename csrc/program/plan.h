@@ -298,7 +298,7 @@ template <class A> class ProgramPlan {
   void translate(const CodeInstruction& i, int64_t& spreads) {
     OperationFacts facts = facts_of_operation(i.operation);
     Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
-                              i.segments,             (A)i.epsilon,       i.columns};
+                              i.segments,             (A)i.epsilon,       i.runs};
         // Whole vectors, if the numbers beyond the columns are padding.
     bool whole = facts.each;
     for (int r = 0; r < facts.results; r++) {

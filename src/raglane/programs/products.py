@@ -204,10 +204,11 @@ def _convolution(
         marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
     depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
-    # The windows (group, row and place, channel and offset).
+    # The windows (group, row and place, offset and channel), whose adjacent columns are results of one product.
     windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))
-    windows = windows.permute(1, 0, 3, 2, 4).reshape(groups, -1, depth)
-    matrices = tracer.note(torch.ops.aten.reshape.default, weight, [groups, width, depth])
+    windows = windows.permute(1, 0, 3, 4, 2).reshape(groups, -1, depth)
+    moved = tracer.note(torch.ops.aten.permute.default, weight, [0, *range(2, weight.dim()), 1])
+    matrices = tracer.note(torch.ops.aten.reshape.default, moved, [groups, width, depth])
     start = None
     if bias is not None:
         start = tracer.marks(bias).reshape(groups, 1, width).expand(groups, windows.shape[1], width)
