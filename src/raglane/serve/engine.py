@@ -19,7 +19,7 @@ from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
-from raglane.serve.queues import Integers, RowQueues, as_array
+from raglane.serve.queues import Integers, RowQueues
 from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
@@ -273,7 +273,7 @@ class Engine:
             # Without index arithmetic: most of the time of a step of one stream.
             slot = ready.pop()
             self._listed[slot] = False
-            as_array(runner.rows[0])[0], runner.slots[0], runner.offsets[1] = frames.pop(slot), slot, 1
+            runner.arrays[0][0], runner.slots[0], runner.offsets[1] = frames.pop(slot), slot, 1
             step = _Step(runner.slots[:1], 1, 1)
             self._waits.append(now - self._since.item(slot))
             if self._is_fresh[slot]:
@@ -328,14 +328,16 @@ class Engine:
     def _scatter(self, step: _Step) -> None:
         """Queue the results of a step; the lock is held."""
         slots, lengths, alive = step.slots, step.lengths, self._finished(step)
-        outputs = self._runner.rows[self._prepared.output][: step.elements]
-        if not isinstance(alive, slice):
-            outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
-            slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
-        if len(slots) == 1 and outputs.shape[0] == 1:
-            self._results.append(int(slots[0]), as_array(outputs))
-        elif len(slots):
-            self._results.extend(slots, lengths, outputs)
+        runner, output = self._runner, self._prepared.output
+        if step.elements == 1 and isinstance(alive, slice):
+            self._results.append(slots.item(), runner.arrays[output][:1])
+        else:
+            outputs = runner.rows[output][: step.elements]
+            if not isinstance(alive, slice):
+                outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
+                slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
+            if len(slots):
+                self._results.extend(slots, lengths, outputs)
         if self._waiters:
             self._waiters.wake(slots.tolist())
 

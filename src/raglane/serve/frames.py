@@ -18,10 +18,9 @@ from raglane.data.encoders import END
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
-from raglane.kernels.cpu.prepared import Kernel, Rows
+from raglane.kernels.cpu.prepared import Kernel, Rows, as_array
 from raglane.nn.linear import row_sigmoid
 from raglane.serve.prepare import Prepared, prepare
-from raglane.serve.queues import as_array
 from raglane.serve.stages import Stage, digest_of
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import check_options

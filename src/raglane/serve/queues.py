@@ -9,15 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.kernels.cpu.prepared import as_array
+
 Integers = npt.NDArray[np.int64]
 
 _FIRST = 64  # rows of a new block
-
-
-def as_array(rows: Tensor) -> npt.NDArray[Any]:
-    """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
-    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
-    return array
 
 
 class RowQueues:

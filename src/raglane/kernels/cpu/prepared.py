@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,6 +30,12 @@ from raglane.programs.program import Program
 
 _CPU = torch.device("cpu")
 _pack_program = struct.Struct("=16q").pack
+
+
+def as_array(rows: Tensor) -> npt.NDArray[Any]:
+    """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
+    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
+    return array
 
 
 class Rows(NamedTuple):
@@ -88,12 +95,13 @@ class Runner:
         self._elements = self._sequences = 0
 
     def reserve(self, elements: int, sequences: int) -> None:
-        """Make room for a batch; ``rows``, ``offsets`` and ``slots`` may be new."""
+        """Make room for a batch; ``rows``, ``arrays``, ``offsets`` and ``slots`` may be new."""
         if elements <= self._elements and sequences <= self._sequences:
             return
         # Twice as much as before, so that growing streams rarely need new memory.
         self._elements, self._sequences = max(elements, 2 * self._elements, 1), max(sequences, 2 * self._sequences)
         self.rows = [torch.empty(self._elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes]
+        self.arrays = [as_array(rows) for rows in self.rows]
         self.offsets, self.slots = np.zeros(self._sequences + 1, np.int64), np.zeros(self._sequences, np.int64)
         self._places = torch.from_numpy(self.offsets), torch.from_numpy(self.slots)
         self._calls: list[_Calls | int] = []
@@ -101,9 +109,11 @@ class Runner:
             if not isinstance(kernel, PreparedLayer | PreparedProgram):
                 self._calls.append(index)
                 continue
-            if not self._calls or isinstance(self._calls[-1], int):
-                self._calls.append(_Calls(array("q"), []))
-            self._calls[-1].add(kernel, self._rows_of(index, self._elements, self._sequences))
+            last = self._calls[-1] if self._calls else 0
+            if isinstance(last, int):
+                last = _Calls(array("q"), [])
+                self._calls.append(last)
+            last.add(kernel, self._rows_of(index, self._elements, self._sequences))
 
     def run(self, elements: int, sequences: int) -> None:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
