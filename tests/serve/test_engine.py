@@ -218,6 +218,28 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
         assert torch.equal(stream.pull(), engine.run(rl.Ragged([frames])).values)
 
 
+def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, frames, opened = engine_of(), torch.randn(4, 3), list[Stream]()
+    with engine.open() as first:
+        first.push(frames[:2])
+        engine.step()
+        state = first.state()
+    gone, plain = engine.open(), engine._runner.run
+    gone.push(frames[:1])
+
+    def run(*sizes: int) -> None:
+        gone.close()
+        opened.append(engine.open(state))
+        plain(*sizes)
+
+    with monkeypatch.context() as during:
+        during.setattr(engine._runner, "run", run)
+        engine.step()
+    opened[0].push(frames[2:])
+    engine.step()
+    assert torch.equal(opened[0].pull(), engine.run(rl.Ragged([frames])).values[2:])
+
+
 @pytest.mark.parametrize("most", [-1, 1.5, True, "a"])
 def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
     engine = engine_of()
