@@ -15,6 +15,7 @@ from torch import Tensor
 
 from raglane._utils.messages import message, quote, quote_all
 from raglane.data.encoders import END
+from raglane.data.missing import since_observed
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
@@ -34,8 +35,19 @@ class _Scaling(Kernel):
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
         count = len(preprocessor.channels)
-        # The last row, with the last observed numbers.
-        super().__init__(preprocessor.input_size, torch.float32, [count] if preprocessor.missing == "forward" else [])
+        self._has_times = preprocessor.missing == "elapsed"
+        starts: list[Tensor] = []
+        if preprocessor.missing in ("forward", "elapsed"):
+            starts.append(torch.full((count,), torch.nan))  # the last observed numbers
+        if self._has_times:
+            # The times since then, and 1 before the first row, whose time gap is ignored.
+            starts.append(torch.cat([torch.zeros(count), torch.ones(1)]).double())
+        self.starts = starts
+        super().__init__(preprocessor.input_size, torch.float32, [len(start) for start in starts])
+
+    def pools(self, slots: int) -> list[Tensor]:
+        """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
+        return [start.new_empty(slots, len(start)) for start in self.starts]
 
     def run(self, rows: Rows) -> None:
         """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
@@ -44,26 +56,30 @@ class _Scaling(Kernel):
             output[:] = self._preprocessor.scaled(given, bounds)
             return
         # Each sequence is preceded by the row of its state.
-        lengths, pool = np.diff(bounds), rows.pools[0]
+        is_full = np.diff(bounds) > 0
         own = bounds + np.arange(len(bounds))
         kept = np.ones(int(own[-1]), bool)
         kept[own[:-1]] = False
         longer = np.empty((len(kept), given.shape[1]), np.float32)
         longer[kept] = given
-        longer[~kept] = pool[rows.slots].numpy()
+        longer[~kept] = rows.pools[0][rows.slots].numpy()
         filled = self._preprocessor.scaled(longer, own)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends, starts = (own[1:] - 1)[lengths > 0], own[:-1][lengths > 0]
+        ends, starts, slots = (own[1:] - 1)[is_full], own[:-1][is_full], rows.slots[torch.from_numpy(is_full)]
+        if self._has_times:
+            gaps = self._preprocessor.gaps(longer)
+            gaps = np.ones(len(longer)) if gaps is None else gaps
+            state = rows.pools[1][rows.slots].numpy()
+            gaps[starts[state[is_full, -1] == 1] + 1] = 0
+            times = since_observed(absent, own, gaps, state[:, :-1])
+            with np.errstate(over="ignore"):
+                filled[:, -given.shape[1] :] = times
+            times = np.where(absent[ends], times[ends], 0)
+            rows.pools[1][slots] = torch.from_numpy(np.append(times, np.zeros((len(times), 1)), axis=1))
         rows_of = np.maximum(last[ends], starts[:, None])
-        new = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
-        pool[rows.slots[torch.from_numpy(lengths > 0)]] = new
+        rows.pools[0][slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
         output[:] = filled[kept]
-
-
-def _scaling_stage(preprocessor: Preprocessor) -> Stage:
-    kernel = _Scaling(preprocessor)
-    return Stage(kernel, [0], [torch.full((size,), torch.nan) for size in kernel.sizes], repr(preprocessor.to_config()))
 
 
 _PLAIN = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -197,15 +213,15 @@ def frames_of(model: Any, features: Any, dtype: torch.dtype | None, passes_nan: 
 def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     """Return the stages of a run, which begin with its preprocessing."""
     preprocess = saved.preprocessor
-    if preprocess.features or preprocess.missing == "elapsed":
-        names = quote_all(encoder.name for encoder in preprocess.features)
-        got = f"a run with the features {names}" if names else "a run with missing='elapsed'"
-        rule = "a run of tokens, or of channels without further features and times"
+    if preprocess.features:
+        got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
+        rule = "a run of tokens, or of channels without further features"
         raise DispatchError(message("model", got, rule, "call run.predict on whole sequences"))
     found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
     if preprocess.is_tokens:
         return _after_end(found) if saved.task == "language" else found
-    scaling = _scaling_stage(preprocess)
+    kernel = _Scaling(preprocess)
+    scaling = Stage(kernel, [0], kernel.starts, repr(preprocess.to_config()))
     for stage in found.stages:
         stage.reads = tuple([read + 1 for read in stage.reads])
     return replace(

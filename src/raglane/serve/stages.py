@@ -28,7 +28,7 @@ class Stage:
         self.kernel = kernel
         self.reads = tuple(reads)  # indexes of the rows that it reads
         # The first state of a stream, ``(size,)`` each.
-        self.starts = tuple([start.to(kernel.state_dtype) for start in starts])
+        self.starts = tuple([start.to(pool.dtype) for start, pool in zip(starts, kernel.pools(0), strict=True)])
         self._facts = facts
 
     def facts(self) -> Iterable[bytes]:
