@@ -21,6 +21,9 @@ import torch
 import raglane as rl
 from made_datasets import dataset
 from raglane.data.records import offsets_of
+from raglane.serve import Engine
+from raglane.serve.app import create_app
+from servers import served
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SCRIPTS = {
@@ -28,6 +31,8 @@ _SCRIPTS = {
     "names": "accuracy",
     "tag_words": "accuracy",
     "recurrent_ppo": "mean return",
+    "voice_activity": "balanced accuracy",
+    "policy": "mean steps",
     "fat_of_meat": "r2",
     "languages_of_names": "micro f1",
     "power_demand": "mean absolute error",
@@ -175,19 +180,45 @@ def test_words_as_numbers() -> None:
     }
 
 
+def _write_sound(path: Path, pitch: float) -> None:
+    """A second of a tone."""
+    sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(sound.tobytes())
+
+
 def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     script = _load("voice_activity")
     monkeypatch.setattr(script.shutil, "which", lambda _: None)
     for speaker, pitch in (("en_made", 300), ("xx_made", 350)):
         (tmp_path / speaker).mkdir()
-        sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
-        with wave.open(str(tmp_path / speaker / "one.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes(sound.tobytes())
-    assert script.main(["--sounds", str(tmp_path), "--steps", "12", "--calls", "2"]) > 0.7
+        _write_sound(tmp_path / speaker / "one.wav", pitch)
+    arguments = ["--sounds", str(tmp_path), "--steps", "12", "--calls", "2", "--weights", str(tmp_path / "own.pt")]
+    assert script.main(arguments) > 0.7
+    capsys.readouterr()
+    assert script.main(arguments) > 0.7  # with the stored weights
     assert "equal to whole sequences: True" in capsys.readouterr().out
+
+
+def test_a_call_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("voice_activity")
+    engine = Engine(script.Detector().eval(), slots=1, features=script.FRAME)
+    _write_sound(tmp_path / "call.wav", 300)
+    with served(create_app({"voice": engine})) as address:
+        found = script.call(address, tmp_path / "call.wav")
+    frames = script.read(tmp_path / "call.wav")[: 31 * script.FRAME].reshape(-1, script.FRAME)
+    assert torch.equal(found, engine.run(rl.Ragged([frames])).values[:, 0])
+    assert "slowest answer" in capsys.readouterr().out
+    assert script.spans(torch.tensor([False, True, True, False, True])) == ["0.03 to 0.10 s", "0.13 to 0.16 s"]
+
+
+def test_a_policy_learns_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("policy")
+    assert script.main(["--rounds", "14", "--environments", "20"]) > 150
+    assert "equal to whole episodes: True" in capsys.readouterr().out
 
 
 def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,17 +134,21 @@ class Reverse:
         graph = self.graph
         start, operand = node.operands
         self._give(start, gradient)
+        parts = [
+            ProductGradient(node.weight, *part)
+            for part in zip(np.split(gradient, node.segments), np.split(operand, node.segments), strict=True)
+        ]
         if node.weight in self.wanted_weights:
-            self.weight_gradients.append(ProductGradient(node.weight, gradient, operand))
+            self.weight_gradients += parts
         places = graph.places(operand)
         if not self._needs[places].any():
             return
         is_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
         if is_in_one and int(places[0]) in self.elements:
-            self.deferred.append(ProductGradient(node.weight, gradient, operand))
+            self.deferred += parts
             return
         zero = np.full(len(operand), self._zero)
-        self._give(operand, graph.product(zero, gradient, node.weight, not node.is_transposed))
+        self._give(operand, graph.product(zero, gradient, node.weight, node.segments, not node.is_transposed))
 
     def _row(self, node: Node, columns: Columns, gradient: Columns) -> None:
         graph, (a,) = self.graph, node.operands

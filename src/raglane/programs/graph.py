@@ -121,9 +121,12 @@ class Graph:
         both = self.add(Node("norm", (columns,), len(columns) + segments, segments, epsilon))
         return both[: len(columns)], both[len(columns) :]
 
-    def product(self, start: Columns, columns: Columns, weight: int, is_transposed: bool = False) -> Columns:
-        """Add the product of a row and a weight to ``start``."""
-        return self.add(Node("product", (start, columns), len(start), weight=weight, is_transposed=is_transposed))
+    def product(
+        self, start: Columns, columns: Columns, weight: int, segments: int = 1, is_transposed: bool = False
+    ) -> Columns:
+        """Add the product of each part of a row and a weight to ``start``."""
+        node = Node("product", (start, columns), len(start), segments, weight=weight, is_transposed=is_transposed)
+        return self.add(node)
 
     def places(self, columns: Columns) -> Columns:
         """Return the node of each column."""
