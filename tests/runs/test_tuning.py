@@ -251,7 +251,7 @@ def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:
     process.end()
     done = json.loads(checkpoint.read_text())["state"]["epoch"]
     assert [trial.state.name for trial in _trials(out)] == ["RUNNING"]
-    assert main([*command, "--minutes", "0.02", "--trials", "1"]) == 0
+    assert main([*command, "--minutes", "0.05", "--trials", "1"]) == 0
     first, second = _trials(out)
     assert first.state.name == "FAIL"
     assert second.state.name == "COMPLETE"
