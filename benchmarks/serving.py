@@ -165,22 +165,25 @@ def times(threads: int) -> None:
 # ---- real-time clients ----------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Any, streams: list[Stream], engine: Engine) -> None:
-    """Serve the clients of another process until it sends an empty message."""
+def serve(pipe: Any, streams: list[Stream], engine: Engine) -> tuple[int, int]:
+    """Serve the clients of another process until it sends an empty message; return ready streams, and those taken."""
+    of, taken = 0, 0
     while True:
         ready: list[int] = []
         while not ready or pipe.poll():
             data = bytearray(pipe.recv_bytes())  # writable, as torch requires
             if not data:
-                return
+                return of, taken
             places = np.frombuffer(data, np.int32, int.from_bytes(data[:4], "little"), 4)
             frames = np.frombuffer(data, np.float32, offset=4 + places.nbytes).reshape(-1, 1, FRAME)
             for place, rows in zip(places.tolist(), frames, strict=True):
                 streams[place].push(rows)
             ready += places.tolist()
-        while engine.step():
-            pass
         own = dict.fromkeys(ready)
+        of += len(own)
+        taken += engine.step()
+        while engine.step():  # frames of streams that sent several
+            pass
         counts = [len(streams[place].pull()) for place in own]
         pipe.send_bytes(np.array([list(own), counts], np.int32).tobytes())
 
@@ -226,19 +229,19 @@ def clients(pipe: Any, count: int, seconds: float) -> None:
 
 
 def trial(model: Detector, count: int, seconds: float, threads: int) -> tuple[Any, ...]:
-    """Return the facts of the clients, the time of the server's processor, and the share of the ready streams."""
+    """Return the facts of the clients, the server's time of a processor, the streams and the share of a step."""
     engine = Engine(model, slots=count, features=FRAME, threads=threads)
     streams = [engine.open() for _ in range(count)]
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=clients, args=(theirs, count, seconds))
     process.start()
     busy = time.process_time()
-    serve(ours, streams, engine)
+    of, taken = serve(ours, streams, engine)
     busy = time.process_time() - busy
     facts = ours.recv()
     process.join()
     stats = engine.stats()
-    return (*facts, busy, stats["frames"] / stats["steps"])
+    return (*facts, busy, stats["frames"] / stats["steps"], taken / of, stats["step_ms"]["p50"])
 
 
 def real_time(threads: int, seconds: float) -> None:
@@ -247,16 +250,15 @@ def real_time(threads: int, seconds: float) -> None:
     ways.ours()
     count = int(PERIOD / (statistics.median(interleave({"ours": ways.ours}, 5)["ours"]) / 200))
     print(f"Real-time clients in another process, a frame per 32 ms each, {threads} threads of the engine.\n")
-    columns = (
-        "clients | seconds | p50, ms | p99, ms | most, ms | late | CPU of the server | of the clients | streams/step"
-    )
-    print(f"| {columns} |\n| {' | '.join(['---'] * 9)} |")
+    columns = "clients | seconds | p50, ms | p99, ms | most, ms | late | CPU of the server | of the clients"
+    columns += " | streams/step | share of the ready | step, ms"
+    print(f"| {columns} |\n| {' | '.join(['---'] * 11)} |")
 
     def row(count: int, seconds: float) -> float:
-        sent, middle, high, most, late, theirs, busy, size = trial(model, count, seconds, threads)
+        sent, middle, high, most, late, theirs, busy, size, share, step = trial(model, count, seconds, threads)
         figures = " | ".join(f"{1e3 * each:.1f}" for each in (middle, high, most))
-        shares = f"{late} of {sent} | {busy / seconds:.2f} | {theirs / seconds:.2f} | {size:.1f}"
-        print(f"| {count} | {seconds:g} | {figures} | {shares} |", flush=True)
+        shares = f"{late} of {sent} | {busy / seconds:.2f} | {theirs / seconds:.2f} | {size:.1f} | {share:.2f}"
+        print(f"| {count} | {seconds:g} | {figures} | {shares} | {step:.2f} |", flush=True)
         return float(high)
 
     while row(count, 3) > PERIOD and count > 10:
@@ -309,20 +311,26 @@ def churn(count: int) -> None:
             spent[place] = opened - begun, time.perf_counter() - opened
         one, other = 1e6 * np.median(spent, 0)
         print(f"{slots} slots, {len(others)} other streams: open {one:.1f} us, close {other:.1f} us.")
-    engine, before = Engine(rl.nn.LSTM(40, 128).eval(), slots=1000), 0
-    for number in range(count):
-        if number == count // 10:
-            before = resident()
+    engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=1000)
+
+    def stepped() -> None:
         with engine.open() as stream:
-            if number % 100 == 0:
-                stream.push(frame)
-                engine.step()
+            stream.push(frame)
+            engine.step()
+
+    for _ in range(10_000):  # until the statistics have the most entries that they keep
+        stepped()
+    before = resident()
+    for _ in range(count // 100):
+        stepped()
+        for _ in range(99):
+            engine.open().close()
     grown = (resident() - before) / 1024
-    print(f"\nGrowth of resident memory over {0.9 * count:g} opened and closed streams: {grown:.0f} kB.\n")
+    print(f"\nGrowth of resident memory over {count:,} opened and closed streams: {grown:.0f} kB.\n")
 
 
-def bits(threads: int, frames: int) -> None:
-    rng, model, off, seen = np.random.default_rng(0), Detector().eval(), 0, 0
+def bits(threads: int, frames: int, seed: int) -> None:
+    rng, model, off, seen = np.random.default_rng(seed), Detector().eval(), 0, 0
     engine = Engine(model, slots=100, features=FRAME, threads=threads, chunk=5)
     whole = Engine(model, slots=1, features=FRAME, threads=1)
     while seen < frames:
@@ -353,8 +361,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of real-time clients at 80 %% (default: 10)")
     parser.add_argument("--streams", type=float, default=1e6, help="opened and closed (default: 1e6)")
     parser.add_argument("--frames", type=float, default=1e6, help="compared with offline (default: 1e6)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and frames (default: 0)")
     options = parser.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     if options.threads == 1 and "clients" not in options.parts:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -364,7 +373,7 @@ def main() -> None:
         "clients": partial(real_time, options.threads, options.seconds),
         "memory": memory,
         "churn": partial(churn, int(options.streams)),
-        "bits": partial(bits, options.threads, int(options.frames)),
+        "bits": partial(bits, options.threads, int(options.frames), options.seed),
     }
     for part in options.parts:
         print(f"## {part.capitalize()}\n")

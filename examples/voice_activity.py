@@ -8,10 +8,14 @@ are others: synthetic ones, and the recorded speakers of other languages that ar
 
     apt install asterisk-core-sounds-en-wav asterisk-core-sounds-fr-wav espeak-ng
 
-    python examples/voice_activity.py
-    python examples/voice_activity.py --serve 8000  # needs raglane[serve]; then open http://127.0.0.1:8000
+    python examples/voice_activity.py --weights detector.pt
 
 The test part is served as live streams by one engine, in pieces of random lengths, and compared with whole sequences.
+With the extra ``serve``, the detector is a server, and a call is a WebSocket, to which a file is sent in real time:
+
+    python examples/voice_activity.py --weights detector.pt --serve 8000  # also a page at http://127.0.0.1:8000
+    python examples/voice_activity.py --call 127.0.0.1:8000 call.wav
+
 Balanced accuracy of the frames of new voices: 0.939 (0.5 for a constant answer).
 """
 
@@ -23,6 +27,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 import wave
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -189,15 +194,46 @@ def pieces(call: Tensor) -> Iterator[Tensor]:
         call = call[count:]
 
 
+def spans(voiced: Tensor) -> list[str]:
+    """Return the parts of a call with a voice, ``(n,)`` bools of frames, in seconds."""
+    edges = torch.cat([torch.zeros(1), voiced.float(), torch.zeros(1)]).diff().nonzero()[:, 0] * FRAME / RATE
+    return [f"{begin:.2f} to {end:.2f} s" for begin, end in edges.reshape(-1, 2).tolist()]
+
+
+def call(address: str, path: Path) -> Tensor:
+    """Send a file to a server in real time, as a call would come; return the log-odds of its frames."""
+    from websockets.sync.client import connect
+
+    samples = read(path)
+    frames = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
+    answers, longest, begun = [], 0.0, time.perf_counter()
+    with connect(f"ws://{address}/stream?answers=binary") as socket:
+        for place, frame in enumerate(frames):
+            # A frame is complete when its last sample is.
+            time.sleep(max(0.0, begun + (place + 1) * FRAME / RATE - time.perf_counter()))
+            sent = time.perf_counter()
+            socket.send(frame.numpy().tobytes())
+            answers.append(np.frombuffer(bytes(socket.recv()), np.float32))
+            longest = max(longest, time.perf_counter() - sent)
+            print("#" if answers[-1] > 0 else ".", end="", flush=True)
+    found = torch.from_numpy(np.concatenate([*answers, np.zeros(0, np.float32)]))
+    print(f"\nvoice: {', '.join(spans(found > 0)) or 'none'}; slowest answer {1e3 * longest:.1f} ms")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Train, serve the test part, and return the balanced accuracy of its frames."""
+    """Train, serve the test part, and return the balanced accuracy of its frames; or the share with voice of a call."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sounds", type=Path, default=SOUNDS, help=f"folder of recordings (default: {SOUNDS})")
     parser.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
     parser.add_argument("--calls", type=int, default=64, help="live calls of the test part (default: 64)")
+    parser.add_argument("--weights", type=Path, help="file of the trained detector; it is written if it does not exist")
     parser.add_argument("--serve", type=int, metavar="PORT", help="serve the detector at this port afterwards")
+    parser.add_argument("--call", nargs=2, metavar=("HOST:PORT", "WAV"), help="only send a file to a server")
     parser.add_argument("--seed", type=int, default=0, help="of weights and mixtures (default: 0)")
     options = parser.parse_args(arguments)
+    if options.call is not None:
+        return float((call(options.call[0], Path(options.call[1])) > 0).float().mean())
     random.seed(options.seed)
     torch.manual_seed(options.seed)
 
@@ -214,7 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> float:
     print(f"{len(speech)} recordings to train on, {len(new)} of other voices to test")
 
     model = Detector()
-    train(model, speech, options.steps)
+    if options.weights is not None and options.weights.exists():
+        model.load_state_dict(torch.load(options.weights))
+    else:
+        train(model, speech, options.steps)
+        if options.weights is not None:
+            torch.save(model.state_dict(), options.weights)
     engine = Engine(model.eval(), slots=max(1000, options.calls), features=FRAME)
     calls, voiced = zip(*[example(new) for _ in range(options.calls)], strict=True)
     served = live(engine, calls)

@@ -37,6 +37,7 @@ import raglane as rl
             "Picture attention gates histogram lanes norms packed padded roofline schedules theme times waste",
         ),
         (rl.export, "build_operators onnx package"),
+        (rl.serve, "Engine Stream deployment"),
     ],
 )
 def test_modules(module: Any, names: str) -> None:

@@ -88,6 +88,7 @@ class Decoded {
   std::vector<CodeWeight> weights_;
   std::vector<CodeInstruction> instructions_;
   std::vector<CodeOutput> outputs_;
+  std::vector<int64_t> runs_;
   int64_t columns_ = 0;
     // For each column of the locals, the phase that wrote it last, 0 for none.
   std::vector<int64_t> first_column_;
@@ -139,9 +140,9 @@ class Decoded {
     if (i.operation == RAGLANE_OF_PRODUCT) {
       if (i.weight < 0) fail("weight of an instruction must be the index of a weight for a product, got -1");
       const CodeWeight& weight = weights_[i.weight];
-      if (i.width != weight.groups * weight.rows)
-        fail("width of an instruction must be groups * rows of its weight, %lld, got %lld",
-            (long long)(weight.groups * weight.rows), (long long)i.width);
+      if (i.width != i.segments * weight.groups * weight.rows)
+        fail("width of an instruction must be segments * groups * rows of its weight, %lld, got %lld",
+            (long long)(i.segments * weight.groups * weight.rows), (long long)i.width);
     }
     if (i.width % i.segments != 0)
       fail("segments must be a divisor of the width, %lld, got %lld", (long long)i.width, (long long)i.segments);
@@ -158,8 +159,15 @@ class Decoded {
   void check_columns(Reader& reader, int64_t gathered) {
     if (gathered != columns_) fail("columns must be those of all gathers, got %lld", (long long)columns_);
     const int64_t* next = integers_.data() + integers_.size() - columns_;
-    for (CodeInstruction& i : instructions_)
-      if (i.operation == RAGLANE_OF_GATHER) i.columns = next, next += i.width;
+    runs_.reserve(2 * columns_);  // instructions keep addresses in it
+    for (CodeInstruction& i : instructions_) {
+      if (i.operation != RAGLANE_OF_GATHER) continue;
+      i.columns = next, next += i.width, i.runs = runs_.data() + runs_.size();
+      for (int64_t c = 0; c < i.width; c++) {
+        if (c > 0 && i.columns[c] == i.columns[c - 1] + 1) runs_.back()++;
+        else runs_.insert(runs_.end(), {i.columns[c], 1});
+      }
+    }
     for (int64_t i = 0; i < columns_; i++) reader.number("column", 0, most_width);
   }
 

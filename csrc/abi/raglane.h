@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 15
+#define RAGLANE_ABI 16
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -286,6 +286,18 @@ typedef struct raglane_outer { RAGLANE_OUTER_FIELDS(RAGLANE_FIELD) } raglane_out
 
 /* Sums add their terms in the order of memory, for any number of threads. */
 RAGLANE_EXPORT int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size);
+
+/* A layer or a program, the other null. */
+typedef struct raglane_stage {
+  const raglane_layer* layer;
+  const raglane_program* program;
+} raglane_stage;
+
+/* Run raglane_forward or raglane_run_program for one stage after the other, e.g. on the output of the one before, with
+ * these threads, sequences and elements in place of those of the structs. The first that fails ends the call; the
+ * stages before it have written their states. */
+RAGLANE_EXPORT int32_t raglane_run_stages(const raglane_stage* stages, int64_t count, int64_t threads, int64_t sequences,
+                                          int64_t elements, char* message, int64_t size);
 
 /* The rows of a batch in another layout: a padded tensor, or the data of a pack. Rows are bytes. */
 #define RAGLANE_ROWS_FIELDS(FIELD)                                                                                   \

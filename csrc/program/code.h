@@ -27,7 +27,8 @@ struct CodeInstruction {
   int64_t operation, width, segments;
   double epsilon;
   int64_t weight;
-  const int64_t* columns;
+  const int64_t* columns;  // of a gather
+  const int64_t* runs;     // the same as pairs: the first of adjacent columns, and their number
   Place results[2], operands[3];
 };
 
@@ -68,7 +69,7 @@ inline OperationFacts facts_of_operation(int64_t operation) {
 inline int64_t columns_read(const CodeInstruction& instruction, int operand, const CodeWeight* weights) {
   if (instruction.operation == RAGLANE_OF_NORM_BACKWARD && operand == 2) return instruction.segments;
   if (instruction.operation == RAGLANE_OF_PRODUCT && operand == 1)
-    return weights[instruction.weight].groups * weights[instruction.weight].depth;
+    return instruction.segments * weights[instruction.weight].groups * weights[instruction.weight].depth;
   return instruction.width;
 }
 inline int64_t columns_written(const CodeInstruction& instruction, int result) {

@@ -23,7 +23,7 @@ template <class A> struct Operation {
   At to[2], from[3];
   int64_t width, segments;
   A epsilon;
-  const int64_t* columns;
+  const int64_t* runs;
 };
 
 template <class A> RAGLANE_INLINE A* row_of(const At& at, A* const* rows, int lane) {
@@ -280,8 +280,11 @@ template <class A> void row_cumsum(const Operation<A>& operation, A* const* rows
 template <class A> void gather(const Operation<A>& operation, A* const* rows, int first, int count) {
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
-    A* to = row_of(operation.to[0], rows, lane);
-    for (int64_t i = 0; i < operation.width; i++) to[i] = a[operation.columns[i]];
+    A *to = row_of(operation.to[0], rows, lane), *end = to + operation.width;
+    for (const int64_t* run = operation.runs; to < end; to += run[1], run += 2) {
+      if (run[1] == 1) *to = a[run[0]];
+      else by_vectors<A>(run[1], [&](int64_t i, int n) RAGLANE_INLINE_LAMBDA { store(to + i, load(a + run[0] + i, n), n); });
+    }
   }
 }
 

@@ -49,7 +49,7 @@ template <class A> class ProgramPlan {
     decide();
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
         !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) ||
-        !products_.reserve(2 * code_.instructions, false) || !weights_.reserve(code_.weights, false) ||
+        !products_.reserve(2 * most_products(), false) || !weights_.reserve(code_.weights, false) ||
         !numbers_.reserve(numbers, false))
       return false;
     for (int64_t w = 0; w < code_.weights; w++) {
@@ -109,6 +109,13 @@ template <class A> class ProgramPlan {
     if ((double)p_.elements * (double)results * sizeof(A) > (double)tuning::most_products) prepares_ = false;
     if (p_.flags & RAGLANE_FOLD) prepares_ = false;
     if (p_.flags & RAGLANE_PREPARE) prepares_ = true;
+  }
+
+  int64_t most_products() const {
+    int64_t most = 0;
+    for (int64_t i = 0; i < code_.instructions; i++)
+      if (code_.instruction[i].operation == RAGLANE_OF_PRODUCT) most += code_.instruction[i].segments;
+    return most;
   }
 
     // A product depends only on the element, and nothing else writes to its result.
@@ -236,19 +243,25 @@ template <class A> class ProgramPlan {
     copy_outputs(true);
     Phase* phase = phases_.get();
     phase->begin = 0;
-    LaneProduct<A>* next_product = products_.get() + code_.instructions;
+    LaneProduct<A>* next_product = products_.get() + most_products();
     for (int64_t i = 0; i < code_.instructions; i++) {
       const CodeInstruction& instruction = code_.instruction[i];
       if (prepares_ && can_prepare(instruction)) {
-        products_.get()[product_count_++] = product_of(instruction);
+        for (int64_t part = 0; part < instruction.segments; part++)
+          products_.get()[product_count_++] = product_of(instruction, part);
       } else if (instruction.operation == RAGLANE_OF_PRODUCT) {
-        LaneProduct<A> product = product_of(instruction);
-        if (phase > phases_.get() && phase->begin == operation_ && joins(product, phase[-1])) {
-          phase[-1].products++, *next_product++ = product;
+        const LaneProduct<A>* first = next_product;
+        bool all_join = phase > phases_.get() && phase->begin == operation_;
+        for (int64_t part = 0; part < instruction.segments; part++) {
+          *next_product = product_of(instruction, part);
+          all_join = all_join && joins(*next_product, phase[-1]);
+          next_product++;
+        }
+        if (all_join) {
+          phase[-1].products += (int)instruction.segments;
           continue;
         }
-        phase->product = next_product, phase->products = 1, phase->end = operation_;
-        *next_product++ = product;
+        phase->product = first, phase->products = (int)instruction.segments, phase->end = operation_;
         (++phase)->begin = operation_;
       } else {
         translate(instruction, spreads);
@@ -285,7 +298,7 @@ template <class A> class ProgramPlan {
   void translate(const CodeInstruction& i, int64_t& spreads) {
     OperationFacts facts = facts_of_operation(i.operation);
     Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
-                              i.segments,             (A)i.epsilon,       i.columns};
+                              i.segments,             (A)i.epsilon,       i.runs};
         // Whole vectors, if the numbers beyond the columns are padding.
     bool whole = facts.each;
     for (int r = 0; r < facts.results; r++) {
@@ -304,10 +317,13 @@ template <class A> class ProgramPlan {
     operations_.get()[operation_++] = operation;
   }
 
-  LaneProduct<A> product_of(const CodeInstruction& i) {
+  LaneProduct<A> product_of(const CodeInstruction& i, int64_t part) {
+    const PackedWeight<A>& weight = weights_.get()[i.weight];
     At to = at(i.results[0]), start = at(i.operands[0]), from = at(i.operands[1]);
-    bool ends = i.results[0].start + i.width == code_.block[i.results[0].block].width && is_padded(to);
-    return {to,   start,            from, weights_.get() + i.weight,
+    to.start += part * weight.columns(), start.start += part * weight.columns() * start.step;
+    from.start += part * weight.groups * weight.panels.depth * from.step;
+    bool ends = i.results[0].start + (part + 1) * weight.columns() == code_.block[i.results[0].block].width && is_padded(to);
+    return {to,   start,            from, &weight, &i,
             ends, is_padded(start), start.step ? next_row(start.slot / most_lanes) : 0};
   }
 

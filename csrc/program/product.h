@@ -69,6 +69,7 @@ template <class A> A* packed_weights(const void* packed, A* own) {
 template <class A> struct LaneProduct {
   At to, start, from;
   const PackedWeight<A>* weight;
+  const CodeInstruction* instruction;
   bool to_whole;     // the last group's last vectors may be stored whole
   bool start_whole;  // vectors of the start may be loaded beyond a group
   int64_t next;      // if the start is an element's row: bytes to the row of the next step; otherwise 0

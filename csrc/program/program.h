@@ -119,7 +119,11 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       int64_t element[most_lanes];
       for (int i = 0; i < count; i++) element[i] = begin + i;
       find_elements(table, element, count);
-      for (int64_t i = 0; i < product_count_; i++) multiply_lanes(products_.get() + i, 1, table, count, alone, false);
+      const LaneProduct<A>*product = products_.get(), *end = product + product_count_, *next;
+      for (; product < end; product = next) {
+        for (next = product + 1; next < end && next->instruction == product->instruction;) next++;
+        multiply_lanes(product, (int)(next - product), table, count, alone, false);
+      }
     }
   }
 

@@ -49,8 +49,9 @@ struct DrawnProgram {
       int64_t groups = 1 + below(random, 2), depth = 1 + below(random, 20);
       weight = (int64_t)weights.size() / 3;
       weights.insert(weights.end(), {groups, width, depth});
-      width *= groups, operands = 2;
-      operand(from, width), operand(from, groups * depth);
+      segments += below(random, 3);
+      width *= segments * groups, operands = 2;
+      operand(from, width), operand(from, segments * groups * depth);
     } else {
       for (int64_t i = 0; i < operands; i++) operand(from, width);
     }

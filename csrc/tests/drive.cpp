@@ -194,7 +194,8 @@ void check_slots(Case& c, std::mt19937& random, int round, unsigned seed) {
   l.output = output.data(), l.final_h = h.data(), l.final_c = c.cell.has_c ? c_final.data() : nullptr;
   char message[256] = "";
   auto run = [&](raglane_status wanted) {
-    if (raglane_forward(&l, message, sizeof message) == wanted) return;
+    const raglane_stage stages[] = {{&l, nullptr}};
+    if (raglane_run_stages(stages, 1, l.threads, l.sequences, l.elements, message, sizeof message) == wanted) return;
     std::fprintf(stderr, "round %d, seed %u: slots: %s\n", round, seed, message), std::exit(1);
   };
   run(RAGLANE_OK);
@@ -286,7 +287,9 @@ bool check_slots(DrawnProgram& drawn, std::mt19937& random) {
   }
   p.tensors = tensors.data(), p.slots = pools.slots.data(), p.slot_count = pools.count;
   char message[256] = "";
-  if (raglane_run_program(&p, message, sizeof message) != RAGLANE_OK)
+  const raglane_stage stages[] = {{nullptr, &p}, {}};
+  if (raglane_run_stages(stages, 2, p.threads, p.sequences, p.elements, message, sizeof message) != RAGLANE_BAD_ARGUMENT ||
+      raglane_run_stages(stages, 1, p.threads, p.sequences, p.elements, message, sizeof message) != RAGLANE_OK)
     std::fprintf(stderr, "a program with slots failed: %s\n", message), std::exit(1);
   return got == wanted && std::equal(outputs.begin(), outputs.begin() + outs, drawn.results.begin());
 }

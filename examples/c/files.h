@@ -10,7 +10,7 @@
 
 /* Two texts as one line of printable characters. */
 static void fail(const char* what, const char* which) {
-  fputs("predict: error: ", stderr);
+  fputs(PROGRAM ": error: ", stderr);
   for (; *which; which++) fputc(*which < 32 || *which > 126 ? '?' : *which, stderr);
   fprintf(stderr, ": %s\n", what);
   exit(2);

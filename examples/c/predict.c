@@ -6,204 +6,21 @@
  * places of tokens in the vocabulary, or the channels of each element, one element after the other, as the network
  * reads them (scaled). It prints what the network tells, as %.9g, with the bits that Python has: a line per sequence or
  * element. README.md says what the numbers are in each task, and which models are refused. */
-#include "tensors.h"
-
-#include <float.h>
-#include <raglane.h>
-
-typedef struct batch {
-  int64_t sequences, elements;
-  int64_t* offsets;
-  float* values; /* (elements, width) */
-  int64_t width;
-} batch;
-
-typedef struct matrix {
-  const float *weight, *bias; /* (rows, columns), (rows) or null */
-  int64_t rows, columns;
-} matrix;
-
-typedef struct model {
-  char pooling[32];
-  int is_forecast, is_change, has_thresholds, per_element, directions;
-  int64_t width, hidden, layers, cell;
-  raglane_cell_facts facts;
-  matrix embedding, head; /* the first without weights where elements are numbers */
-  raglane_weights* weights; /* (layers, directions) */
-} model;
-
-static void check(int32_t status, const char* message) {
-  if (status != RAGLANE_OK) fail(message, "raglane");
-}
-
-/* The kernels' number of a cell by its name there. */
-static int64_t find_cell(const char* name, raglane_cell_facts* facts) {
-  char message[256];
-  for (int64_t cell = 0; raglane_describe_cell(cell, facts, message, sizeof message) == RAGLANE_OK; cell++) {
-    if (!strcmp(facts->name, name)) return cell;
-  }
-  fail("the library has no such cell", name);
-  return 0;
-}
-
-static int64_t best_isa(void) {
-  int64_t best = 0;
-  for (int64_t isa = 0; raglane_isa_name(isa); isa++) {
-    if (raglane_has_isa(isa)) best = isa;
-  }
-  return best;
-}
-
-/* The place of an entry's text among those that this program knows, or an error. */
-static int choose(const char* object, const char* name, const char* const* words, int count, const char* what) {
-  char text[64];
-  read_entry(object, name, text, sizeof text);
-  for (int place = 0; place < count; place++) {
-    if (!strcmp(text, words[place])) return place;
-  }
-  fail(what, *text ? text : name);
-  return 0;
-}
-
-#define CHOOSE(object, name, words, what) choose(object, name, words, (int)(sizeof words / sizeof *words), what)
-
-/* Refuse what would make other numbers than those of this program. */
-static void check_plain(const char* config) {
-  static const char* const plain[][2] = {{"initial_state", "zeros"}, {"layer_norm", "false"}, {"tie_weights", "false"},
-                                         {"gap_column", "null"},     {"categories", "[]"}};
-  char text[64], *end;
-  for (size_t place = 0; place < sizeof plain / sizeof *plain; place++) {
-    read_entry(config, plain[place][0], text, sizeof text);
-    if (strcmp(text, plain[place][1])) fail("this program runs models without it alone", plain[place][0]);
-  }
-  read_entry(config, "zoneout", text, sizeof text);
-  if (strtod(text, &end) != 0 || end == text || *end) fail("this program runs models without it alone", "zoneout");
-}
-
-/* What config.json says of a model; its weights are still to be read. */
-static model read_config(const char* path) {
-  static const char* const tasks[] = {"classify", "regress", "multilabel", "tag", "language", "forecast"};
-  static const char* const layers[] = {"lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"};
-  static const char* const poolings[] = {"summary", "last", "first", "mean", "max"};
-  static const char* const losses[] = {"bce", "null", "mse", "mae", "huber"};
-  static const char* const flags[] = {"false", "true"};
-  static const char* const formats[] = {"raglane-model"};
-  static const char* const versions[] = {"1", "2"};
-  uint64_t size;
-  const char* whole = json_space(read_file(path, &size));
-  CHOOSE(whole, "format", formats, "is no model's format");
-  CHOOSE(whole, "format_version", versions, "is a format that this program does not read");
-  const char* config = json_find(whole, "model", path);
-  if (!config) fail("has no model", path);
-  check_plain(config);
-  model made = {.hidden = read_size(config, "hidden_size"), .layers = read_size(config, "num_layers")};
-  int task = CHOOSE(config, "task", tasks, "this program does not have that task");
-  made.is_forecast = !strcmp(tasks[task], "forecast"), made.has_thresholds = !strcmp(tasks[task], "multilabel");
-  if (made.is_forecast) made.is_change = CHOOSE(config, "loss", losses, "this program does not have that loss") > 0;
-  made.directions = 1 + CHOOSE(config, "bidirectional", flags, "is neither true nor false");
-  made.per_element = CHOOSE(config, "per_element", flags, "is neither true nor false");
-  if (made.per_element ? task == 0 : task > 2) fail("does not go with the task", "per_element");
-  const char* layer = layers[CHOOSE(config, "cell", layers, "no kernel runs this layer")];
-  layer = !strcmp(layer, "rnn") ? "rnn_tanh" : !strcmp(layer, "indrnn") ? "indrnn_relu" : layer;
-  made.cell = find_cell(layer, &made.facts);
-  strcpy(made.pooling, poolings[CHOOSE(config, "pooling", poolings, "this program does not have that pooling")]);
-  char embedding[32];
-  read_entry(config, "embedding", embedding, sizeof embedding);
-  made.width = read_size(config, "input_size");
-  if (strcmp(embedding, "null")) {
-    made.embedding = (matrix){.rows = made.width, .columns = read_size(config, "embedding")};
-    made.width = made.embedding.columns;
-  }
-  made.head = (matrix){.rows = read_size(config, "output_size"), .columns = made.directions * made.hidden};
-  if (made.is_forecast && (made.embedding.rows || made.head.rows > made.width)) {
-    fail("is of more than what an element has", "output_size");
-  }
-  return made;
-}
-
-static const float* take(tensors* all, const char* kind, int64_t layer, int direction, int64_t rows, int64_t columns) {
-  char name[128];
-  if (rows == 0) return NULL;
-  snprintf(name, sizeof name, "encoder.recurrent.%s_l%lld%s", kind, (long long)layer, direction ? "_reverse" : "");
-  return take_tensor(all, name, rows, columns);
-}
-
-/* All weights, of the shapes that the configuration gives them. */
-static void read_weights(const char* path, model* to) {
-  tensors all = read_tensors(path);
-  raglane_cell_facts facts = to->facts;
-  int64_t width = to->width, size = to->hidden, gates = facts.gates * size;
-  if (to->layers > all.count) fail("are more than the file has weights of", "num_layers");
-  if (to->embedding.rows) {
-    to->embedding.weight = take_tensor(&all, "encoder.embedding.weight", to->embedding.rows, to->embedding.columns);
-  }
-  to->weights = allocate(to->layers * to->directions, sizeof(raglane_weights));
-  for (int64_t layer = 0; layer < to->layers; layer++, width = to->directions * size) {
-    for (int k = 0; k < to->directions; k++) {
-      raglane_weights* of = to->weights + layer * to->directions + k;
-      of->input = take(&all, "weight_ih", layer, k, gates, width);
-      of->input_bias = take(&all, "bias_ih", layer, k, facts.biases * size, 0);
-      if (!facts.is_elementwise) {
-        of->hidden = take(&all, "weight_hh", layer, k, gates, size);
-        of->hidden_bias = take(&all, "bias_hh", layer, k, gates, 0);
-      } else {
-        of->hidden = take(&all, "weight_hh", layer, k, facts.factors * size, 0);
-        of->skip = take(&all, "weight_skip", layer, k, facts.skips && width != size ? size : 0, width);
-      }
-    }
-  }
-  to->head.weight = take_tensor(&all, "head.weight", to->head.rows, to->head.columns);
-  to->head.bias = take_tensor(&all, "head.bias", to->head.rows, 0);
-  if (to->has_thresholds) take_tensor(&all, "thresholds", to->head.rows, 0); /* for who tells labels */
-  check_taken(&all);
-}
+#define PROGRAM "predict"
+#include "model.h"
 
 /* One layer in all its directions: new values, and the final h (K, B, H). */
 static batch run_layer(const model* of, int64_t layer, batch in, float** final_h) {
-  int64_t size = of->hidden;
-  int directions = of->directions;
-  const raglane_weights* given = of->weights + layer * directions;
   batch out = in;
-  out.width = directions * size;
+  out.width = of->directions * of->hidden;
   out.values = allocate(in.elements * out.width, sizeof(float));
-  *final_h = allocate(directions * in.sequences * size, sizeof(float));
-  float* final_c = of->facts.has_c ? allocate(directions * in.sequences * size, sizeof(float)) : NULL;
-  char message[256];
-  raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = of->cell, .dtype = RAGLANE_FLOAT32};
-  call.threads = 1, call.directions = directions;
-  call.sequences = in.sequences, call.elements = in.elements;
-  call.input_size = in.width, call.hidden_size = size;
-  call.gate_stride = of->facts.slots * ((size + 15) / 16 * 16);
-  call.offsets = in.offsets, call.values = in.values;
-  for (int k = 0; k < directions; k++) call.weights[k] = given[k];
+  *final_h = allocate(in.sequences * out.width, sizeof(float));
+  float* final_c = of->facts.has_c ? allocate(in.sequences * out.width, sizeof(float)) : NULL;
+  raglane_layer call = layer_call(of, layer, in);
   call.output = out.values, call.final_h = *final_h, call.final_c = final_c;
+  char message[256];
   check(raglane_forward(&call, message, sizeof message), message);
   free(final_c);
-  return out;
-}
-
-/* rows (M, D) to (M, H): a product that adds up each row in the kernels' order, as raglane.nn.linear has it. It is a
- * minGRU whose gate is open, on sequences of one element each. */
-static float* linear(const float* rows, int64_t count, matrix by) {
-  raglane_cell_facts facts;
-  int64_t size = by.rows, width = by.columns, cell = find_cell("mingru", &facts);
-  float* both = allocate(2 * size * width, sizeof(float));
-  float* biases = allocate(2 * size, sizeof(float));
-  memcpy(both + size * width, by.weight, (size_t)(size * width) * sizeof(float));
-  for (int64_t unit = 0; unit < size; unit++) biases[unit] = 100.0f; /* its sigmoid is 1 */
-  memcpy(biases + size, by.bias, (size_t)size * sizeof(float));
-  int64_t* offsets = allocate(count + 1, sizeof(int64_t));
-  for (int64_t row = 0; row <= count; row++) offsets[row] = row;
-  float* out = allocate(count * size, sizeof(float));
-  float* final_h = allocate(count * size, sizeof(float));
-  raglane_layer call = {.abi = RAGLANE_ABI, .isa = best_isa(), .cell = cell, .dtype = RAGLANE_FLOAT32};
-  call.threads = 1, call.directions = 1, call.sequences = count, call.elements = count;
-  call.input_size = width, call.hidden_size = size, call.offsets = offsets, call.values = rows;
-  call.weights[0].input = both, call.weights[0].input_bias = biases;
-  call.output = out, call.final_h = final_h;
-  char message[256];
-  check(raglane_forward(&call, message, sizeof message), message);
-  free(both), free(biases), free(offsets), free(final_h);
   return out;
 }
 
@@ -235,50 +52,16 @@ static float* pool(const char* how, batch of, const float* final_h, int directio
   return rows;
 }
 
-/* The numbers of a line as elements: rows of an embedding, or channels. */
-static void read_elements(const double* numbers, const model* of, batch* to) {
-  for (int64_t i = 0; i < to->elements; i++) {
-    float* row = to->values + i * to->width;
-    if (of->embedding.weight) {
-      int is_place = numbers[i] >= 0 && numbers[i] < (double)of->embedding.rows;
-      if (!is_place || (double)(int64_t)numbers[i] != numbers[i]) fail("a token that the vocabulary lacks", "input");
-      memcpy(row, of->embedding.weight + (int64_t)numbers[i] * to->width, (size_t)to->width * sizeof(float));
-      continue;
-    }
-    for (int64_t j = 0; j < to->width; j++) {
-      if (!(fabs(numbers[i * to->width + j]) <= FLT_MAX)) fail("a number that 32 bits do not hold", "input");
-      row[j] = (float)numbers[i * to->width + j];
-    }
-  }
-}
-
 /* Sequences from lines of numbers. */
 static batch read_batch(FILE* file, const model* of) {
   batch found = {0, 0, allocate(2, sizeof(int64_t)), NULL, of->width};
   int64_t room = 1024, rows = 2, count = 0, each = of->embedding.weight ? 1 : of->width;
   double* numbers = allocate(room, sizeof(double));
-  for (int is_empty = 1;;) {
-    int sign = fgetc(file);
-    if (sign == EOF || sign == '\n') {
-      if (sign == EOF && is_empty) break; /* nothing stands behind the last line */
-      if (count % each) fail("a line whose numbers are not whole elements", "input");
-      if (found.sequences + 2 > rows) found.offsets = grown(found.offsets, rows *= 2, sizeof(int64_t));
-      found.offsets[++found.sequences] = count / each;
-      is_empty = 1;
-      if (sign == EOF) break;
-      continue;
-    }
-    is_empty = 0;
-    if (sign == ' ' || sign == '\t' || sign == '\r') continue;
-    ungetc(sign, file);
-    if (count == room) numbers = grown(numbers, room *= 2, sizeof(double));
-    if (fscanf(file, "%lf", numbers + count) != 1) fail("something that is no number", "input");
-    count++;
-    sign = fgetc(file);
-    if (sign != EOF && !strchr(" \t\r\n", sign)) fail("something that is no number", "input");
-    ungetc(sign, file);
+  while (read_line(file, &numbers, &count, &room)) {
+    if (count % each) fail("a line whose numbers are not whole elements", "input");
+    if (found.sequences + 2 > rows) found.offsets = grown(found.offsets, rows *= 2, sizeof(int64_t));
+    found.offsets[++found.sequences] = count / each;
   }
-  if (ferror(file)) fail("cannot be read", "input");
   found.elements = found.offsets[found.sequences];
   found.values = allocate(found.elements * found.width, sizeof(float));
   read_elements(numbers, of, &found);
@@ -315,20 +98,10 @@ static float* predict(const model* of, batch given, int64_t* count) {
 
 int main(int count, char** arguments) {
   if (count != 2) fail("predict MODEL < sequences.txt", "usage");
-  char path[4096];
-  if (strlen(arguments[1]) > sizeof path - 32) fail("a name that is too long", "MODEL");
-  if (raglane_abi() != RAGLANE_ABI) fail("a library of another version than raglane.h", "raglane");
-  snprintf(path, sizeof path, "%s/config.json", arguments[1]);
-  model made = read_config(path);
-  snprintf(path, sizeof path, "%s/weights.safetensors", arguments[1]);
-  read_weights(path, &made);
+  model made = read_model(arguments[1]);
   int64_t rows, width = made.head.rows;
   float* answers = predict(&made, read_batch(stdin, &made), &rows);
-  for (int64_t place = 0; place < rows * width; place++) {
-    const char* end = (place + 1) % width ? " " : "\n";
-    if (isnan(answers[place])) printf("nan%s", end);
-    else printf("%.9g%s", answers[place], end);
-  }
-  if (fflush(stdout) || ferror(stdout)) fail("cannot be written", "output");
+  for (int64_t place = 0; place < rows; place++) print_row(answers + place * width, width);
+  flush();
   return 0;
 }

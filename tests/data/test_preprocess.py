@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from made_datasets import changed, dataset
 from raglane import Ragged
 from raglane.data import Dataset, Preprocessor, observations
 from raglane.data.encoders import UNKNOWN, sort_labels
+from raglane.data.missing import fill_missing
 from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 
@@ -279,6 +281,16 @@ def test_times_are_in_means_of_the_training_part() -> None:
         usual = float(np.mean(gaps)) if standardize else 1.0
         found = fitted.apply(records).tensors().values[:, 4].double().numpy()
         np.testing.assert_allclose(found, np.array([0.0, 4.0, 6.0, 0.0, 6.0]) / usual, rtol=1e-6)
+
+
+def test_times_have_the_same_bits_in_any_batch() -> None:
+    random = np.random.default_rng(0)
+    offsets = offsets_of([*random.integers(0, 60, 2000)])
+    values = np.where(random.random((offsets[-1], 2)) < 0.5, np.nan, 1).astype(np.float32)
+    gaps = random.exponential(size=len(values))
+    parts = [slice(*ends) for ends in pairwise(offsets)]
+    alone = [fill_missing(values[part], offsets_of([part.stop - part.start]), "elapsed", gaps[part]) for part in parts]
+    np.testing.assert_array_equal(fill_missing(values, offsets, "elapsed", gaps), np.concatenate(alone))
 
 
 def test_numbers_to_learn_are_scaled_and_sets_are_marked_by_hand() -> None:

@@ -6,6 +6,8 @@ import gzip
 import importlib.util
 import os
 import random
+import runpy
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,9 @@ import torch
 import raglane as rl
 from made_datasets import dataset
 from raglane.data.records import offsets_of
-from scripts import Script
+from raglane.serve import Engine
+from raglane.serve.app import create_app
+from servers import served
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SCRIPTS = {
@@ -27,6 +31,8 @@ _SCRIPTS = {
     "names": "accuracy",
     "tag_words": "accuracy",
     "recurrent_ppo": "mean return",
+    "voice_activity": "balanced accuracy",
+    "policy": "mean steps",
     "fat_of_meat": "r2",
     "languages_of_names": "micro f1",
     "power_demand": "mean absolute error",
@@ -174,19 +180,45 @@ def test_words_as_numbers() -> None:
     }
 
 
+def _write_sound(path: Path, pitch: float) -> None:
+    """A second of a tone."""
+    sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(sound.tobytes())
+
+
 def test_voices_made_here(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     script = _load("voice_activity")
     monkeypatch.setattr(script.shutil, "which", lambda _: None)
     for speaker, pitch in (("en_made", 300), ("xx_made", 350)):
         (tmp_path / speaker).mkdir()
-        sound = (np.sin(np.arange(8000) * 2 * np.pi * pitch / 8000) * 9000).astype("<i2")
-        with wave.open(str(tmp_path / speaker / "one.wav"), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes(sound.tobytes())
-    assert script.main(["--sounds", str(tmp_path), "--steps", "20", "--calls", "3"]) > 0.7
+        _write_sound(tmp_path / speaker / "one.wav", pitch)
+    arguments = ["--sounds", str(tmp_path), "--steps", "12", "--calls", "2", "--weights", str(tmp_path / "own.pt")]
+    assert script.main(arguments) > 0.7
+    capsys.readouterr()
+    assert script.main(arguments) > 0.7  # with the stored weights
     assert "equal to whole sequences: True" in capsys.readouterr().out
+
+
+def test_a_call_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("voice_activity")
+    engine = Engine(script.Detector().eval(), slots=1, features=script.FRAME)
+    _write_sound(tmp_path / "call.wav", 300)
+    with served(create_app({"voice": engine})) as address:
+        found = script.call(address, tmp_path / "call.wav")
+    frames = script.read(tmp_path / "call.wav")[: 31 * script.FRAME].reshape(-1, script.FRAME)
+    assert torch.equal(found, engine.run(rl.Ragged([frames])).values[:, 0])
+    assert "slowest answer" in capsys.readouterr().out
+    assert script.spans(torch.tensor([False, True, True, False, True])) == ["0.03 to 0.10 s", "0.13 to 0.16 s"]
+
+
+def test_a_policy_learns_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("policy")
+    assert script.main(["--rounds", "14", "--environments", "20"]) > 150
+    assert "equal to whole episodes: True" in capsys.readouterr().out
 
 
 def test_an_agent_learns_to_recall(capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,14 +320,15 @@ def test_numbers_in_words() -> None:
 @pytest.mark.parametrize(
     "name", ["names", "tag_words", "fat_of_meat", "power_demand", "languages_of_names", "write_names", "same_language"]
 )
-def test_a_missing_path_is_one_line(tmp_path: Path, name: str, script: Script) -> None:
+def test_a_missing_path_is_one_line(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     absent, path = tmp_path / "absent", str(_EXAMPLES / f"{name}.py")
-    arguments = [path, str(absent)]
-    failed = script(f"import runpy, sys; sys.argv = {arguments}; runpy.run_path({path!r}, run_name='__main__')")
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert len(failed.stderr.splitlines()) == 1
-    assert failed.stderr.startswith(f"{name}.py: ")
-    assert str(absent) in failed.stderr
+    monkeypatch.setattr(sys, "argv", [path, str(absent)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(path, run_name="__main__")
+    printed = capsys.readouterr()
+    assert (ended.value.code, printed.out, len(printed.err.splitlines())) == (2, "", 1)
+    assert printed.err.startswith(f"{name}.py: ")
+    assert str(absent) in printed.err
 
 
 @pytest.mark.parametrize(("name", "figure"), _SCRIPTS.items())

@@ -143,8 +143,38 @@ def test_a_program_in_c_tells_what_python_predicts(task: str, program: Path, tmp
             torch.testing.assert_close(rows, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def refused(program: Path, folder: Path, text: str = "1 2\n") -> str:
-    done = subprocess.run([program, folder], input=text, capture_output=True, text=True)
+@pytest.mark.parametrize("task", TASKS)
+def test_streams_in_c_have_the_bits_of_whole_sequences(task: str, program: Path, tmp_path: Path) -> None:
+    """In pieces of random sizes next to each other; the sequences are streamed twice."""
+    source = random.Random(0)
+    for number, options in enumerate(TASKS[task]):
+        if options.get("bidirectional"):
+            continue
+        a_run(task, **options).save(tmp_path / str(number))
+        run = rl.load(tmp_path / str(number))
+        inputs = {slot: rows for slot, rows in zip((0, 8, 3, 5), inputs_of(run), strict=True) if len(rows)}
+        left, lines = {slot: [rows, rows] for slot, rows in inputs.items()}, []
+        while left:
+            slot, count = source.choice([*left]), source.randint(1, 9)
+            rows = left[slot].pop(0)
+            lines.append(f"{slot} {as_text([rows[:count]])}" + "\n" * (source.random() < 0.2))
+            if len(rows) > count:
+                left[slot].insert(0, rows[count:])
+            elif left[slot]:
+                lines.append(f"{slot}\n")
+            else:
+                del left[slot]
+        found = printed([program.with_name("stream"), tmp_path / str(number), "9"], "".join(lines))
+        for slot, rows in inputs.items():
+            with answering(run.model):
+                answers: Any = run.model(rl.Ragged([rows[: count + 1] for count in range(len(rows))]))
+            expected = answers if isinstance(answers, Tensor) else answers.last()
+            own = torch.tensor([row for at, *row in found if at == slot])
+            torch.testing.assert_close(own, torch.cat([expected] * 2), rtol=0, atol=0)
+
+
+def refused(program: Path, folder: Path, text: str = "1 2\n", *more: str) -> str:
+    done = subprocess.run([program, folder, *more], input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (text, done)
     return done.stderr
 
@@ -167,6 +197,12 @@ def test_what_the_program_does_not_have_is_refused_by_name(program: Path, tmp_pa
     for text, words in mistakes.items():
         assert words in refused(program, tmp_path / "tokens", text)
     a_run("classify", "gru").save(tmp_path / "numbers")
+    streams = {"3 1 2\n": "below SLOTS", "-1\n": "below SLOTS", "0.5\n": "below SLOTS", "0 1\n": "whole elements"}
+    for text, words in streams.items():
+        assert words in refused(program.with_name("stream"), tmp_path / "numbers", text, "3")
+    a_run("classify", "gru", bidirectional=True).save(tmp_path / "backwards")
+    assert "error: bidirectional: " in refused(program.with_name("stream"), tmp_path / "backwards", "", "3")
+    assert "usage" in refused(program.with_name("stream"), tmp_path / "numbers", "", "0")
     mistakes = {"1 nan\n": "32 bits", "1e39 1": "32 bits", "1 2 3\n": "whole elements", "1 2x": "no number"}
     for text, words in mistakes.items():
         assert words in refused(program, tmp_path / "numbers", text)

@@ -6,26 +6,27 @@ import base64
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
 import torch
-import uvicorn
 import websockets.sync.client as websockets
 from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed
 
 import raglane as rl
-from raglane.errors import ArgumentError
-from raglane.serve import Engine
+from raglane.errors import ArgumentError, MissingExtraError
+from raglane.serve import Engine, deployment
 from raglane.serve.app import create_app
+from servers import served
 
 _SMALL: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0, "threads": 1}
 
@@ -59,21 +60,6 @@ def client(run: rl.Run, backwards: rl.Run) -> Iterator[TestClient]:
     models: dict[str, rl.Run | Engine] = {"run": run, "backwards": backwards, "layer": _engine(max_queue=64)}
     with TestClient(create_app(models, slots=50, max_message=100_000), raise_server_exceptions=False) as client:
         yield client
-
-
-@contextmanager
-def _served(app: Any) -> Iterator[str]:
-    """Serve an application on a port, with the settings of the command that matter; yield host and port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio", lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
-    yield f"{host}:{port}"
-    server.should_exit = True
-    thread.join()
 
 
 def _offline(values: torch.Tensor) -> torch.Tensor:
@@ -135,7 +121,7 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
 def test_each_client_gets_its_own_results() -> None:
     count, length = 20, 30
     values = torch.randn(count, length, 3)
-    with _served(create_app({"layer": _engine()})) as where:
+    with served(create_app({"layer": _engine()})) as where:
 
         def talk(at: int) -> torch.Tensor:
             random = np.random.default_rng(at)
@@ -337,7 +323,7 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
     """Others go on without delay, nothing grows, and the streams of killed clients are closed."""
     engine = _engine(max_queue=32)
     rows = np.zeros((2000, 3), np.float32).tobytes()
-    with _served(create_app({"layer": engine})) as where, ExitStack() as stack:
+    with served(create_app({"layer": engine})) as where, ExitStack() as stack:
         slow = [stack.enter_context(websockets.connect(f"ws://{where}/stream", max_queue=1)) for _ in range(3)]
 
         def flood(stream: Any) -> None:
@@ -348,8 +334,8 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
         threads = [threading.Thread(target=flood, args=(stream,), daemon=True) for stream in slow]
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
-        values, times = torch.randn(200, 3), []
+        time.sleep(0.2)
+        values, times = torch.randn(60, 3), []
         expected = _offline(values)
         with websockets.connect(f"ws://{where}/stream?answers=binary") as stream:
             for at, row in enumerate(values):
@@ -358,13 +344,13 @@ def test_clients_that_do_not_read_or_are_killed() -> None:
                 found = torch.frombuffer(bytearray(stream.recv(timeout=20, decode=False)), dtype=torch.float32)
                 times.append(time.perf_counter() - start)
                 assert torch.equal(found, expected[at])
-                if at == 100:
+                if at == 30:
                     for other in slow:
                         # Without a closing handshake.
                         option = struct.pack("ii", 1, 0)
                         other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
                         other.socket.shutdown(socket.SHUT_RDWR)
-                if at == 50:
+                if at == 15:
                     stats = engine.stats()
                     assert stats["queued"] <= 3 * 32
                     assert stats["results"] <= 3 * 32
@@ -401,6 +387,27 @@ def test_sequences_of_the_protocol(client: TestClient) -> None:
     assert code == 404
     assert "sequence_start" in ended["error"]
     assert _infer(client, "layer", np.zeros((0, 3)))[1]["outputs"][0]["shape"] == [0, 8]
+    assert _open_streams(client) == 0
+
+
+def test_a_deployment_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"ray is not installed. Run pip install 'raglane\[ray\]'"):
+        deployment(_layer())
+
+
+def test_a_sequence_at_another_frame_is_refused(client: TestClient) -> None:
+    """E.g. a request that was repeated, or an older copy of the sequence at another server."""
+    values = torch.randn(7, 3)
+    code, first = _infer(client, "layer", values[:4], sequence_id="x", sequence_start=True, return_state=True)
+    assert code == 200
+    code, refused = _infer(client, "layer", values[4:], sequence_id="x", at=3)
+    assert (code, refused["error"].split(",")[0]) == (409, "at must be 4")
+    for facts in ({}, {"sequence_start": True, "state": first["parameters"]["state"]}):
+        code, found = _infer(client, "layer", values[4:], sequence_id="x", at=4, **facts)
+        assert code == 200
+        assert torch.equal(torch.tensor(found["outputs"][0]["data"]).reshape(3, 8), _offline(values)[4:])
+        assert _infer(client, "layer", values[:0], sequence_id="x", at=7, sequence_end=bool(facts))[0] == 200
     assert _open_streams(client) == 0
 
 

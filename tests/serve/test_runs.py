@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 
 import raglane as rl
+from made_datasets import dataset
+from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.serve import Engine
 
@@ -50,6 +53,8 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
         (SERIES, None, {"task": "forecast"}),
         (HOLES, LABELS, {"missing": "zero"}),
         (HOLES, LABELS, {"missing": "forward"}),
+        (HOLES, LABELS, {"missing": "elapsed"}),
+        (HOLES, LABELS, {"missing": "elapsed", "cell": "grud", "num_layers": 2}),
     ],
 )
 def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[str, Any]) -> None:
@@ -119,10 +124,31 @@ def test_a_state_continues_filled_values() -> None:
     assert torch.equal(moved.pull(), whole[2:])
 
 
-@pytest.mark.parametrize("options", [{"missing": "elapsed"}, {"bidirectional": True}])
-def test_runs_that_are_refused(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("cell", ["gru", "grud", "cfc"])
+def test_times_between_observations_continue(cell: str) -> None:
+    """The time gap of the first frame is ignored, those of other frames are added up over chunks and moves."""
+    parts = [np.append(part[:, :1], RNG.exponential(size=(len(part), 1)), 1).astype(np.float32) for part in HOLES]
+    rows, offsets = np.concatenate(parts), offsets_of([len(part) for part in parts])
+    data = dataset(rows, offsets, labels=tuple(LABELS), channels=("x", "time_gap"))
+    run = fit(data, missing="elapsed", cell=cell)
+    engine, wanted = Engine(run, slots=20), run.predict(data)
+    last = torch.stack([rows[-1] for rows in served(engine, parts, 2)])
+    assert engine.columns(last) == {name: wanted[name] for name in wanted.columns if name != "id"}
+    state = None
+    for frame in parts[1]:
+        with engine.open(state) as stream:
+            stream.push(frame[None])
+            engine.step()
+            found, state = stream.pull(), stream.state()
+    assert torch.equal(found[0], last[1])
+
+
+def test_runs_that_are_refused() -> None:
     with pytest.raises(DispatchError, match="model must be"):
-        Engine(fit(HOLES if "missing" in options else SERIES, LABELS, **options), slots=1)
+        Engine(fit(SERIES, LABELS, bidirectional=True), slots=1)
+    columns = {"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3, "colour": ["red", "blue", "red"] * 3}
+    with pytest.raises(DispatchError, match="the features 'colour'"):
+        Engine(fit(pyarrow.table(columns), sequence="text", label="kind", static=["colour"]), slots=1)
 
 
 def test_missing_numbers_and_columns_of_a_module() -> None:

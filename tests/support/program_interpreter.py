@@ -120,8 +120,8 @@ def _execute(program: Program, instruction: Instruction, rows: list[Array], weig
         start, a = instruction.operands
         weight = weights[instruction.weight]
         groups, _, depth = weight.shape
-        read = _read(rows, a, groups * depth, dtype).reshape(groups, depth)
-        results = [_read(rows, start, width, dtype) + np.einsum("gnk,gk->gn", weight, read).reshape(-1)]
+        read = _read(rows, a, parts * groups * depth, dtype).reshape(parts, groups, depth)
+        results = [_read(rows, start, width, dtype) + np.einsum("gnk,pgk->pgn", weight, read).reshape(-1)]
     else:
         widths = (width, width, parts) if name == "norm_backward" else (width,)
         read = [_read(rows, place, size, dtype) for place, size in zip(instruction.operands, widths, strict=True)]

@@ -142,9 +142,10 @@ class _Drawing:
             sizes = [1, 1, 2, 3], [1, 5, 16, 33, 70], [1, 4, 17]
             groups, rows, depth = map(chance.choice, sizes)
             self.weights.append(Weight(groups, rows, depth))
-            operands = self.operand(groups * rows), self.operand(groups * depth)
-            to = (self.result(groups * rows),)
-            made = Instruction(name, to, operands, groups * rows, weight=len(self.weights) - 1)
+            parts = chance.choice([1, 1, 2, 3])
+            width = parts * groups * rows
+            operands = self.operand(width), self.operand(parts * groups * depth)
+            made = Instruction(name, (self.result(width),), operands, width, parts, weight=len(self.weights) - 1)
         elif name in ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward"):
             widths = (width, width, segments) if name == "norm_backward" else (width,)
             operands_ = tuple(self.operand(size) for size in widths)

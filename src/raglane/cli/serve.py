@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _TOKEN = "RAGLANE_TOKEN"
 _LONGEST_TOKEN = 4096  # bytes
-_SWITCH = 0.0005  # seconds
 
 _Runs = Annotated[
     list[Path],
@@ -207,7 +205,5 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, 
         timeout_graceful_shutdown=2,
     )
     server = Server(config)
-    # The thread of an engine must not wait 5 ms for that of the connections.
-    sys.setswitchinterval(_SWITCH)
     server.run([listener])
     return server.code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -79,11 +80,35 @@ def fill_missing(
     carried = np.take_along_axis(values, np.maximum(last, 0), axis=0) if len(values) else values
     filled[:] = np.where(last >= starts, carried, np.float32(0))
     if elapsed and len(values):
-        times = np.arange(len(values), dtype=np.float64) if gaps is None else np.cumsum(gaps, dtype=np.float64)
-        before = np.maximum(np.concatenate([last[:1], last[:-1]]), starts)
-        before[0] = 0
-        elapsed[0][:] = times[:, None] - times[before]
+        elapsed[0][:] = since_observed(absent, offsets, np.ones(len(values)) if gaps is None else gaps)
     return result
+
+
+def since_observed(
+    absent: npt.NDArray[np.bool_],
+    offsets: npt.NDArray[np.int64],
+    gaps: npt.NDArray[np.float64],
+    begin: npt.NDArray[np.float64] | None = None,
+) -> npt.NDArray[np.float64]:
+    """Return the time since the previous observation of each channel, ``(N, C)``; ``begin (B, C)`` in first rows.
+
+    It is summed from row to row, so that its bits depend only on the sequence, which may come in pieces.
+    """
+    channels = absent.shape[1]
+    place = np.arange(len(absent))[:, None]
+    before = np.maximum.accumulate(np.where(absent, -1, place), axis=0)
+    before = np.concatenate([np.full((1, channels), -1), before[:-1]])
+    starts = np.repeat(offsets[:-1], np.diff(offsets))[:, None]
+    counts = (place - np.maximum(before, starts)).ravel()
+    times = np.zeros(counts.shape)
+    if begin is not None:
+        is_full = np.diff(offsets) > 0
+        times.reshape(absent.shape)[offsets[:-1][is_full]] = begin[is_full]
+    order, bounds = np.argsort(counts, kind="stable"), np.bincount(counts).cumsum()
+    for first, end in pairwise(bounds.tolist()):
+        rows = order[first:end]
+        times[rows] = times[rows - channels] + gaps[rows // channels]
+    return times.reshape(absent.shape)
 
 
 def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:

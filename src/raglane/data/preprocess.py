@@ -361,13 +361,13 @@ class Preprocessor:
         Returns:
             ``(N, input_size)`` float32; ``values`` itself if nothing changes.
         """
-        gaps = self._gaps(values) if self.missing == "elapsed" else None
+        gaps = self.gaps(values) if self.missing == "elapsed" else None
         if self.mean is not None and self.std is not None:
             # In float64, because float32 would lose small differences from a large mean.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
 
-    def _gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
+    def gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:
         """Return the time since the previous element, ``(N,)``, in means of training; None without time gaps."""
         if TIME_GAP not in self.channels:
             return None

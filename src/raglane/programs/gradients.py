@@ -77,7 +77,7 @@ class Reverse:
         """Add to the gradient of columns, some of which may occur several times."""
         graph = self.graph
         places = graph.places(columns)
-        for index in np.unique(places):
+        for index in sorted(set(places.tolist())):
             if index >= len(self._needs) or not self._needs[index]:
                 continue
             here = np.flatnonzero((places == index) & (gradient != self._zero))
@@ -86,13 +86,13 @@ class Reverse:
             local: Columns = columns[here] - graph.starts[index]
             given = gradient[here]
             share = np.full(graph.nodes[index].width, self._zero)
-            unique, counts = np.unique(local, return_counts=True)
-            if len(unique) < len(local):
-                given = self._summed(local, given, counts)
-                local = unique
+            if not (local[1:] > local[:-1]).all():
+                unique, counts = np.unique(local, return_counts=True)
+                if len(unique) < len(local):
+                    given, local = self._summed(local, given, counts), unique
             share[local] = given
-            before = self._totals.get(int(index))
-            self._totals[int(index)] = share if before is None else self._sum(before, share)
+            before = self._totals.get(index)
+            self._totals[index] = share if before is None else self._sum(before, share)
 
     def _summed(self, local: Columns, given: Columns, counts: Columns) -> Columns:
         """Return the sums of gradients of the same column, in the order of the columns."""
@@ -134,17 +134,21 @@ class Reverse:
         graph = self.graph
         start, operand = node.operands
         self._give(start, gradient)
+        parts = [
+            ProductGradient(node.weight, *part)
+            for part in zip(np.split(gradient, node.segments), np.split(operand, node.segments), strict=True)
+        ]
         if node.weight in self.wanted_weights:
-            self.weight_gradients.append(ProductGradient(node.weight, gradient, operand))
+            self.weight_gradients += parts
         places = graph.places(operand)
         if not self._needs[places].any():
             return
         is_in_one = len(set(places.tolist())) == 1 and bool((np.diff(operand) == 1).all())
         if is_in_one and int(places[0]) in self.elements:
-            self.deferred.append(ProductGradient(node.weight, gradient, operand))
+            self.deferred += parts
             return
         zero = np.full(len(operand), self._zero)
-        self._give(operand, graph.product(zero, gradient, node.weight, not node.is_transposed))
+        self._give(operand, graph.product(zero, gradient, node.weight, node.segments, not node.is_transposed))
 
     def _row(self, node: Node, columns: Columns, gradient: Columns) -> None:
         graph, (a,) = self.graph, node.operands

@@ -7,6 +7,7 @@ concatenations, repetitions) have no nodes: they index arrays.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,13 +121,20 @@ class Graph:
         both = self.add(Node("norm", (columns,), len(columns) + segments, segments, epsilon))
         return both[: len(columns)], both[len(columns) :]
 
-    def product(self, start: Columns, columns: Columns, weight: int, is_transposed: bool = False) -> Columns:
-        """Add the product of a row and a weight to ``start``."""
-        return self.add(Node("product", (start, columns), len(start), weight=weight, is_transposed=is_transposed))
+    def product(
+        self, start: Columns, columns: Columns, weight: int, segments: int = 1, is_transposed: bool = False
+    ) -> Columns:
+        """Add the product of each part of a row and a weight to ``start``."""
+        node = Node("product", (start, columns), len(start), segments, weight=weight, is_transposed=is_transposed)
+        return self.add(node)
 
     def places(self, columns: Columns) -> Columns:
         """Return the node of each column."""
-        return np.searchsorted(np.asarray(self.starts), columns, side="right") - 1
+        return np.array(self.starts).searchsorted(columns, "right") - 1
+
+    def place(self, column: int) -> int:
+        """Return the node of one column."""
+        return bisect_right(self.starts, column) - 1
 
     def columns(self, node: int) -> Columns:
         """Return all columns of a node."""

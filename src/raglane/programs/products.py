@@ -35,16 +35,38 @@ def _batched(tracer: Tracer, start: Tensor | None, a: Any, b: Any) -> Tensor:
     if start is None:
         zero = tracer.graph.number(0.0)
         start = torch.full((groups, m, n), (FREE << SHIFT) | zero)
-    which = torch.arange(groups).repeat_interleave(m)
+    which = np.repeat(np.arange(groups), m)
     held = None if tracer.is_known(b) else tracer.marks(b)
     if held is not None and not bool((held >> SHIFT == FREE).all()):
         return _rows_with_rows(tracer, start, marks, held)
     aligned = align([marks.reshape(-1, k), start.reshape(-1, n)], tracer.rows)
     columns, begin = aligned.columns
-    chosen = which[torch.from_numpy(aligned.chosen)]
-    weight = _copied_weight(tracer, held[chosen]) if held is not None else _known_weight(tracer, b, chosen)
-    found = _product(tracer, begin.reshape(-1), columns.reshape(-1), weight, len(columns))
+    chosen = which[aligned.chosen]
+    order, own = _shared(chosen if held is None else _first_equal(held)[chosen])
+    weight = _copied_weight(tracer, held[own]) if held is not None else _known_weight(tracer, b, own)
+    product = _product(
+        tracer, begin[order].reshape(-1), columns[order].reshape(-1), weight, len(order) // len(own), len(own)
+    )
+    found = np.empty_like(begin)
+    found[order] = product.reshape(-1, n)
     return tracer.wrap(aligned.marks(found.reshape(-1, n)).reshape(groups, m, n), tracer.dtype)
+
+
+def _first_equal(matrices: Tensor) -> Any:
+    """Return for each matrix the index of the first one with the same marks."""
+    first: dict[bytes, int] = {}
+    return np.asarray([first.setdefault(part.numpy().tobytes(), index) for index, part in enumerate(matrices)])
+
+
+def _shared(chosen: Any) -> tuple[Any, Any]:
+    """Return an order of the rows, part by part, and the matrices that each part multiplies.
+
+    If a matrix has more rows than another, all rows are one part, and the weight repeats the matrices.
+    """
+    matrices, counts = np.unique(chosen, return_counts=True)
+    if (counts != counts[0]).any():
+        return np.arange(len(chosen)), chosen
+    return np.argsort(chosen, kind="stable").reshape(len(matrices), -1).T.reshape(-1), matrices
 
 
 def _viewed(tracer: Tracer, part: Any, function: Any, *args: int) -> Tensor:
@@ -58,7 +80,7 @@ def _turn(tracer: Tracer, part: Any) -> Tensor:
     return _viewed(tracer, part, torch.ops.aten.transpose.int, 1, 2)
 
 
-def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
+def _known_weight(tracer: Tracer, b: Any, which: Any) -> int:
     """Return the weight whose group k is the transpose of ``b[which[k]]``."""
     order = tuple(which.tolist())
 
@@ -66,9 +88,7 @@ def _known_weight(tracer: Tracer, b: Any, which: Tensor) -> int:
         turned = tracer.note(torch.ops.aten.transpose.int, b, 1, 2)
         if order == tuple(range(b.shape[0])):
             return turned
-        if len(set(order)) == 1 and b.shape[0] == 1:
-            return tracer.note(torch.ops.aten.expand.default, turned, [len(order), -1, -1])
-        return tracer.note(torch.ops.aten.index_select.default, turned, 0, tracer.fixed(which))
+        return tracer.note(torch.ops.aten.index_select.default, turned, 0, tracer.fixed(torch.from_numpy(which)))
 
     return tracer.weight((tracer.index(b), order), make)
 
@@ -92,12 +112,12 @@ def _copied_weight(tracer: Tracer, held: Tensor) -> int:
     return tracer.weight((tracer.index(known), columns.tobytes(), columns.shape), make)
 
 
-def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, groups: int) -> Columns:
+def _product(tracer: Tracer, start: Columns, columns: Columns, weight: int, segments: int, groups: int) -> Columns:
     """Add a product, or one for each piece of an operand in few places."""
     graph = tracer.graph
-    cuts = _cuts(graph, columns) if groups == 1 else []
+    cuts = _cuts(graph, columns) if segments * groups == 1 else []
     if not 1 <= len(cuts) < _PLACES:
-        return graph.product(start, columns, weight)
+        return graph.product(start, columns, weight, segments)
     whole = tracer.weight_known(weight)
     for low, high in zip([0, *cuts], [*cuts, len(columns)], strict=True):
         part = tracer.weight(
@@ -184,10 +204,11 @@ def _convolution(
         marks = marks.unfold(2 + place, (size - 1) * step + 1, stride)[..., ::step]
     rows, channels, *spatial = marks.shape[: 2 + len(kernel)]
     depth, width = channels // groups * math.prod(kernel), weight.shape[0] // groups
-    # The windows (group, row and place, channel and offset).
+    # The windows (group, row and place, offset and channel), whose adjacent columns are results of one product.
     windows = marks.reshape(rows, groups, channels // groups, math.prod(spatial), math.prod(kernel))
-    windows = windows.permute(1, 0, 3, 2, 4).reshape(groups, -1, depth)
-    matrices = tracer.note(torch.ops.aten.reshape.default, weight, [groups, width, depth])
+    windows = windows.permute(1, 0, 3, 4, 2).reshape(groups, -1, depth)
+    moved = tracer.note(torch.ops.aten.permute.default, weight, [0, *range(2, weight.dim()), 1])
+    matrices = tracer.note(torch.ops.aten.reshape.default, moved, [groups, width, depth])
     start = None
     if bias is not None:
         start = tracer.marks(bias).reshape(groups, 1, width).expand(groups, windows.shape[1], width)

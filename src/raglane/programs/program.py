@@ -70,9 +70,9 @@ On rows, each in ``segments`` adjacent parts of ``w / segments`` columns:
 - ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of ``norm``.
 - ``row_cumsum a``: column j is the sum of the columns of its part up to j, in order.
 - ``gather a``: column j is column ``columns[j]`` of a, counted from where the operand starts.
-- ``product s a``: ``w`` columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w / groups, k)``.
-  Columns of ``a`` are ``groups * k``; its g-th k columns give the g-th columns of the result. A sum starts from s and
-  takes k = 0, 1, 2 ... one fused multiply-add at a time.
+- ``product s a``: columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w / segments / groups, k)``.
+  A part of ``a`` has ``groups * k`` columns; its g-th k columns give the g-th columns of the part of the result. A sum
+  starts from s and takes k = 0, 1, 2 ... one fused multiply-add at a time.
 """
 
 
@@ -190,12 +190,13 @@ def _line(program: Program, names: list[str], instruction: Instruction) -> str:
     widths = [width] * len(instruction.operands)
     if name == "product":
         weight = program.weights[instruction.weight]
-        widths[1] = weight.groups * weight.depth
+        widths[1] = parts * weight.groups * weight.depth
         start, operand = (
             _place(program, names, place, size) for place, size in zip(instruction.operands, widths, strict=True)
         )
         begins = "" if start == "0" else f"{start} + "
-        return f"{target} = {begins}{operand} @ W{instruction.weight}.T"
+        each = f", parts={parts}" if parts > 1 else ""
+        return f"{target} = {begins}{operand} @ W{instruction.weight}.T{each}"
     if name == "norm_backward":
         widths[2] = parts
     if name == "gather":

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -37,6 +38,7 @@ log = logging.getLogger("raglane.serve")
 _OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no token
 _HEALTH = _OPEN[1:]  # answered while the server closes
 _PROTOCOL = "raglane"  # of WebSockets, next to which browsers send a token
+_SWITCH = 0.0005  # seconds between switches of threads
 _LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
 
@@ -65,6 +67,7 @@ class InferParameters(BaseModel):
     """Parameters of the extension for sequences, and the state of a stream in base64."""
 
     sequence_id: StrictInt | StrictStr | None = None
+    at: StrictInt | None = None  # the number of earlier frames
     sequence_start: bool = False
     sequence_end: bool = False
     return_state: bool = False
@@ -92,12 +95,13 @@ def create_app(
     """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
 
     Args:
-        models: runs, or engines of other modules, by name.
+        models: runs, modules, or engines, by name.
         token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
         client_streams: the most live streams of a client address.
         max_message: the most bytes of a request or of a message.
         origins: the addresses of other sites whose pages may use the server, e.g. ``"https://example.org"``.
-        **options: of the engines of runs, e.g. ``slots``; see :class:`raglane.serve.Engine`.
+        **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default 1,000 ``slots``,
+            and ``idle`` after 300 seconds.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -110,7 +114,8 @@ def create_app(
         raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
-    served = {name: Served(name, model, **options) for name, model in models.items()}
+    own = {"slots": 1000, "idle": 300, **options}
+    served = {name: Served(name, model, **own) for name, model in models.items()}
     text = "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     app = FastAPI(title="Raglane", version=_version(), description=text, lifespan=_lifespan)
     server = app.state.server = Server(served, clients, token, max_message, origins)
@@ -180,6 +185,9 @@ class Server:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     served = app.state.server.served.values()
+    # The thread of an engine must not wait 5 ms for that of the connections.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
     for one in served:
         one.start()
     try:
@@ -187,6 +195,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         for one in served:
             one.stop()
+        sys.setswitchinterval(before)
 
 
 def _server(connection: HTTPConnection) -> Server:

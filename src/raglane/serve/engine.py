@@ -19,7 +19,7 @@ from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
-from raglane.serve.queues import Integers, RowQueues, as_array
+from raglane.serve.queues import Integers, RowQueues
 from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
@@ -87,9 +87,9 @@ class Engine:
         self._on_idle = on_idle
         self._options = features, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
-        # A slot that is closed during a step is free after it, so there are more slots than streams.
-        slots *= 2
-        self._pools = self._prepared.pools(slots)
+        self._new_pools()
+        slots = 2 * self.slots
+        self._new_runner()
         self._is_fresh = np.zeros(slots, bool)  # the first states are still to be written, at the next step
         self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
         self._results = RowQueues(slots, math.prod(self._prepared.output_features), self._prepared.output_dtype)
@@ -105,11 +105,6 @@ class Engine:
         self._running = False  # a step is between reading frames and writing results
         self._is_interrupted = False  # a stream was closed or reset during the step
         self._epochs_before = self._epochs[:0]
-        one = np.zeros(1, np.int64)
-        rows = torch.zeros(1, self.accepts.width, dtype=self._prepared.dtype, device="cpu")
-        # The batch of a step of one frame.
-        self._one = _Batch(one, 1, rows, torch.tensor([0, 1], device="cpu"), torch.from_numpy(one))
-        self._one_row = as_array(rows)
         self._closed_late: list[int] = []  # slots closed during a step, which still writes their states
         self._waiters = Waiters()
         self._wake = threading.Event()
@@ -118,7 +113,7 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
         self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
-        self._compute(self._one, self._pools)
+        self._runner.run(0, 0)
 
     def __repr__(self) -> str:
         return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
@@ -126,6 +121,15 @@ class Engine:
     def _accept(self, accepts: Frames) -> None:
         self.accepts, self._prepared = accepts, accepts.prepared
         self.features, self.digest = self._prepared.features, self._prepared.digest
+
+    def _new_pools(self) -> None:
+        # A slot that is closed during a step is free after it, so there are more slots than streams.
+        self._pools = self._prepared.pools(2 * self.slots)
+        self._states = [part for own in self._pools for part in own]
+
+    def _new_runner(self) -> None:
+        self._runner = self._prepared.runner(self._pools, self.threads)
+        self._runner.reserve(1, 1)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class Engine:
             self._touched[slot] = time.perf_counter()
             self._counts["opened"] += 1
             self._is_fresh[slot] = rows is None
-            for pool, row in zip(self._pools, rows or (), strict=rows is not None):
+            for pool, row in zip(self._states, rows or (), strict=rows is not None):
                 pool[slot] = row
             return stream
 
@@ -176,13 +180,13 @@ class Engine:
     def _state_of(self, stream: Stream) -> bytes:
         with self._stepping, self._lock:
             slot = stream._open_slot()
-            rows = self._prepared.starts if self._is_fresh[slot] else [pool[slot] for pool in self._pools]
+            rows = self._prepared.starts if self._is_fresh[slot] else [pool[slot] for pool in self._states]
             return packed(rows, self._prepared)
 
     # -- frames and results -------------------------------------------------------------------------------------------
 
     def _push(self, stream: Stream, frames: Any) -> None:
-        rows = as_array(self.accepts.rows(frames))
+        rows = self.accepts.array(frames)
         count = rows.shape[0]
         with self._lock:
             slot = stream._open_slot()
@@ -190,7 +194,7 @@ class Engine:
             now = self._touched[slot] = time.perf_counter()
             if not count:
                 return
-            queued = int(self._frames.counts[slot])
+            queued = self._frames.counts.item(slot)
             if queued + count > self.max_queue:
                 self._counts["refused"] += 1
                 got = f"{count} frames, with {queued} in the queue"
@@ -215,15 +219,14 @@ class Engine:
         with self._lock:
             slot = stream._open_slot()
             self._raise_failure()
-            count = int(self._results.counts[slot])
-            count = count if most is None else min(most, count)
+            ready = self._results.counts.item(slot)
+            count = ready if most is None else min(most, ready)
             if count:
                 self._touched[slot] = time.perf_counter()
             elif waiter is not None:
                 self._waiters.add(slot, waiter)
-            is_full = self._results.counts[slot] >= self.max_queue
             rows = self._results.take_one(slot, count)
-        if is_full and not self._wake.is_set():
+        if ready >= self.max_queue and not self._wake.is_set():
             self._wake.set()
         features = self._prepared.output_features
         return rows if len(features) == 1 else rows.reshape(-1, *features)
@@ -239,45 +242,42 @@ class Engine:
         with self._stepping:
             with self._lock:
                 self._raise_failure()
-                batch = self._gather()
-                if batch is None:
+                step = self._gather()
+                if step is None:
                     return 0
                 self._running = True
             start = time.perf_counter()
             try:
-                outputs = self._compute(batch, self._pools)
+                self._runner.run(step.elements, len(step.slots))
             except Exception as error:
                 self._error = error
                 raise
             except BaseException:
                 # An interrupt between two stages, of which only some have written their states.
                 with self._lock:
-                    alive = self._finished(batch)
-                    for slot in batch.slots[alive].tolist():
+                    alive = self._finished(step)
+                    for slot in step.slots[alive].tolist():
                         self._close(slot, "a stream whose step was interrupted, so that its states are incomplete")
                 raise
             with self._lock:
-                self._scatter(batch, outputs)
+                self._scatter(step)
                 self._step_times.append(time.perf_counter() - start)
         if self.idle is not None:
             self.expire()
-        return len(batch.slots)
+        return len(step.slots)
 
-    def _compute(self, batch: _Batch, pools: Sequence[Tensor]) -> Tensor:
-        return self._prepared.run(batch.rows, batch.offsets, batch.places, pools, self.threads)
-
-    def _gather(self) -> _Batch | None:
+    def _gather(self) -> _Step | None:
         """Take the frames of a step; the lock is held."""
-        ready, frames, now = self._ready, self._frames, time.perf_counter()
+        ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
         if len(ready) == 1 and self._has_one(ready[0]):
             # Without index arithmetic: most of the time of a step of one stream.
             slot = ready.pop()
             self._listed[slot] = False
-            self._one_row[0], self._one.slots[0] = frames.pop(slot), slot
-            self._waits.append(now - self._since[slot])
-            batch = self._one
+            runner.arrays[0][0], runner.slots[0], runner.offsets[1] = frames.pop(slot), slot, 1
+            step = _Step(runner.slots[:1], 1, 1)
+            self._waits.append(now - self._since.item(slot))
             if self._is_fresh[slot]:
-                self._begin(batch.slots)
+                self._begin(step.slots)
         elif ready:
             slots = np.array(ready)
             self._listed[slots] = False
@@ -296,17 +296,19 @@ class Engine:
             self._since[slots] = now
             if (fresh := slots[self._is_fresh[slots]]).size:
                 self._begin(fresh)
-            offsets = np.zeros(len(slots) + 1, np.int64)
-            lengths.cumsum(out=offsets[1:])
-            each = 1 if offsets[-1] == len(slots) else lengths
-            batch = _Batch(slots, each, frames.take(slots, each), torch.from_numpy(offsets), torch.from_numpy(slots))
+            elements = int(lengths.sum())
+            step = _Step(slots, 1 if elements == len(slots) else lengths, elements)
+            runner.reserve(elements, len(slots))
+            lengths.cumsum(out=runner.offsets[1 : len(slots) + 1])
+            runner.slots[: len(slots)] = slots
+            frames.take(slots, step.lengths, runner.rows[0][:elements])
         else:
             return None
-        self._epochs_before = self._epochs[batch.slots]
+        self._epochs_before = self._epochs[step.slots]
         self._counts["steps"] += 1
-        self._counts["frames"] += batch.rows.shape[0]
-        self._sizes.append(len(batch.slots))
-        return batch
+        self._counts["frames"] += step.elements
+        self._sizes.append(len(step.slots))
+        return step
 
     def _begin(self, slots: Integers) -> None:
         self._is_fresh[slots] = False
@@ -316,23 +318,26 @@ class Engine:
         """Return True if a stream has one frame, and room for its result."""
         return bool(self._frames.counts[slot] == 1 and self._results.counts[slot] < self.max_queue)
 
-    def _finished(self, batch: _Batch) -> npt.NDArray[np.bool_] | slice:
+    def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is held."""
         was_interrupted, self._running, self._is_interrupted = self._is_interrupted, False, False
         self._free += self._closed_late
         self._closed_late.clear()
-        return self._epochs[batch.slots] == self._epochs_before if was_interrupted else slice(None)
+        return self._epochs[step.slots] == self._epochs_before if was_interrupted else slice(None)
 
-    def _scatter(self, batch: _Batch, outputs: Tensor) -> None:
+    def _scatter(self, step: _Step) -> None:
         """Queue the results of a step; the lock is held."""
-        slots, lengths, alive = batch.slots, batch.lengths, self._finished(batch)
-        if not isinstance(alive, slice):
-            outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
-            slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
-        if len(slots) == 1 and outputs.shape[0] == 1:
-            self._results.append(int(slots[0]), as_array(outputs))
-        elif len(slots):
-            self._results.extend(slots, lengths, outputs)
+        slots, lengths, alive = step.slots, step.lengths, self._finished(step)
+        runner, output = self._runner, self._prepared.output
+        if step.elements == 1 and isinstance(alive, slice):
+            self._results.append(slots.item(), runner.arrays[output][:1])
+        else:
+            outputs = runner.rows[output][: step.elements]
+            if not isinstance(alive, slice):
+                outputs = outputs[torch.from_numpy(np.repeat(alive, lengths))]
+                slots, lengths = slots[alive], lengths if isinstance(lengths, int) else lengths[alive]
+            if len(slots):
+                self._results.extend(slots, lengths, outputs)
         if self._waiters:
             self._waiters.wake(slots.tolist())
 
@@ -452,8 +457,9 @@ class Engine:
         with self._stepping, self._lock:
             self._accept(accepts)
             if restart:
-                self._pools = new.pools(2 * self.slots)
                 self._is_fresh[:] = True
+                self._new_pools()
+            self._new_runner()
 
     def stats(self) -> dict[str, Any]:
         """Return statistics: counts since the start, and percentiles of the last steps.
@@ -479,14 +485,12 @@ class Engine:
         return found
 
 
-class _Batch(NamedTuple):
+class _Step(NamedTuple):
     """The frames of one step."""
 
     slots: Integers
     lengths: Integers | int  # 1 for one frame each
-    rows: Tensor
-    offsets: Tensor
-    places: Tensor  # the slots as a tensor
+    elements: int
 
 
 def _seconds(idle: Any) -> float:

@@ -3,62 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from raglane._utils.messages import message, quote, quote_all
 from raglane.data.encoders import END
+from raglane.data.missing import since_observed
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
+from raglane.kernels.cpu.prepared import Kernel, Rows, as_array
 from raglane.nn.linear import row_sigmoid
 from raglane.serve.prepare import Prepared, prepare
-from raglane.serve.stages import Call, Stage, digest_of
+from raglane.serve.stages import Stage, digest_of
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import check_options
 from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN
 from raglane.training.tasks import make_task
 
 
-class _Scaling(Stage):
+class _Scaling(Kernel):
     """The preprocessing of numbers: scales, and filled missing values, which continue from the previous chunk."""
 
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
         count = len(preprocessor.channels)
-        # The last row, with the last observed numbers.
-        super().__init__((0,), (torch.full((count,), torch.nan),) if preprocessor.missing == "forward" else ())
+        self._has_times = preprocessor.missing == "elapsed"
+        starts: list[Tensor] = []
+        if preprocessor.missing in ("forward", "elapsed"):
+            starts.append(torch.full((count,), torch.nan))  # the last observed numbers
+        if self._has_times:
+            # The times since then, and 1 before the first row, whose time gap is ignored.
+            starts.append(torch.cat([torch.zeros(count), torch.ones(1)]).double())
+        self.starts = starts
+        super().__init__(preprocessor.input_size, torch.float32, [len(start) for start in starts])
 
-    def run(self, held: list[Tensor], call: Call) -> Tensor:
-        """See :class:`Stage`."""
-        offsets, slots, pools, _ = call
-        rows, bounds = held[0].numpy(), offsets.numpy()
-        if not pools:
-            return torch.from_numpy(np.ascontiguousarray(self._preprocessor.scaled(rows, bounds)))
+    def pools(self, slots: int) -> list[Tensor]:
+        """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
+        return [start.new_empty(slots, len(start)) for start in self.starts]
+
+    def run(self, rows: Rows) -> None:
+        """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
+        given, bounds, output = rows.inputs[0].numpy(), rows.offsets.numpy(), rows.output.numpy()
+        if not self.sizes:
+            output[:] = self._preprocessor.scaled(given, bounds)
+            return
         # Each sequence is preceded by the row of its state.
-        lengths = np.diff(bounds)
+        is_full = np.diff(bounds) > 0
         own = bounds + np.arange(len(bounds))
         kept = np.ones(int(own[-1]), bool)
         kept[own[:-1]] = False
-        longer = np.empty((len(kept), rows.shape[1]), np.float32)
-        longer[kept] = rows
-        longer[~kept] = pools[0][slots].numpy()
+        longer = np.empty((len(kept), given.shape[1]), np.float32)
+        longer[kept] = given
+        longer[~kept] = rows.pools[0][rows.slots].numpy()
         filled = self._preprocessor.scaled(longer, own)
         absent = ~np.isfinite(longer)
         last = np.maximum.accumulate(np.where(absent, -1, np.arange(len(longer))[:, None]), axis=0)
-        ends, starts = (own[1:] - 1)[lengths > 0], own[:-1][lengths > 0]
+        ends, starts, slots = (own[1:] - 1)[is_full], own[:-1][is_full], rows.slots[torch.from_numpy(is_full)]
+        if self._has_times:
+            gaps = self._preprocessor.gaps(longer)
+            gaps = np.ones(len(longer)) if gaps is None else gaps
+            state = rows.pools[1][rows.slots].numpy()
+            gaps[starts[state[is_full, -1] == 1] + 1] = 0
+            times = since_observed(absent, own, gaps, state[:, :-1])
+            with np.errstate(over="ignore"):
+                filled[:, -given.shape[1] :] = times
+            times = np.where(absent[ends], times[ends], 0)
+            rows.pools[1][slots] = torch.from_numpy(np.append(times, np.zeros((len(times), 1)), axis=1))
         rows_of = np.maximum(last[ends], starts[:, None])
-        pools[0][slots[torch.from_numpy(lengths > 0)]] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
-        return torch.from_numpy(filled[kept])
+        rows.pools[0][slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
+        output[:] = filled[kept]
 
-    def facts(self) -> Iterable[bytes]:
-        """See :class:`Stage`."""
-        yield repr(self._preprocessor.to_config()).encode()
+
+_PLAIN = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 class Frames:
@@ -67,7 +91,22 @@ class Frames:
     def __init__(self, prepared: Prepared, passes_nan: bool) -> None:
         self.prepared, self._passes_nan = prepared, passes_nan
         self.width = math.prod(prepared.features)
+        self._plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
+
+    def array(self, frames: Any) -> npt.NDArray[Any]:
+        """Return frames ``(n, width)``, bfloat16 as int16; raise if they do not fit the model."""
+        # Fast path: most of the time of a push is that of checks.
+        own = frames
+        if type(own) is Tensor and own.dtype in _PLAIN:
+            with suppress(RuntimeError, TypeError):  # no memory that NumPy can read
+                own = own.numpy()
+        if type(own) is np.ndarray and own.dtype is self._plain and own.ndim == 2 and own.shape[1] == self.width:
+            # Only NaN gives NaN.
+            total = np.vdot(own, own)
+            if total == total or self._passes_nan:
+                return own
+        return as_array(self.rows(frames))
 
     def rows(self, frames: Any) -> Tensor:
         """Return frames ``(n, width)``; raise if they do not fit the model."""
@@ -174,17 +213,17 @@ def frames_of(model: Any, features: Any, dtype: torch.dtype | None, passes_nan: 
 def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     """Return the stages of a run, which begin with its preprocessing."""
     preprocess = saved.preprocessor
-    if preprocess.features or preprocess.missing == "elapsed":
-        names = quote_all(encoder.name for encoder in preprocess.features)
-        got = f"a run with the features {names}" if names else "a run with missing='elapsed'"
-        rule = "a run of tokens, or of channels without further features and times"
+    if preprocess.features:
+        got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
+        rule = "a run of tokens, or of channels without further features"
         raise DispatchError(message("model", got, rule, "call run.predict on whole sequences"))
     found = prepare(saved.model, None if preprocess.is_tokens else preprocess.input_size, dtype)
     if preprocess.is_tokens:
         return _after_end(found) if saved.task == "language" else found
-    scaling = _Scaling(preprocess)
+    kernel = _Scaling(preprocess)
+    scaling = Stage(kernel, [0], kernel.starts, repr(preprocess.to_config()))
     for stage in found.stages:
-        stage.shift()
+        stage.reads = tuple([read + 1 for read in stage.reads])
     return replace(
         found,
         stages=(scaling, *found.stages),
@@ -198,9 +237,10 @@ def _after_end(found: Prepared) -> Prepared:
     """Return the stages of a language model whose streams begin after the token that precedes each text."""
     pools = found.pools(1)
     found.begin(pools)
-    one = torch.zeros(1, dtype=torch.int64)
-    found.run(torch.tensor([END_TOKEN]), torch.tensor([0, 1]), one, pools)
-    own = iter(pools)
-    for stage in found.stages:
-        stage.starts = tuple([next(own)[0] for _ in stage.starts])
+    runner = found.runner(pools)
+    runner.reserve(1, 1)
+    runner.rows[0][:], runner.offsets[1] = END_TOKEN, 1
+    runner.run(1, 1)
+    for stage, own in zip(found.stages, pools, strict=True):
+        stage.starts = tuple([part[0] for part in own])
     return replace(found, digest=digest_of([], found.digest.hex()))

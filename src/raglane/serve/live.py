@@ -250,6 +250,7 @@ class _Sequence:
 
     client: str
     stream: AsyncStream
+    at: int  # the number of frames
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -270,12 +271,15 @@ class Sequences:
         if starts:
             self._close(key)
         if number is None or starts:
-            self._begin(key, served, client, parameters["state"])
+            self._begin(key, served, client, parameters["state"], parameters["at"] or 0)
         sequence = self._open.get(key)
         if sequence is None:
             rule = "the id of a sequence that began with sequence_start, and was not idle"
             raise RefusedError(404, "sequence_id", quote(number), rule, "set sequence_start")
         async with sequence.lock:
+            if parameters["at"] not in (None, sequence.at):
+                got, rule = str(parameters["at"]), f"{sequence.at}, the number of frames of the sequence"
+                raise RefusedError(409, "at", got, rule, "set sequence_start, and state to continue from it")
             try:
                 rows = await self._run(sequence.stream, served.streams, frames)
                 state = await _encoded(sequence.stream.stream) if parameters["return_state"] else None
@@ -283,6 +287,7 @@ class Sequences:
                 # Frames may have no results, so that the sequence cannot continue.
                 self._close(key, sequence)
                 raise
+            sequence.at += len(frames)
         if number is None or parameters["sequence_end"]:
             self._close(key, sequence)
         return rows, state
@@ -298,7 +303,7 @@ class Sequences:
                 count -= len(found[-1])
         return torch.cat(found)
 
-    def _begin(self, key: tuple[str, Any], served: Served, client: str, state: str | None) -> None:
+    def _begin(self, key: tuple[str, Any], served: Served, client: str, state: str | None, at: int) -> None:
         if monotonic() > self._swept + _SWEEP:
             self._swept = monotonic()
             for other, sequence in list(self._open.items()):
@@ -310,7 +315,7 @@ class Sequences:
         except BaseException:
             self._clients.leave(client)
             raise
-        self._open[key] = _Sequence(client, stream)
+        self._open[key] = _Sequence(client, stream, at)
 
     def _close(self, key: tuple[str, Any], sequence: _Sequence | None = None) -> None:
         """End the sequence of a key, unless another has replaced the given one."""

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from raglane._utils.checks import check_count
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
+from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
 from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Columns, Refused, Result
@@ -25,7 +26,7 @@ from raglane.programs.rules import RULES
 from raglane.programs.step import default_modes, replaced
 from raglane.programs.trace import Trace, Tracer, rows_for
 from raglane.ragged import Ragged
-from raglane.serve.stages import LookupStage, ProgramStage, Stage, digest_of, layer_stages
+from raglane.serve.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
 from raglane.training.model import Mixed
 
 P = ParamSpec("P")
@@ -53,31 +54,32 @@ class Prepared:
         """The first states of a stream, in the order of the pools."""
         return tuple([start for stage in self.stages for start in stage.starts])
 
-    def pools(self, slots: int) -> list[Tensor]:
-        """Return a pool for each state, ``(slots, size)``, without numbers."""
-        return [torch.empty(slots, start.shape[0], dtype=start.dtype, device="cpu") for start in self.starts]
+    def pools(self, slots: int) -> list[list[Tensor]]:
+        """Return the pools of each stage."""
+        return [stage.kernel.pools(slots) for stage in self.stages]
 
-    def begin(self, pools: Sequence[Tensor], slots: Tensor | slice = slice(None)) -> None:
+    def begin(self, pools: Sequence[Sequence[Tensor]], slots: Tensor | slice = slice(None)) -> None:
         """Write the first states to slots."""
-        for pool, start in zip(pools, self.starts, strict=True):
-            pool[slots] = start
+        for stage, own in zip(self.stages, pools, strict=True):
+            for start, part in zip(stage.starts, own, strict=True):
+                part[slots] = start
 
-    def run(
-        self, rows: Tensor, offsets: Tensor, slots: Tensor, pools: Sequence[Tensor], threads: int | None = None
-    ) -> Tensor:
-        """Return the output of each row, ``(n, width)``; states in the rows ``slots`` of the pools continue."""
-        held, place = [rows], 0
-        for stage in self.stages:
-            end = place + len(stage.starts)
-            held.append(stage.run(held, (offsets, slots, pools[place:end], threads)))
-            place = end
-        return held[self.output]
+    def runner(self, pools: list[list[Tensor]], threads: int | None = None) -> Runner:
+        """Return a runner of the stages, of which row ``output`` is the result."""
+        stages = [(stage.kernel, stage.reads) for stage in self.stages]
+        return Runner(stages, math.prod(self.features), self.dtype, pools, threads)
 
     def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
         """Return the output of each row of whole sequences."""
-        pools = self.pools(len(offsets) - 1)
+        elements, sequences = rows.shape[0], len(offsets) - 1
+        pools = self.pools(sequences)
         self.begin(pools)
-        return self.run(rows, offsets, torch.arange(len(offsets) - 1, device="cpu"), pools, threads)
+        runner = self.runner(pools, threads)
+        runner.reserve(elements, sequences)
+        runner.rows[0][:elements] = rows
+        runner.offsets[: sequences + 1], runner.slots[:sequences] = offsets.numpy(), np.arange(sequences)
+        runner.run(elements, sequences)
+        return runner.rows[self.output][:elements]
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -428,11 +430,12 @@ class _Tracing:
         if input is not self._input:
             raise Refused("it looks up indexes that the model computes, not the elements themselves")
         example = torch.zeros(1, *(self.features or ()), dtype=torch.int64 if self.features is None else self.narrow)
-        width = int(module(example).numel())
+        example_out = module(example)
+        width = int(example_out.numel())
         if isinstance(module, nn.Embedding):
             self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
         made, node = self.tracer.source("element", width)
-        self._pieces.append(_Piece(None, lambda _, __: [LookupStage([0], module, width)], [node]))
+        self._pieces.append(_Piece(None, lambda _, __: [lookup_stage(module, width, example_out.dtype)], [node]))
         return made
 
     # Stages.
@@ -454,7 +457,7 @@ class _Tracing:
             own = [given[node] for node in lowered.given.get("vector", ())]
             if not reads:
                 raise _refused("a model whose result does not depend on its input")
-            stages.append(ProgramStage(reads, lowered, own, weights, self.narrow))
+            stages.append(program_stage(reads, lowered, own, weights, self.narrow))
             node = int(self.graph.places(wanted[:1])[0])
             if np.array_equal(wanted, self.graph.columns(node)):
                 available[node] = len(stages)
@@ -470,7 +473,7 @@ class _Tracing:
                 stages.append(stage)
                 available[node] = len(stages)
         output = place(columns)
-        if self.int8 and not any(getattr(stage, "is_int8", False) for stage in stages):
+        if self.int8 and not any(getattr(stage.kernel, "is_int8", False) for stage in stages):
             got = f"torch.int8, for {'; '.join(self.left) or 'a model without a recurrent layer'}"
             rule = "None for a model without an RNN, LSTM or GRU in float32"
             raise DispatchError(message("dtype", got, rule, "leave it out"))

@@ -9,15 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.kernels.cpu.prepared import as_array
+
 Integers = npt.NDArray[np.int64]
 
 _FIRST = 64  # rows of a new block
-
-
-def as_array(rows: Tensor) -> npt.NDArray[Any]:
-    """Return rows as an array, int16 for bfloat16, which NumPy does not have."""
-    array: npt.NDArray[Any] = (rows.contiguous().view(torch.int16) if rows.dtype is torch.bfloat16 else rows).numpy()
-    return array
 
 
 class RowQueues:
@@ -95,8 +91,8 @@ class RowQueues:
         row: npt.NDArray[Any] = self._memory[place]
         return row
 
-    def take(self, slots: Integers, lengths: Integers | int) -> Tensor:
-        """Remove the first ``lengths`` rows, each at least 1 (an int is 1), of different queues, in their order."""
+    def take(self, slots: Integers, lengths: Integers | int, to: Tensor) -> None:
+        """Move the first ``lengths`` rows, each at least 1 (an int is 1), of different queues to ``to``, in order."""
         places = self._first[slots]
         if isinstance(lengths, int):
             runs = self._runs[places]
@@ -108,17 +104,16 @@ class RowQueues:
         else:
             places = self._walked(slots, places, lengths)
         self.counts[slots] -= lengths
-        rows = self._rows.index_select(0, torch.from_numpy(places))
+        torch.index_select(self._rows, 0, torch.from_numpy(places), out=to)
         self._release(places)
-        return rows
 
     def take_one(self, slot: int, count: int) -> Tensor:
         """Remove the first rows of a queue."""
-        if count > 1:
-            return self.take(np.array([slot]), np.array([count]))
+        if count == 1 and self._dtype is not torch.bfloat16:
+            return torch.from_numpy(self.pop(slot)[None].copy())
         rows = torch.empty(count, self._width, dtype=self._dtype, device="cpu")
         if count:
-            as_array(rows)[0] = self.pop(slot)
+            self.take(np.array([slot]), np.array([count]), rows)
         return rows
 
     def drop(self, slot: int) -> int:

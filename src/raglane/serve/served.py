@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raglane._utils.messages import message, quote, require
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
@@ -45,16 +45,18 @@ class _Request(NamedTuple):
 
 
 class Served:
-    """A run or an engine under a name. A run without an engine has a reason, and predicts whole sequences."""
+    """A run, an engine or modules under a name. A run without an engine has a reason, and predicts whole sequences."""
 
     def __init__(self, name: str, model: Any, **options: Any) -> None:
         self.name, self.reason = name, ""
-        self.run = None if isinstance(model, Engine) else model
+        self.run = None if isinstance(model, Engine | nn.Module | list | tuple) else model
         self.engine = model if isinstance(model, Engine) else None
-        if self.run is not None:
+        if self.engine is None:
             try:
-                self.engine = Engine(self.run, **options)
+                self.engine = Engine(model, **options)
             except DispatchError as error:
+                if self.run is None:
+                    raise
                 self.reason = str(error)
         self._batches: dict[Any, list[_Request]] = {}  # the last batch of each kind, which a request may join
         self._lock = threading.Lock()  # of the batches

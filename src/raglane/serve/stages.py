@@ -1,7 +1,5 @@
 """The stages of a prepared model: each reads rows of elements, and appends new rows, one for each element."""
 
-# ruff: noqa: ARG002 (all stages have the same arguments)
-
 from __future__ import annotations
 
 import hashlib
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from raglane.cells.regularised import RegularisedWeights
 from raglane.cells.spec import CellSpec
-from raglane.kernels.cpu.prepared import PreparedLayer, PreparedProgram
+from raglane.kernels.cpu.prepared import Kernel, PreparedLayer, PreparedProgram, Rows
 from raglane.kernels.program.backend import ready, step_of
 from raglane.native.library import cell_facts, has_cell
 from raglane.nn.recurrent.stack import Stack
@@ -22,108 +20,63 @@ from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import printed
 from raglane.ragged import Ragged
 
-Call = tuple[Tensor, Tensor, Sequence[Tensor], int | None]
-"""Offsets, slots, pools of the stage, and threads: arguments of the kernels."""
-
 
 class Stage:
     """One call of the kernels, or of torch for an embedding."""
 
-    def __init__(self, reads: Sequence[int], starts: Sequence[Tensor] = ()) -> None:
+    def __init__(self, kernel: Kernel, reads: Sequence[int], starts: Sequence[Tensor], *facts: str | Tensor | None):
+        self.kernel = kernel
         self.reads = tuple(reads)  # indexes of the rows that it reads
-        self.starts = tuple(starts)  # the first state of a stream, ``(size,)`` each, in the dtype of its pool
-
-    def run(self, held: list[Tensor], call: Call) -> Tensor:
-        """Return the new rows."""
-        raise NotImplementedError
-
-    def shift(self) -> None:
-        """Read rows one further, because a stage was inserted before the first."""
-        self.reads = tuple([read + 1 for read in self.reads])
+        # The first state of a stream, ``(size,)`` each.
+        self.starts = tuple([start.to(pool.dtype) for start, pool in zip(starts, kernel.pools(0), strict=True)])
+        self._facts = facts
 
     def facts(self) -> Iterable[bytes]:
         """Yield everything that affects the results."""
-        for start in self.starts:
-            yield from _contents(start)
+        for part in (*self._facts, *self.starts):
+            yield from [part.encode()] if isinstance(part, str) else _contents(part)
 
 
-class LayerStage(Stage):
-    """A recurrent layer that the cpu kernels support."""
-
-    def __init__(
-        self, reads: Sequence[int], cell: str, weights: Sequence[Tensor | None], starts: Sequence[Tensor], int8: bool
-    ) -> None:
-        super().__init__(reads, starts)
-        self.is_int8 = int8
-        self._key = f"{cell} {'int8' if int8 else ''}"
-        self._weights = weights
-        sizes = tuple([start.shape[0] for start in starts])
-        self._kernel = PreparedLayer(cell, weights, sizes, torch.int8 if int8 else None)
-        self.starts = tuple([start.to(self._kernel.state_dtype) for start in starts])
-
-    def run(self, held: list[Tensor], call: Call) -> Tensor:
-        """See :class:`Stage`."""
-        return self._kernel.run(held[self.reads[0]], *call)
-
-    def facts(self) -> Iterable[bytes]:
-        """See :class:`Stage`."""
-        yield self._key.encode()
-        for weight in self._weights:
-            yield from _contents(weight)
-        yield from super().facts()
+def layer_stage(
+    reads: Sequence[int], cell: str, weights: Sequence[Tensor | None], starts: Sequence[Tensor], int8: bool
+) -> Stage:
+    """Return a stage of a recurrent layer that the cpu kernels support."""
+    sizes = tuple([start.shape[0] for start in starts])
+    kernel = PreparedLayer(cell, weights, sizes, torch.int8 if int8 else None)
+    return Stage(kernel, reads, starts, f"{cell} {'int8' if int8 else ''}", *weights)
 
 
-class ProgramStage(Stage):
-    """Operations on single elements, or a cell without a kernel, as a program."""
-
-    def __init__(
-        self,
-        reads: Sequence[int],
-        lowered: Lowered,
-        vectors: Sequence[Tensor],
-        weights: Sequence[Tensor],
-        dtype: torch.dtype,
-        starts: Sequence[Tensor] = (),
-    ) -> None:
-        wide = torch.float32 if dtype is torch.bfloat16 else dtype
-        super().__init__(reads, [start.to(wide) for start in starts])
-        turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
-        self._facts = printed(lowered.program), [*vectors, *turned]
-        outputs = [dtype] * len(lowered.program.outputs)
-        self._kernel = PreparedProgram(
-            lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtypes=outputs
-        )
-
-    def run(self, held: list[Tensor], call: Call) -> Tensor:
-        """See :class:`Stage`."""
-        return self._kernel.run([held[read] for read in self.reads], *call)[0]
-
-    def facts(self) -> Iterable[bytes]:
-        """See :class:`Stage`."""
-        text, tensors = self._facts
-        yield text.encode()
-        for tensor in tensors:
-            yield from _contents(tensor)
-        yield from super().facts()
+def program_stage(
+    reads: Sequence[int],
+    lowered: Lowered,
+    vectors: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    dtype: torch.dtype,
+    starts: Sequence[Tensor] = (),
+) -> Stage:
+    """Return a stage of operations on single elements, or of a cell without a kernel, as a program."""
+    wide = torch.float32 if dtype is torch.bfloat16 else dtype
+    turned = [weights[index].transpose(1, 2) if turned else weights[index] for index, turned in lowered.weights]
+    kernel = PreparedProgram(lowered.program, vectors=vectors, weights=turned, dtype=wide, output_dtype=dtype)
+    return Stage(kernel, reads, starts, printed(lowered.program), *vectors, *turned)
 
 
-class LookupStage(Stage):
+class Lookup(Kernel):
     """An embedding of tokens or categories, which torch looks up."""
 
-    def __init__(self, reads: Sequence[int], module: nn.Module, width: int) -> None:
-        super().__init__(reads)
-        self._module, self._width = module, width
+    def __init__(self, module: nn.Module, width: int, dtype: torch.dtype) -> None:
+        super().__init__(width, dtype)
+        self._module = module
 
-    def run(self, held: list[Tensor], call: Call) -> Tensor:
-        """See :class:`Stage`."""
-        rows: Tensor = self._module(held[self.reads[0]])
-        return rows.reshape(rows.shape[0], self._width)
+    def run(self, rows: Rows) -> None:
+        """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
+        rows.output.copy_(self._module(rows.inputs[0]).reshape(rows.output.shape))
 
-    def facts(self) -> Iterable[bytes]:
-        """See :class:`Stage`."""
-        for name, tensor in self._module.state_dict().items():
-            yield name.encode()
-            yield from _contents(tensor)
+
+def lookup_stage(module: nn.Module, width: int, dtype: torch.dtype) -> Stage:
+    """Return a stage of an embedding of the input."""
+    state = module.state_dict()
+    return Stage(Lookup(module, width, dtype), [0], (), " ".join(state), *state.values())
 
 
 def _contents(tensor: Tensor | None) -> Iterable[bytes]:
@@ -139,7 +92,7 @@ def digest_of(stages: Iterable[Stage], rest: str) -> bytes:
     """Return a hash of everything that affects the results of stages."""
     found = hashlib.sha256(rest.encode())
     for stage in stages:
-        found.update(repr((type(stage).__name__, stage.reads)).encode())
+        found.update(repr((type(stage.kernel).__name__, stage.reads)).encode())
         for part in stage.facts():
             found.update(part)
     return found.digest()
@@ -168,7 +121,7 @@ def layer_stages(
             if int8 and not narrow:
                 left.append(f"a layer {type(layer).__name__} of {own[0].dtype}")
             tensors = [None if part is None else part.detach() for part in own]
-            stages.append(LayerStage(reads, cell.name, tensors, starts, narrow))
+            stages.append(layer_stage(reads, cell.name, tensors, starts, narrow))
         else:
             if int8:
                 left.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
@@ -209,4 +162,4 @@ def _cell_stage(
         vectors, products = compiled.trace.parameters.of(leaves)
     by_node = dict(zip(result.vectors, vectors, strict=True))
     own = [by_node[node] for node in lowered.given.get("vector", ())]
-    return ProgramStage(reads, lowered, own, products, dtype, starts)
+    return program_stage(reads, lowered, own, products, dtype, starts)

@@ -1,0 +1,70 @@
+"""Live streams on a Ray cluster: replicas of the server, and a router that sends each stream to the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raglane._utils.messages import message, require
+from raglane.errors import ArgumentTypeError, ClosedError
+from raglane.serve.engine import Engine
+
+_ROUTER = "ray.serve.experimental.consistent_hash_router"
+_MOST = 2**20  # requests of a replica at a time; a live stream over WebSocket is one, and the server has own limits
+
+
+def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
+    """Return a deployment for Ray Serve whose replicas are servers as that of ``raglane serve``.
+
+    Each replica has its own engines. Ray's consistent hashing sends all requests with the same header ``x-session-id``
+    to one replica, and a WebSocket stays at its replica. If replicas are lost or added, some ids move to another
+    replica, where a client continues from the last state that it has kept.
+
+    Args:
+        models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
+        token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
+        **options: of :func:`raglane.serve.app.create_app`, e.g. ``slots``.
+
+    Returns:
+        A ``ray.serve.Deployment``; its method ``options`` sets the number of replicas and their resources.
+
+    Raises:
+        MissingExtraError: Ray Serve is not installed.
+        ArgumentTypeError: a model is an engine, which cannot be sent to other processes.
+
+    Example:
+        >>> from ray import serve  # doctest: +SKIP
+        >>> two = rl.serve.deployment(rl.load("runs/vowels")).options(num_replicas=2)  # doctest: +SKIP
+        >>> serve.run(two.bind())  # doctest: +SKIP
+    """
+    for module in ("fastapi", "prometheus_client", "jinja2", _ROUTER):
+        require(module, "ray")
+    from ray import serve
+
+    named = dict(models) if isinstance(models, Mapping) else {"model": models}
+    if any(isinstance(model, Engine) for model in named.values()):
+        raise ArgumentTypeError(message("models", "an engine", "runs or modules", "pass the model of the engine"))
+
+    def build() -> Any:
+        from raglane.serve.app import create_app
+
+        return create_app(named, token=token, **options)
+
+    router = {
+        "request_router_class": f"{_ROUTER}.ConsistentHashRouter",
+        # Another replica does not have the state of the stream.
+        "request_router_kwargs": {"num_fallback_replicas": 0},
+    }
+    replica = serve.ingress(build)(_Replica)
+    return serve.deployment(replica, name="raglane", max_ongoing_requests=_MOST, request_router_config=router)
+
+
+class _Replica:
+    """A server in a process of Ray, which replaces it if an engine has failed."""
+
+    app: Any
+
+    async def check_health(self) -> None:
+        """Raise if an engine has failed."""
+        if self.app.state.server.status() == "failed":
+            raise ClosedError(message("engine", "an engine whose step failed", "a working engine", "restart it"))
