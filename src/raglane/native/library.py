@@ -178,9 +178,8 @@ def library() -> Library:
     path = location()
     if path is None:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
-            " compiler with OpenMP, and no wheel for this system. Install g++ or clang++, then install raglane again"
-            " with pip install --force-reinstall --no-deps --no-binary raglane raglane"
+            "the cpu kernels are missing: raglane was installed without a C++20 compiler with OpenMP. Install g++ or"
+            " clang++, then run pip install --force-reinstall --no-deps --no-binary raglane raglane"
         )
     # torch was imported before, so the library shares torch's OpenMP runtime.
     handle = _mapped(path)
