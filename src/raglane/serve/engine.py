@@ -113,7 +113,8 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
         self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
-        self._runner.run(0, 0)
+        self._runner.arrays[0][0], self._runner.offsets[1] = 0, 1
+        self._runner.run(1, 1)
 
     def __repr__(self) -> str:
         return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
