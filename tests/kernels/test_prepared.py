@@ -245,7 +245,7 @@ def test_a_batch_without_room() -> None:
     runner = Runner([], 3, torch.float32, [])
     runner.reserve(2, 1)
     runner.run(2, 1)
-    with pytest.raises(ArgumentError, match="call reserve first"):
+    with pytest.raises(ArgumentError, match="Call reserve first"):
         runner.run(3, 1)
 
 
