@@ -281,10 +281,12 @@ class Engine:
                 self._begin(step.slots)
         elif ready:
             slots = np.array(ready)
-            self._listed[slots] = False
-            ready.clear()
             counts = frames.counts[slots]
             lengths = np.minimum(np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots])
+            elements = int(lengths.sum())
+            runner.reserve(elements, len(slots))  # first, because memory may be missing
+            self._listed[slots] = False
+            ready.clear()
             left = slots[counts > lengths]
             self._listed[left] = True
             ready += left.tolist()
@@ -297,9 +299,7 @@ class Engine:
             self._since[slots] = now
             if (fresh := slots[self._is_fresh[slots]]).size:
                 self._begin(fresh)
-            elements = int(lengths.sum())
             step = _Step(slots, 1 if elements == len(slots) else lengths, elements)
-            runner.reserve(elements, len(slots))
             lengths.cumsum(out=runner.offsets[1 : len(slots) + 1])
             runner.slots[: len(slots)] = slots
             frames.take(slots, step.lengths, runner.rows[0][:elements])
