@@ -23,6 +23,7 @@ import typer.main
 from hypothesis import HealthCheck, settings
 
 import raglane.native
+from commands import undraw
 from scripts import Script
 
 settings.register_profile(
@@ -69,6 +70,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     guards: Any = sys.modules.get("torch._dynamo.guards")
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
+    # torch.manual_seed stores a seed, with the text of the stack, for each kind of device that is not yet in use.
+    if session.config.getoption("--device") == "cpu":
+        unused: Any
+        for unused in (torch.cuda, torch.xpu, torch.mtia):
+            unused.manual_seed_all = lambda _: None
 
 
 @pytest.fixture(scope="session")
@@ -108,8 +114,9 @@ def unsynced_files() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_command_line() -> Iterator[None]:
-    """Let Typer build the commands once: it does so in each call, and a mistake is refused faster than that."""
+    """Let Typer build the commands once, which takes longer than to refuse a mistake, and commands draw no pictures."""
     with pytest.MonkeyPatch.context() as patch:
+        undraw(patch)
         patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
         yield
 

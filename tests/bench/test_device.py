@@ -38,7 +38,7 @@ import os, sys
 sys.path += {[str(HOME / "benchmarks"), str(HOME / "tests" / "support")]}
 import device, torch, yardsticks
 from on_device import scaling
-scaling._ROUNDS = 1
+scaling._ROUNDS, scaling.TORCH = 1, scaling.TORCH[:1]
 torch.set_num_threads(1)
 yardsticks.shorten(setattr)
 first = device.main({given})

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures  # noqa: F401
+from commands import FAST, fails, tree
 from raglane.cli import main
 
 

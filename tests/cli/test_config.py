@@ -8,10 +8,7 @@ import functools
 import inspect
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.data import FORMATS
@@ -28,6 +25,7 @@ from raglane.runs.configuration import key_of, run_config
 from raglane.runs.sources import ColumnNames
 from raglane.training.options import flag_of, options
 from raglane.training.settings import LAYERS, Settings
+from scripts import Script
 
 
 def _shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -157,7 +155,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: p
     assert not out.exists()
 
 
-def test_shells_complete_commands_options_and_choices() -> None:
+def test_shells_complete_commands_options_and_choices(script: Script) -> None:
     ways: dict[str, tuple[str, dict[str, str]]] = {
         "bash": ("raglane train --cell mi", {"COMP_CWORD": "3"}),
         "zsh": ("raglane train --cell mi", {}),
@@ -165,9 +163,8 @@ def test_shells_complete_commands_options_and_choices() -> None:
     }
     for shell, (words, more) in ways.items():
         name = "COMP_WORDS" if shell == "bash" else "_TYPER_COMPLETE_ARGS"
-        environment = {**os.environ, name: words, "_RAGLANE_COMPLETE": f"complete_{shell}", **more}
-        command = [sys.executable, "-c", "import sys; from raglane.cli import main; sys.exit(main([]))"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        environment = {name: words, "_RAGLANE_COMPLETE": f"complete_{shell}", **more}
+        done = script("import sys; from raglane.cli import main; sys.exit(main([]))", 60, **environment)
         assert done.returncode == 0, done.stderr
         words_of_it = re.split(r"[\s\"()]+", done.stdout)
         assert {choice for choice in LAYERS if choice in words_of_it} == {"mingru", "minlstm"}, (shell, done.stdout)

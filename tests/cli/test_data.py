@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import fails, tree, write_steps
 from made_plans import made_plans  # noqa: F401
 from raglane.cli import main
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.errors import ArgumentError

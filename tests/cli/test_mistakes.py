@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 
 

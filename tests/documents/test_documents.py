@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import undrawn_pictures  # noqa: F401
 from made_plans import BRIEF_LOOKS
 from markdown_files import Block, blocks
 from raglane.cli import main

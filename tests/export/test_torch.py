@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,12 +35,6 @@ class Tagger(nn.Module):
     def forward(self, batch: rl.Ragged) -> tuple[Tensor, Tensor, Tensor]:
         out, state = self.third(self.second(self.first(batch)[0])[0])
         return out.values, out.mean(), state[0]
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[Script]:
-    with Script() as running:
-        yield running
 
 
 def stored(folder: Path, model: nn.Module, layout: str = "flat") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import kind_of
 from raglane.native import library as native_library
 from raglane.native import missing_kernels
+from scripts import Script
 
 needs_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -44,8 +44,8 @@ print(reason, rl.explain(ours, batch).backend)
 
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
-def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layers() -> None:
-    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+def test_a_library_that_cannot_be_mapped_is_one_warning_and_torch_runs_the_layers(script: Script) -> None:
+    found = script(CODE)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("the cpu kernels cannot be loaded: ")
     assert not found.stdout.rstrip().endswith("cpu")

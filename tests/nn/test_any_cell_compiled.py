@@ -98,7 +98,7 @@ def test_one_graph_in_inference_and_in_training(kind: str) -> None:
 
 def test_a_graph_uses_the_current_module() -> None:
     layer = a_model()
-    twin, _ = compiled(layer, "aot_eager")
+    twin, _ = compiled(layer)
     assert_alike(twin, layer)
     before = results(layer, "Ragged", 0)
     layer.cells[0].decay = 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from drawings import SIX
 from raglane import plot
 from raglane._utils.drawing import DARK, LIGHT
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from scripts import Script
 
 
 def test_saved_as_svg_and_png_the_same_each_time(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_no_global_state_of_matplotlib() -> None:
     assert "matplotlib.pyplot" not in sys.modules
 
 
-def test_without_matplotlib_every_error_says_what_to_install() -> None:
+def test_without_matplotlib_every_error_says_what_to_install(script: Script) -> None:
     code = """
 import sys
 sys.modules["matplotlib"] = None
@@ -98,7 +98,8 @@ for call in calls:
     except rl.errors.MissingExtraError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = script(code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["matplotlib is not installed. Run pip install 'raglane[plot]'."] * 11
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import CARD_PICTURES, undrawn_pictures, write_steps  # noqa: F401
+from commands import CARD_PICTURES, write_steps
 from raglane._utils.table import Table
 from raglane.report import figures
 from raglane.report.page import Page
@@ -43,6 +43,7 @@ def _tables(card: Page) -> dict[str, Table]:
 
 
 def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "svg", lambda _: b"<svg></svg>")
     for name in CARD_PICTURES:
         monkeypatch.setattr(f"raglane.runs.card.{name}", getattr(figures, name))
     random = np.random.default_rng(0)

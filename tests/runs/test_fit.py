@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, DivergedError, ShapeError
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError, DataError
 from raglane.training.predictions import write_predictions

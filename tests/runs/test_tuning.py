@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +14,8 @@ from typing import Any
 import pytest
 
 import raglane as rl
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
+from processes import start
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
@@ -242,14 +241,14 @@ def test_trials_of_other_processes_count() -> None:
 def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path) -> None:
     data, out = write_steps(tmp_path / "steps.csv"), tmp_path / "study"
     command = ["tune", str(data), "--out", str(out), *FAST, "--lr", "0.01", "--epochs", "100000", "--quiet"]
-    script = f"import sys; from raglane.cli import main; sys.exit(main({command!r}))"
-    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (folder := tmp_path / "here").mkdir()
+    process = start(folder, *command)
     checkpoint = out / "trials" / "0000" / "last" / "training.json"
     until = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        time.sleep(0.01)
+    process.signal(signal.SIGKILL)
+    process.end()
     done = json.loads(checkpoint.read_text())["state"]["epoch"]
     assert [trial.state.name for trial in _trials(out)] == ["RUNNING"]
     assert main([*command, "--minutes", "0.05", "--trials", "1"]) == 0

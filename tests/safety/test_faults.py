@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from faults import place
 from faults.__main__ import main, play
 from faults.place import ROOT, Fault, NoPlaceError, all_faults
+from scripts import Script
 
 
 @pytest.mark.parametrize("room", sorted({fault.room for fault in all_faults().values()}))
@@ -125,17 +124,15 @@ _CODE = f"""
 from faults import copies
 from faults.__main__ import play
 from faults.place import Fault
-copies._PRELOADED = ["pytest", "torch"]
+copies._PRELOADED = ["pytest", "torch", "typer.main"]
 print("exit code", play({{"one-too-many": {_TOO_MANY}}}, 2))
 """
 
 
-def test_a_fault_is_noticed() -> None:
+def test_a_fault_is_noticed(script: Script) -> None:
     """The source does not change. In a new process, because the forkserver of this one has imported the package."""
     before = (ROOT / "src/raglane/schedules.py").read_text()
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE], cwd=ROOT / "tools", capture_output=True, text=True, check=False, timeout=600
-    )
+    done = script(_CODE, 600)
     assert "the tests pass without a fault\n" in done.stdout
     assert f"\nnoticed: one-too-many, by test_costs.py::{_TEST}\n" in f"\n{done.stdout}"
     assert done.stdout.endswith("1 faults, all noticed\nexit code 0\n")

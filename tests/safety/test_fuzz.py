@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import fuzz.__main__ as turns
-from commands import undrawn_pictures  # noqa: F401
 from fuzz import cells, malformed_files, numbers
 from fuzz.odd_files import build
 from raglane.errors import DataError

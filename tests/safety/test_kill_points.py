@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from commands import undrawn_pictures  # noqa: F401
 from fuzz.crashes import contents
 from fuzz.kill_points import Workshop
 

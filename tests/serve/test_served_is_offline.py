@@ -48,7 +48,7 @@ def served(engine: Engine, data: list[Tensor], seed: int = 0) -> list[Tensor]:
                 state = stream.state()
                 stream.close()
                 streams[place] = engine.open(state)
-            elif action < 0.8:
+            elif action < 0.8 and pushed[place] < len(part):  # else many streams are hardly ever at their ends at once
                 stream.reset()
                 outputs[place].clear()
                 pushed[place] = 0

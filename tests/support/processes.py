@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+
+from commands import undraw
+
 CONTEXT = multiprocessing.get_context("forkserver")
 # DistributedDataParallel imports torch._dynamo, which takes four fifths of the time of a short training.
 CONTEXT.set_forkserver_preload(
@@ -37,7 +41,7 @@ def _beside(folder: Path, name: str) -> Path:
 
 
 def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable[[], object]) -> None:
-    """Run a command in this process: print into two files and exit with its code."""
+    """Run a command in this process, without pictures: print into two files and exit with its code."""
     from raglane.cli import main
 
     gc.freeze()  # the garbage collector then skips what the server imported
@@ -46,6 +50,7 @@ def _run(arguments: list[str], folder: Path, largest_file: int, before: Callable
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(_beside(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), line_buffering=True) for number in (1, 2))
+    undraw(pytest.MonkeyPatch())
     before()
     sys.exit(main(arguments))
 

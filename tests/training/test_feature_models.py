@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import undrawn_pictures  # noqa: F401
 from made_datasets import changed, dataset
 from raglane.data import Columns, Dataset, Feature, Preprocessor, convert, read
 from raglane.data.records import offsets_of

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import raglane as rl
-from commands import FAST, fails, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, write_steps
 from raglane.cli import main
 from raglane.errors import ArgumentError, ArgumentTypeError, CheckpointError
 from raglane.runs import tables
 from raglane.training import own_cell
 from raglane.training.own_cell import name_cell
+from ranks import fork_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_cell.py"
 
@@ -189,6 +190,7 @@ def test_a_model_without_the_digest_of_its_file(work: Path, capsys: pytest.Captu
 
 
 def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_ranks(monkeypatch)
     both = ["--ranks", "2", "--threads", "1"]
     assert main(["train", "ok.csv", *CELL, *FAST, *both, "--quiet", "--out", "two"]) == 0
     kept = pickle.dumps(rl.load("two", cell=CELL[1]).predictor())

@@ -13,6 +13,7 @@ import torch
 
 from commands import fails
 from made_datasets import changed
+from made_plans import BRIEF_LOOKS
 from planner.made_up import make_up
 from raglane import planner
 from raglane.cli import main
@@ -24,7 +25,8 @@ from raglane.training.settings import Settings
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     path = tmp_path / "steps.jsonl"
     lines = [f'{{"values": {[float(i)] * (i % 7 + 1)}, "label": "{"ab"[i % 2]}"}}' for i in range(160)]
     path.write_text("\n".join(lines))

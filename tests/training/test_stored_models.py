@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commands import FAST, fails, tree, undrawn_pictures, write_steps  # noqa: F401
+from commands import FAST, fails, tree, write_steps
 from raglane._utils import memory
 from raglane.cli import main
 from raglane.data.preprocess import Preprocessor

@@ -6,11 +6,13 @@ import ast
 import builtins
 import functools
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _SOURCES = ["src/raglane/**/*.py", "benchmarks/**/*.py"]
@@ -65,26 +67,23 @@ def all_faults() -> dict[str, Fault]:
     return found
 
 
-def _read(*globs: str) -> dict[str, str]:
-    paths = [path for glob in globs for path in sorted(ROOT.glob(glob))]
-    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+@functools.cache
+def _read(root: Path, *globs: str) -> dict[str, str]:
+    paths = [path for glob in globs for path in sorted(root.glob(glob))]
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 
 def _listed(found: Iterable[object]) -> str:
     return ", ".join(map(str, found)) or "no place"
 
 
-@functools.cache
-def _tests() -> dict[str, str]:
-    return _read("tests/**/test_*.py")
-
-
 def _test(name: str) -> str:
     file, _, function = (name, "", "") if name.endswith(".py") else name.rpartition("::")
     start = f"def {function.partition('[')[0]}(" if function else ""
-    files = [path for path in _tests() if f"/{path}".endswith(f"/{file}")] if file else _tests()
+    tests = _read(ROOT, "tests/**/test_*.py")
+    files = [path for path in tests if f"/{path}".endswith(f"/{file}")] if file else tests
     files = [f"tests/{file}"] if f"tests/{file}" in files else files
-    found = [path for path in files if start in _tests()[path]]
+    found = [path for path in files if start in tests[path]]
     if len(found) != 1:
         raise NoPlaceError(f"the test {name} is in {_listed(found)}: name it as FILE.py::NAME, or another test")
     return f"{found[0]}::{function}" if function else found[0]
@@ -95,7 +94,7 @@ def _changed_text(fault: Fault) -> tuple[str, str]:
     """Find words and signs in this order, with any space between them, and replace them."""
     words = re.findall(r"\w+|\S", fault.old)
     pattern = re.compile(r"\s*".join(rf"\b{word}\b" if word[0].isalnum() else re.escape(word) for word in words))
-    texts = {path: text for path, text in _read(*_TEXTS).items() if pattern.search(text)}
+    texts = {path: text for path, text in _read(ROOT, *_TEXTS).items() if pattern.search(text)}
     found = [path for path in texts if Path(path).name == fault.where] or list(texts)
     if len(found) != 1 or len(pattern.findall(texts[found[0]])) != 1:
         raise NoPlaceError(f"the old text is in {_listed(texts)}, and must be there once: {fault.old!r}")
@@ -105,17 +104,23 @@ def _changed_text(fault: Fault) -> tuple[str, str]:
 # ---- Python ---------------------------------------------------------------------------------------------------------
 class _Module:
     def __init__(self, path: str, text: str) -> None:
-        self.path = path
-        self.tree = ast.parse(text)
+        self.path, self.text = path, text
         parts = Path(path).with_suffix("").parts
         self.room = parts[2] if parts[0] == "src" else parts[0]
-        # The name of the whole module is empty; every other name starts with a dot.
-        self.scopes: list[tuple[str, ast.AST]] = [("", self.tree), *_scopes(self.tree, "")]
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @functools.cached_property
+    def scopes(self) -> list[tuple[str, ast.AST]]:
+        """Functions, classes and constants; every qualified name starts with a dot."""
+        return list(_scopes(self.tree, ""))
 
 
 @functools.cache
 def _modules() -> list[_Module]:
-    return list(starmap(_Module, _read(*_SOURCES).items()))
+    return list(starmap(_Module, _read(ROOT, *_SOURCES).items()))
 
 
 def _scopes(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
@@ -128,7 +133,8 @@ def _scopes(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
         if isinstance(child, ast.Assign | ast.AnnAssign) and isinstance(node, ast.Module | ast.ClassDef):
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
             yield from ((f"{above}.{target.id}", child) for target in targets if isinstance(target, ast.Name))
-        yield from _scopes(child, above)
+        if not isinstance(child, ast.expr):  # which has no definitions
+            yield from _scopes(child, above)
 
 
 def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
@@ -233,6 +239,7 @@ def _is_rest(node: object) -> bool:
 class _Place:
     module: _Module
     where: str
+    scope: Any  # the only part that is unparsed, because a module takes long
     parent: ast.AST
     field: str
     nodes: slice
@@ -244,21 +251,30 @@ class _Place:
     def changed(self, new: list[ast.AST]) -> str:
         """Return the text of the module with other nodes in this place."""
         new = self.match.put_into(new)
-        known = {name for name, _ in _names(self.module.tree)} | vars(builtins).keys()
         own = dict(sorted(name for node in new for name in _names(node)))
-        if missing := [name for name, is_assigned in own.items() if not is_assigned and name not in known]:
-            raise NoPlaceError(f"{self} has no {', '.join(missing)}, which the new text names")
+        missing = {name for name, is_assigned in own.items() if not is_assigned} - vars(builtins).keys()
+        for node in (self.scope, self.module.tree):
+            missing = missing and missing - {name for name, _ in _names(node)}
+        if missing:
+            raise NoPlaceError(f"{self} has no {', '.join(sorted(missing))}, which the new text names")
         before = getattr(self.parent, self.field)
         is_list = isinstance(before, list)
         after = [*before[: self.nodes.start], *new, *before[self.nodes.stop :]] if is_list else new[0]
         setattr(self.parent, self.field, after)
         try:
-            return f"{ast.unparse(self.module.tree)}\n"
+            text = f"{ast.unparse(self.scope)}\n"
         finally:
             setattr(self.parent, self.field, before)
+        if isinstance(self.scope, ast.Module):
+            return text
+        lines = self.module.text.splitlines(keepends=True)
+        start = min(node.lineno for node in (self.scope, *getattr(self.scope, "decorator_list", ()))) - 1
+        lines[start : self.scope.end_lineno] = [textwrap.indent(text, " " * self.scope.col_offset)]
+        return "".join(lines)
 
 
-def _places(module: _Module, where: str, scope: ast.AST, old: list[ast.AST], renamed: bool) -> Iterator[_Place]:
+def _places(module: _Module, where: str, scope: ast.AST | None, old: list[ast.AST], renamed: bool) -> Iterator[_Place]:
+    scope = scope or module.tree
     names: dict[str, bool] = {}
     for name, is_assigned in _names(scope) if renamed else ():
         names[name] = names.get(name, False) or is_assigned
@@ -271,7 +287,7 @@ def _places(module: _Module, where: str, scope: ast.AST, old: list[ast.AST], ren
                 match = _Match(names)
                 part = slice(index, index + len(old))
                 if match.same(old, nodes[part]):
-                    yield _Place(module, where, parent, field, part, match)
+                    yield _Place(module, where, scope, parent, field, part, match)
 
 
 def _changed_module(fault: Fault) -> tuple[str, str]:
@@ -280,9 +296,10 @@ def _changed_module(fault: Fault) -> tuple[str, str]:
         old, new = _parsed(fault.old, fault.new)
     except SyntaxError as error:
         raise NoPlaceError(f"no Python: {error}") from None
-    scopes = [(module, *scope) for module in _modules() for scope in module.scopes]
-    named = [scope for scope in scopes if scope[1].endswith(f".{fault.where}")]
-    whole = [scope for scope in scopes if not scope[1]]
+    last = fault.where.rpartition(".")[2]
+    scopes = [(it, *scope) for it in _modules() if last in it.text for scope in it.scopes]
+    named: list[tuple[_Module, str, ast.AST | None]] = [it for it in scopes if it[1].endswith(f".{fault.where}")]
+    whole = [(module, "", None) for module in _modules()]  # rarely needed, so parsed only then
     seen: list[_Place] = []
     for some, renamed in ((named, False), (named, True), (whole, False)):
         for room in ({fault.room}, {scope[0].room for scope in some}):

@@ -20,9 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from commands import undraw, write_steps
+from commands import write_steps
 from fuzz.crashes import contents, has_begun, same
 from processes import Command
 from processes import start as start_command
@@ -52,12 +50,11 @@ def _run_rank(pipe: Connection) -> None:
 
 
 def _patch(saves_always: bool) -> None:
-    """Let this process fork its ranks, draw no pictures, and write a checkpoint after each batch if asked."""
+    """Let this process fork its ranks, and write a checkpoint after each batch if asked."""
     from raglane.training import trainer
     from raglane.training.ranks import launch
 
     launch.start_process = _start_rank
-    undraw(pytest.MonkeyPatch())
     os.environ.update(launch._network())
     if saves_always:
         trainer.SAVED_EVERY = 0.0

@@ -158,7 +158,8 @@ def _measure(text: str, size: float) -> float:
         return 0.0
     # Dollar signs must not begin a formula.
     plain = text.replace("$", r"\$")
-    return float(TextPath((0, 0), plain, size=size).get_extents().x1) / 72
+    # Control points bound the curves; the extents of the curves take a hundred times as long.
+    return float(TextPath((0, 0), plain, size=size).vertices[:, 0].max(initial=0.0)) / 72
 
 
 def label(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:

@@ -77,7 +77,7 @@ class Reverse:
         """Add to the gradient of columns, some of which may occur several times."""
         graph = self.graph
         places = graph.places(columns)
-        for index in np.unique(places):
+        for index in sorted(set(places.tolist())):
             if index >= len(self._needs) or not self._needs[index]:
                 continue
             here = np.flatnonzero((places == index) & (gradient != self._zero))
@@ -86,13 +86,13 @@ class Reverse:
             local: Columns = columns[here] - graph.starts[index]
             given = gradient[here]
             share = np.full(graph.nodes[index].width, self._zero)
-            unique, counts = np.unique(local, return_counts=True)
-            if len(unique) < len(local):
-                given = self._summed(local, given, counts)
-                local = unique
+            if not (local[1:] > local[:-1]).all():
+                unique, counts = np.unique(local, return_counts=True)
+                if len(unique) < len(local):
+                    given, local = self._summed(local, given, counts), unique
             share[local] = given
-            before = self._totals.get(int(index))
-            self._totals[int(index)] = share if before is None else self._sum(before, share)
+            before = self._totals.get(index)
+            self._totals[index] = share if before is None else self._sum(before, share)
 
     def _summed(self, local: Columns, given: Columns, counts: Columns) -> Columns:
         """Return the sums of gradients of the same column, in the order of the columns."""

@@ -7,6 +7,7 @@ concatenations, repetitions) have no nodes: they index arrays.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,7 +130,11 @@ class Graph:
 
     def places(self, columns: Columns) -> Columns:
         """Return the node of each column."""
-        return np.searchsorted(np.asarray(self.starts), columns, side="right") - 1
+        return np.array(self.starts).searchsorted(columns, "right") - 1
+
+    def place(self, column: int) -> int:
+        """Return the node of one column."""
+        return bisect_right(self.starts, column) - 1
 
     def columns(self, node: int) -> Columns:
         """Return all columns of a node."""

@@ -6,6 +6,7 @@ joined in one block, into which their results are written directly.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -112,15 +113,16 @@ class Lowering:
         }
         readers = np.zeros(len(graph.nodes), np.int64)
         for part in [*results, *(part for node in nodes.values() for part in node.operands)]:
-            readers[np.unique(graph.places(part))] += 1
+            readers[list(set(graph.places(part).tolist()))] += 1
         for index, node in list(nodes.items()):
             if node.operation != "add":
                 continue
             for place in (0, 1):
-                factor = int(graph.places(node.operands[place][:1])[0])
+                factor = graph.place(node.operands[place][0])
                 inner = nodes.get(factor)
-                is_all = inner is not None and np.array_equal(node.operands[place], graph.columns(factor))
-                if inner is not None and is_all and inner.operation == "mul" and readers[factor] == 1:
+                if inner is None or inner.operation != "mul" or readers[factor] != 1:
+                    continue
+                if np.array_equal(node.operands[place], graph.columns(factor)):
                     nodes[index] = replace(node, operation="fma", operands=(*inner.operands, node.operands[1 - place]))
                     del nodes[factor]
                     break
@@ -134,7 +136,7 @@ class Lowering:
             return
         block = self._together[key] = self._local(len(columns))
         for run in runs:
-            index = int(self.graph.places(columns[run.low : run.low + 1])[0])
+            index = self.graph.place(columns[run.low])
             node = nodes.get(index)
             is_all = not run.is_spread and node is not None and run.high - run.low == node.width
             if node is not None and is_all and index not in self.homes and node.operation != "norm":
@@ -158,23 +160,21 @@ class Lowering:
         return self._cut[key]
 
     def _found_runs(self, columns: Columns) -> list[_Run]:
-        places, steps = self.graph.places(columns), np.diff(columns)
-        kinds = np.where((steps == 1) & (np.diff(places) == 0), 1, np.where(steps == 0, 0, -1))
-        turns = np.append(np.flatnonzero(np.diff(kinds)) + 1, len(kinds))
+        places, steps = self.graph.places(columns), columns[1:] - columns[:-1]
+        kinds = np.where((steps == 1) & (places[1:] == places[:-1]), 1, np.where(steps == 0, 0, -1))
+        turns = [*((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist(), len(kinds)]
         runs: list[_Run] = []
         low = 0
         while low < len(columns) and len(runs) <= _PIECES:
-            if low == len(columns) - 1 or kinds[low] < 0:
-                high = low + 1
-            else:
-                high = int(turns[np.searchsorted(turns, low, side="right")]) + 1
+            is_one = low == len(columns) - 1 or kinds[low] < 0
+            high = low + 1 if is_one else turns[bisect_right(turns, low)] + 1
             runs.append(_Run(low, high, high > low + 1 and bool(kinds[low] == 0)))
             low = high
         return runs
 
     def _read(self, columns: Columns, is_spread: bool) -> Operand:
         """Return the place of a piece of an operand."""
-        index = int(self.graph.places(columns[:1])[0])
+        index = self.graph.place(columns[0])
         node = self.graph.nodes[index]
         if node.operation == "number":
             return Operand(-1, number=node.number)
@@ -184,7 +184,7 @@ class Lowering:
     def _at_once(self, columns: Columns) -> Operand:
         """Return an operand in one place, joined if necessary."""
         runs = self._runs(columns)
-        first = self.graph.nodes[int(self.graph.places(columns[:1])[0])]
+        first = self.graph.nodes[self.graph.place(columns[0])]
         if len(runs) == 1 and not runs[0].is_spread and first.operation != "number":
             return self._read(columns, False)
         key = columns.tobytes()
@@ -357,7 +357,7 @@ def allocate(program: Program) -> Program:
         free += [home[block] for block in ended if block >= 0 and program.blocks[block].kind == "local"]
 
     def moved(places: Iterable[Operand]) -> tuple[Operand, ...]:
-        return tuple([place if place.block < 0 else replace(place, block=home[place.block]) for place in places])
+        return tuple([it if it.block < 0 else Operand(home[it.block], it.start, it.spread) for it in places])
 
     instructions = [
         replace(instruction, results=moved(instruction.results), operands=moved(instruction.operands))
