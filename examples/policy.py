@@ -6,7 +6,7 @@ reads the whole state, in episodes of the policy itself. An episode ends when th
 
 The environments do not run in step: at each tick a random half of them has an observation. Each has a stream of the
 engine, which begins a new sequence at the end of an episode. A loop with one ``layer.step`` per environment is timed in
-the same run.
+the same run: it takes about 30 times as long on one thread of an AMD EPYC.
 
     python examples/policy.py
 
