@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
@@ -186,13 +187,14 @@ def serve(pipe: Any, streams: list[Stream], engine: Engine) -> tuple[int, int]:
             frames = np.frombuffer(data, np.float32, offset=4 + places.nbytes).reshape(-1, FRAME)
             engine.push([streams[place] for place in places.tolist()], frames)
             ready += places.tolist()
-        own = dict.fromkeys(ready)
-        of += len(own)
+        counts = Counter(ready)
+        of += len(counts)
         taken += engine.step()
         while engine.step():  # frames of streams that sent several
             pass
-        counts = [len(streams[place].pull()) for place in own]
-        pipe.send_bytes(np.array([list(own), counts], np.int32).tobytes())
+        for taken_of_each in range(max(counts.values())):
+            engine.pull([streams[place] for place, count in counts.items() if count > taken_of_each])
+        pipe.send_bytes(np.array([list(counts), list(counts.values())], np.int32).tobytes())
 
 
 def clients(pipe: Any, count: int, seconds: float) -> None:
