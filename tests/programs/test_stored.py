@@ -243,4 +243,6 @@ def test_what_cannot_be_kept_says_why(folder: Path, monkeypatch: pytest.MonkeyPa
     layer = rl.nn.Recurrent(Leaky, 3, H)
     layer(batch)
     backend._steps.clear()
-    assert "; traced and verified in" in rl.explain(layer, batch).reason
+    reason = rl.explain(layer, batch).reason
+    assert "; traced and verified in" in reason
+    assert "not kept on the disk: the cache folder is not writable: " in reason

@@ -51,11 +51,11 @@ def _is_ours(found: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or (found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022)
 
 
-def save(kind: str, key: str, content: str) -> None:
-    """Save a text atomically; ignore a folder or disk that is not writable."""
+def save(kind: str, key: str, content: str) -> str | None:
+    """Save a text atomically; return the reason if that is not possible, e.g. a folder that is not writable."""
     partial = ""
     if len(content) > _LARGEST:
-        return
+        return f"its {len(content):,} characters are more than {_LARGEST:,}"
     try:
         place = folder(kind)
         place.mkdir(parents=True, exist_ok=True)
@@ -64,10 +64,12 @@ def save(kind: str, key: str, content: str) -> None:
             file.write(content)
         os.replace(partial, place / f"{key}.json")
         _bound(place)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
         if partial:
             with suppress(OSError):
                 os.unlink(partial)
+        return f"the cache folder is not writable: {error}"
+    return None
 
 
 def _bound(place: Path) -> None:

@@ -135,7 +135,8 @@ def pick(
         refusal = candidate.refuses(traits, used_schedule)
         if refusal is None:
             return name, used_schedule
-        refusals.append(refusal)
+        if refusal not in refusals:
+            refusals.append(refusal)
     rule = f"a pair that runs this layer ({'; '.join(refusals) or 'no backend runs that schedule'})"
     fix = f"choose among {_pairs()}, or leave both at 'auto'"
     raise DispatchError(message("schedule, backend", f"{schedule!r}, {backend!r}", rule, fix))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import platform
 import struct
 import sys
 import threading
@@ -151,15 +152,24 @@ def location() -> Path | None:
     return paths[0] if paths else None
 
 
+# What to do about an error of the system's loader, by a part of its text.
+_FIXES = {
+    "libgomp": "Install the OpenMP runtime libgomp, Debian's package libgomp1",
+    "map segment": "Free memory or raise its limit, and start again",
+    "allocate memory": "Free memory or raise its limit, and start again",
+}
+
+
 @cache
 def _mapped(path: Path) -> ctypes.CDLL | str:
-    """Return the library; or, after a warning, the reason why the system cannot load it, e.g. too little memory."""
+    """Return the library; or, after a warning, the reason why the system cannot load it, and a fix."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         reason = f"the cpu kernels cannot be loaded: {error}"
         warnings.warn(f"{reason}. Layers run on PyTorch's kernels, slower", RuntimeWarning, stacklevel=2)
-        return reason
+        fixes = (fix for part, fix in _FIXES.items() if part in reason)
+        return f"{reason}. {next(fixes, 'Reinstall raglane on this system')}"
 
 
 @cache
@@ -168,14 +178,15 @@ def library() -> Library:
     path = location()
     if path is None:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without them, usually because there was no C++20"
-            " compiler with OpenMP. Install g++ or clang++, then install raglane again"
+            "the cpu kernels are missing: raglane was installed without a C++20 compiler with OpenMP. Install g++ or"
+            " clang++, then run pip install --force-reinstall --no-deps --no-binary raglane raglane"
         )
     # torch was imported before, so the library shares torch's OpenMP runtime.
     handle = _mapped(path)
     if isinstance(handle, str):
-        raise MissingExtraError(f"{handle}. Free memory or raise its limit, and start again")
-    if handle.raglane_abi() != ABI:
+        raise MissingExtraError(handle)
+    # Another library may have no such function.
+    if not hasattr(handle, "raglane_abi") or handle.raglane_abi() != ABI:
         raise MissingExtraError(f"the cpu kernels at {path} are of another version of raglane. Reinstall raglane.")
     structs = _structs(handle)
     for name, size in _SIZES.items():
@@ -223,6 +234,13 @@ def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
     while name := handle.raglane_isa_name(len(names)):
         names.append(name.decode())
     return {name: number for number, name in reversed([*enumerate(names)]) if handle.raglane_has_isa(number)}
+
+
+def plain_code() -> str | None:
+    """Return the reason why the kernels use no vector instructions; None if they do."""
+    if platform.machine() not in ("x86_64", "AMD64") or library().isas != ("portable",):
+        return None
+    return "the kernels run portable code, slower, because this processor has no AVX2"
 
 
 @constant_when_traced

@@ -50,7 +50,8 @@ def save(step: Step, key: str, trace: Trace) -> None:
     """Write a trace; raises Unkept with the reason if it cannot be written and read again."""
     text = written(key, trace)
     read(text, key, step)
-    caches.save(_KIND, key, text)
+    if reason := caches.save(_KIND, key, text):
+        raise Unkept(reason)
 
 
 def remove(key: str) -> None:

@@ -14,6 +14,7 @@ from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose
+from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -74,6 +75,8 @@ def explain(
     sizes, weights, every = (layer.input_size, layer.hidden_size), layer._weights(), layer.checkpoint_every
     traits = Traits(cell, *sizes, values.dtype, values.device, return_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, dense=dense)
+    if choice.backend in ("cpu", "program") and (plain := plain_code()):
+        choice = replace(choice, reason=f"{choice.reason}; {plain}")
     if every is not None:
         said = f"backward recomputes the gates, {every} steps at a time"
         choice = replace(choice, reason=f"{choice.reason}; {said}")

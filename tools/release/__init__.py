@@ -1,0 +1,1 @@
+"""Builds and checks what a release publishes; run ``make wheel`` and ``make release-check``."""
