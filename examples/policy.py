@@ -6,7 +6,7 @@ reads the whole state, in episodes of the policy itself. An episode ends when th
 
 The environments do not run in step: at each tick a random half of them has an observation. Each has a stream of the
 engine, which begins a new sequence at the end of an episode. A loop with one ``layer.step`` per environment is timed in
-the same run: it takes about 30 times as long on one thread of an AMD EPYC.
+the same run: it takes about 200 times as long on one thread of an AMD EPYC.
 
     python examples/policy.py
 
@@ -95,10 +95,9 @@ class Streams:
     def act(self, places: Places, observations: npt.NDArray[np.float32]) -> Tensor:
         """Return the log-odds ``(n, 1)`` of environments that have new observations ``(n, 2)``."""
         own = [self.streams[place] for place in places.tolist()]
-        for stream, observation in zip(own, observations[:, None], strict=True):
-            stream.push(observation)
+        self.engine.push(own, observations)
         self.engine.step()
-        return torch.cat([stream.pull() for stream in own])
+        return self.engine.pull(own)
 
     def end(self, places: Places) -> None:
         """Begin new sequences where episodes have ended."""

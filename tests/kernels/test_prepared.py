@@ -241,6 +241,14 @@ def test_rows_of_another_stage(rows: Tensor) -> None:
         run_on(layer, [rows], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), layer.pools(5))
 
 
+def test_a_batch_without_room() -> None:
+    runner = Runner([], 3, torch.float32, [])
+    runner.reserve(2, 1)
+    runner.run(2, 1)
+    with pytest.raises(ArgumentError, match="Call reserve first"):
+        runner.run(3, 1)
+
+
 def test_programs_that_cannot_be_prepared() -> None:
     program = next(own for own in (draw(Random(seed)) for seed in range(200)) if own.given("sequence"))
     case = tensors_for(program, LENGTHS)

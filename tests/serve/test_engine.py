@@ -240,6 +240,41 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
     assert torch.equal(opened[0].pull(), engine.run(rl.Ragged([frames])).values[2:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_streams_at_once(dtype: torch.dtype) -> None:
+    engine = Engine(rl.nn.LSTM(3, 4).to(dtype).eval(), slots=5)
+    streams, frames = [engine.open() for _ in range(5)], torch.randn(3, 5, 3).to(dtype)
+    for one in frames:
+        engine.push(streams[::-1], one)
+    assert engine.step() == 5
+    found = [engine.pull(streams[1:]) for _ in frames]
+    wanted = engine.run(rl.Ragged(list(frames.transpose(0, 1).flip(0))))
+    assert torch.equal(torch.stack(found, 1).flatten(0, 1), wanted.values[3:])
+    assert streams[0].ready == 3
+    engine.push([], frames[0, :0])
+    assert engine.pull([]).shape == (0, 4)
+
+
+def test_many_wrong_streams_change_nothing() -> None:
+    engine, other = engine_of(slots=3), engine_of()
+    one, two, closed = (engine.open() for _ in range(3))
+    closed.close()
+    wrong = [([one, one], "different streams"), ([one, closed], "an open stream"), ([one, other.open()], "this engine")]
+    for streams, words in wrong:
+        for use in (lambda own: engine.push(own, torch.randn(2, 3)), engine.pull):
+            with pytest.raises((ArgumentError, ArgumentTypeError, ClosedError), match=words):
+                use(streams)
+    with pytest.raises(ShapeError, match="one frame for each of the 2 streams"):
+        engine.push([one, two], torch.randn(3, 3))
+    two.push(torch.randn(4, 3))
+    with pytest.raises(BusyError, match="below max_queue = 4"):
+        engine.push([one, two], torch.randn(2, 3))
+    assert (one.queued, two.queued, engine.step()) == (0, 4, 1)
+    with pytest.raises(ArgumentError, match="1 without a result"):
+        engine.pull([two, one])
+    assert two.ready == 4
+
+
 @pytest.mark.parametrize("most", [-1, 1.5, True, "a"])
 def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
     engine = engine_of()

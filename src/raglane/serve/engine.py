@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_choice, check_count, check_kind, check_real, check_whole
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, BusyError, ClosedError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues
@@ -113,7 +113,8 @@ class Engine:
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
         self._sizes, self._step_times, self._waits = (deque[float](maxlen=_KEPT) for _ in range(3))
         # The first step is not slower than others.
-        self._runner.run(0, 0)
+        self._runner.arrays[0][0], self._runner.offsets[1] = 0, 1
+        self._runner.run(1, 1)
 
     def __repr__(self) -> str:
         return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
@@ -231,6 +232,81 @@ class Engine:
         features = self._prepared.output_features
         return rows if len(features) == 1 else rows.reshape(-1, *features)
 
+    def push(self, streams: Sequence[Stream], frames: Any) -> None:
+        """Queue one frame for each of many streams, in less time than :meth:`Stream.push` of each.
+
+        Args:
+            streams: different open streams of this engine.
+            frames: ``(len(streams), *features)``, as for :meth:`Stream.push`.
+
+        Raises:
+            BusyError: the queue of a stream is full; no frame was added.
+            ArgumentError, ArgumentTypeError, ClosedError, ShapeError: a stream or the frames are invalid.
+        """
+        rows = self.accepts.rows(frames)
+        with self._lock:
+            slots = self._slots_of(streams)
+            if rows.shape[0] != len(slots):
+                got, rule = f"{rows.shape[0]} frames", f"one frame for each of the {len(slots)} streams"
+                raise ShapeError(message("frames", got, rule, "call push of a stream for several frames"))
+            queued = self._frames.counts[slots]
+            if (queued >= self.max_queue).any():
+                self._counts["refused"] += 1
+                got, rule = f"{self.max_queue} frames in the queue of a stream", f"below max_queue = {self.max_queue}"
+                raise BusyError(message("frames", got, rule, "push again after a step and a pull"))
+            now = time.perf_counter()
+            self._frames.extend(slots, 1, rows)
+            self._touched[slots] = self._since[slots[queued == 0]] = now
+            self._counts["late"] += int(np.count_nonzero(queued))
+            new = slots[~self._listed[slots]]
+            self._listed[new] = True
+            self._ready += new.tolist()
+        self._wake.set()
+
+    def pull(self, streams: Sequence[Stream]) -> Tensor:
+        """Return one result of each of many streams, ``(len(streams), *features)``; see :meth:`Stream.pull`.
+
+        Args:
+            streams: different open streams of this engine, each with a result.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, ClosedError: a stream is invalid, or has no result; none was removed.
+
+        Example:
+            >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+            >>> streams = [engine.open() for _ in range(50)]
+            >>> engine.push(streams, torch.randn(50, 3))
+            >>> engine.step()
+            50
+            >>> engine.pull(streams).shape
+            torch.Size([50, 4])
+        """
+        with self._lock:
+            slots = self._slots_of(streams)
+            counts = self._results.counts[slots]
+            if not counts.all():
+                got = f"{len(slots) - np.count_nonzero(counts)} without a result"
+                raise ArgumentError(message("streams", got, "streams with a result", "pull after a step"))
+            rows = torch.empty(
+                len(slots), *self._prepared.output_features, dtype=self._prepared.output_dtype, device="cpu"
+            )
+            self._results.take(slots, 1, rows.flatten(1))
+            self._touched[slots] = time.perf_counter()
+        self._wake.set()
+        return rows
+
+    def _slots_of(self, streams: Sequence[Stream]) -> Integers:
+        """Return the slots of different open streams; the lock is held."""
+        self._raise_failure()
+        for stream in streams:
+            if not isinstance(stream, Stream) or stream._engine is not self:
+                got, rule = f"a {type(stream).__name__}", "streams of this engine"
+                raise ArgumentTypeError(message("streams", got, rule, "pass what Engine.open returned"))
+        slots = np.array([stream._open_slot() for stream in streams], np.int64)
+        if len(np.unique(slots)) < len(slots):
+            raise ArgumentError(message("streams", "a stream twice", "different streams", "call push of the stream"))
+        return slots
+
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def step(self) -> int:
@@ -280,10 +356,12 @@ class Engine:
                 self._begin(step.slots)
         elif ready:
             slots = np.array(ready)
-            self._listed[slots] = False
-            ready.clear()
             counts = frames.counts[slots]
             lengths = np.minimum(np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots])
+            elements = int(lengths.sum())
+            runner.reserve(elements, len(slots))  # first, because memory may be missing
+            self._listed[slots] = False
+            ready.clear()
             left = slots[counts > lengths]
             self._listed[left] = True
             ready += left.tolist()
@@ -296,9 +374,7 @@ class Engine:
             self._since[slots] = now
             if (fresh := slots[self._is_fresh[slots]]).size:
                 self._begin(fresh)
-            elements = int(lengths.sum())
             step = _Step(slots, 1 if elements == len(slots) else lengths, elements)
-            runner.reserve(elements, len(slots))
             lengths.cumsum(out=runner.offsets[1 : len(slots) + 1])
             runner.slots[: len(slots)] = slots
             frames.take(slots, step.lengths, runner.rows[0][:elements])

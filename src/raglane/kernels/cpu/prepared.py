@@ -117,6 +117,9 @@ class Runner:
 
     def run(self, elements: int, sequences: int) -> None:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
+        if elements > self._elements or sequences > self._sequences:
+            got, rule = f"{elements} elements of {sequences} sequences", "those of the last call of reserve, at most"
+            raise ArgumentError(message("elements", got, rule, "call reserve first"))
         threads = library.library().threads(self._threads)
         for part in self._calls:
             if isinstance(part, int):
