@@ -23,7 +23,7 @@ def deployment(models: Any, *, token: str | None = None, **options: Any) -> Any:
     Args:
         models: a run, or another model of :class:`Engine`; several ones by name. Ray pickles them.
         token: clients must send it as ``Authorization: Bearer TOKEN``; None for none.
-        **options: of :func:`raglane.serve.app.create_app`, e.g. ``slots``.
+        **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane serve``.
 
     Returns:
         A ``ray.serve.Deployment``; its method ``options`` sets the number of replicas and their resources.
