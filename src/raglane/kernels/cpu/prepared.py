@@ -25,7 +25,7 @@ from raglane.kernels.cpu.layer import layer_of
 from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
-from raglane.native.memory import checked_rows
+from raglane.native.memory import checked_rows, place
 from raglane.programs.program import Program
 
 _CPU = torch.device("cpu")
@@ -69,6 +69,13 @@ class Kernel:
             raise ShapeError(message("rows", repr(got), rule, fix))
         if any(dtype not in dtypes for _, dtype in got[0]):
             raise ShapeError(message("rows", repr(got), f"of {' or '.join(map(str, dtypes))}", "convert them"))
+        shapes = [(rows.pools[0].shape[0], size) for size in self.sizes]
+        filled = [pool for pool in rows.pools if pool.numel()]
+        placed = [place(pool, shape, self.state_dtype) for pool, shape in zip(rows.pools, shapes, strict=True)]
+        if None in placed or len({pool.data_ptr() for pool in filled}) < len(filled):
+            got_pools = [(tuple(pool.shape), pool.dtype, pool.stride()) for pool in rows.pools]
+            rule = f"contiguous tensors {shapes} of {self.state_dtype} without common memory"
+            raise ShapeError(message("pools", repr(got_pools), rule, "pass those of the method pools"))
 
     def run(self, rows: Rows) -> None:
         """Compute the output."""
@@ -79,7 +86,8 @@ class Runner:
     """Runs stages on batches in memory of its own: the caller writes a batch, and reads the rows of a stage.
 
     ``stages`` are pairs of a kernel and the indexes of the rows that it reads: 0 is the input, ``(n, width)``, and i
-    the output of stage i - 1. All tensors are made here, so that C can read and write them.
+    the output of stage i - 1. ``pools`` are those of each kernel. All other tensors are made here, so that C can read
+    and write them.
     """
 
     def __init__(
