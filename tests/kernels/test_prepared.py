@@ -263,10 +263,14 @@ def test_rows_of_another_stage(rows: Tensor) -> None:
         run_on(layer, [rows], torch.tensor([0, 2, 3]), torch.tensor([4, 2]), layer.pools(5))
 
 
-def test_a_batch_without_room() -> None:
+def test_a_batch_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner([], 3, torch.float32, [])
     runner.reserve(2, 1)
     runner.run(2, 1)
+    with monkeypatch.context() as during:
+        during.delattr(torch, "empty")
+        with pytest.raises(AttributeError):
+            runner.reserve(5, 1)
     with pytest.raises(ArgumentError, match="Call reserve first"):
         runner.run(3, 1)
 

@@ -107,10 +107,11 @@ class Runner:
         if elements <= self._elements and sequences <= self._sequences:
             return
         # Twice as much as before, so that growing streams rarely need new memory.
-        self._elements, self._sequences = max(elements, 2 * self._elements, 1), max(sequences, 2 * self._sequences)
-        self.rows = [torch.empty(self._elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes]
+        elements, sequences = max(elements, 2 * self._elements, 1), max(sequences, 2 * self._sequences)
+        self._elements = self._sequences = 0  # until there is memory for all of it
+        self.rows = [torch.empty(elements, width, dtype=dtype, device=_CPU) for width, dtype in self._sizes]
         self.arrays = [as_array(rows) for rows in self.rows]
-        self.offsets, self.slots = np.zeros(self._sequences + 1, np.int64), np.zeros(self._sequences, np.int64)
+        self.offsets, self.slots = np.zeros(sequences + 1, np.int64), np.zeros(sequences, np.int64)
         self._places = torch.from_numpy(self.offsets), torch.from_numpy(self.slots)
         self._calls: list[_Calls | int] = []
         for index, (kernel, _) in enumerate(self._stages):
@@ -121,7 +122,8 @@ class Runner:
             if isinstance(last, int):
                 last = _Calls(array("q"), [])
                 self._calls.append(last)
-            last.add(kernel, self._rows_of(index, self._elements, self._sequences))
+            last.add(kernel, self._rows_of(index, elements, sequences))
+        self._elements, self._sequences = elements, sequences
 
     def run(self, elements: int, sequences: int) -> None:
         """Run all stages on the first ``elements`` rows, as ``sequences`` sequences."""
