@@ -347,6 +347,7 @@ class Engine:
         ready, frames, runner, now = self._ready, self._frames, self._runner, time.perf_counter()
         if len(ready) == 1 and self._has_one(ready[0]):
             # Without index arithmetic: most of the time of a step of one stream.
+            runner.reserve(1, 1)
             slot = ready.pop()
             self._listed[slot] = False
             runner.arrays[0][0], runner.slots[0], runner.offsets[1] = frames.pop(slot), slot, 1
