@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -174,66 +176,70 @@ def times(threads: int) -> None:
 # ---- real-time clients ----------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Any, streams: list[Stream], engine: Engine) -> tuple[int, int]:
-    """Serve the clients of another process until it sends an empty message; return ready streams, and those taken."""
-    of, taken = 0, 0
-    while True:
-        ready: list[int] = []
-        while not ready or pipe.poll():
-            data = bytearray(pipe.recv_bytes())  # writable, as torch requires
-            if not data:
-                return of, taken
-            places = np.frombuffer(data, np.int32, int.from_bytes(data[:4], "little"), 4)
-            frames = np.frombuffer(data, np.float32, offset=4 + places.nbytes).reshape(-1, FRAME)
-            engine.push([streams[place] for place in places.tolist()], frames)
-            ready += places.tolist()
-        counts = Counter(ready)
-        of += len(counts)
+# A frame that a client sends; the answer is its stream.
+RECORD = np.dtype([("stream", np.int32), ("frame", np.float32, FRAME)])
+MOST = 256  # records that are read, or sent, at a time
+
+
+def serve(connection: socket.socket, streams: list[Stream], engine: Engine) -> tuple[int, int]:
+    """Serve the clients of another process until it sends no more; return ready streams, and those taken."""
+    memory = bytearray(MOST * RECORD.itemsize)
+    of, taken, held = 0, 0, 0
+    while count := connection.recv_into(memoryview(memory)[held:]):
+        held += count
+        records = np.frombuffer(memory, RECORD, held // RECORD.itemsize)
+        if not len(records):
+            continue
+        # A stream may have sent several frames.
+        groups, left = [], np.arange(len(records))
+        while len(left):
+            first = np.unique(records["stream"][left], return_index=True)[1]
+            groups.append([streams[place] for place in records["stream"][left[first]].tolist()])
+            engine.push(groups[-1], records["frame"][left[first]])
+            left = np.delete(left, first)
+        of += len(groups[0])
         taken += engine.step()
-        while engine.step():  # frames of streams that sent several
-            pass
-        for taken_of_each in range(max(counts.values())):
-            engine.pull([streams[place] for place, count in counts.items() if count > taken_of_each])
-        pipe.send_bytes(np.array([list(counts), list(counts.values())], np.int32).tobytes())
+        for group in groups:
+            engine.pull(group)
+        connection.sendall(records["stream"].tobytes())
+        whole = len(records) * RECORD.itemsize
+        memory[: held - whole] = memory[whole:held]
+        held -= whole
+    return of, taken
 
 
-def clients(pipe: Any, count: int, seconds: float) -> None:
+def clients(connection: socket.socket, pipe: Any, count: int, seconds: float) -> None:
     """Push a frame of each client every 32 ms; send the latencies, the late ones and the time of the processor."""
     rng = np.random.default_rng(0)
-    sound = rng.standard_normal((64, FRAME), np.float32)
+    records = np.zeros(MOST, RECORD)
+    records["frame"] = rng.standard_normal((MOST, FRAME), np.float32)
     due = time.perf_counter() + 0.1 + rng.random(count) * PERIOD
     end = due.min() + seconds
-    waiting: list[list[float]] = [[] for _ in range(count)]
+    waiting: list[deque[float]] = [deque() for _ in range(count)]
     latencies: list[float] = []
-    busy, sent, left = time.process_time(), 0, 0
-    while True:
-        now = time.perf_counter()
-        places = np.flatnonzero(due <= now)[:64] if now < end else np.empty(0, np.int64)
+    busy, left = time.process_time(), 0
+    while (now := time.perf_counter()) < end or left:
+        places = np.flatnonzero(due <= now)[:MOST] if now < end else np.empty(0, np.int64)
         if len(places):
             # From the time at which the frame is pushed.
             for place in places.tolist():
                 waiting[place].append(now)
             due[places] += PERIOD
-            head = len(places).to_bytes(4, "little") + places.astype(np.int32).tobytes()
-            pipe.send_bytes(head + sound[: len(places)].tobytes())
-            sent, left = sent + len(places), left + len(places)
-        elif now >= end and not left:
-            break
-        timeout = 0.0 if len(places) == 64 else max(0.0, float(due.min()) - time.perf_counter()) if now < end else 1.0
+            records["stream"][: len(places)] = places
+            connection.setblocking(True)
+            connection.sendall(records[: len(places)])
+            left += len(places)
         # Coarser ticks cost clients less time of the processor.
-        while pipe.poll(max(timeout, 0.0005)):
-            now, timeout = time.perf_counter(), 0.0
-            pairs = np.frombuffer(pipe.recv_bytes(), np.int32).reshape(2, -1).T.tolist()
-            for place, answers in pairs:
-                latencies += [now - pushed for pushed in waiting[place][:answers]]
-                del waiting[place][:answers]
-                left -= answers
-            if due.min() <= now < end:
-                break
-    pipe.send_bytes(b"")
+        connection.settimeout(max(0.0005, due.min() - time.perf_counter()) if now < end else 1.0)
+        with suppress(TimeoutError):
+            answers = np.frombuffer(connection.recv(4 * MOST), np.int32).tolist()
+            now = time.perf_counter()
+            latencies += [now - waiting[place].popleft() for place in answers]
+            left -= len(answers)
+    connection.close()
     own = np.array(latencies)
     late = int((own > PERIOD).sum())
-    facts = (sent, float(np.percentile(own, 50)), float(np.percentile(own, 99)), float(own.max()), late)
+    facts = (len(own), float(np.percentile(own, 50)), float(np.percentile(own, 99)), float(own.max()), late)
     pipe.send((*facts, time.process_time() - busy))
 
 
@@ -241,16 +247,18 @@ def trial(model: Detector, count: int, seconds: float, threads: int) -> tuple[An
     """Return the facts of the clients, the server's time of a processor, the streams and the share of a step."""
     engine = Engine(model, slots=count, features=FRAME, threads=threads)
     streams = [engine.open() for _ in range(count)]
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=clients, args=(theirs, count, seconds))
+    facts, sent = get_context("spawn").Pipe(duplex=False)
+    ours, theirs = socket.socketpair()
+    process = get_context("spawn").Process(target=clients, args=(theirs, sent, count, seconds))
     process.start()
+    theirs.close()
     busy = time.process_time()
     of, taken = serve(ours, streams, engine)
     busy = time.process_time() - busy
-    facts = ours.recv()
+    found = facts.recv()
     process.join()
     stats = engine.stats()
-    return (*facts, busy, stats["frames"] / stats["steps"], taken / of, stats["step_ms"]["p50"])
+    return (*found, busy, stats["frames"] / stats["steps"], taken / of, stats["step_ms"]["p50"])
 
 
 def real_time(threads: int, seconds: float) -> None:

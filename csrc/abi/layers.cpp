@@ -279,6 +279,8 @@ int32_t raglane_has_isa(int64_t isa) { return processor_has(isa); }
 
 int32_t raglane_abi(void) { return RAGLANE_ABI; }
 
+int32_t raglane_own_threads(void) { return raglane::own_threads(); }
+
 int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, int64_t rounds, int64_t* operations,
                                    char* message, int64_t size) {
   return guarded(message, size, [&] {

@@ -20,8 +20,8 @@
  * throws. Three things outlive a call: the detected facts of the processor; the last 16 decoded programs of a thread;
  * and large blocks of scratch, which any later call may use, and whose pages the system may reclaim, see
  * raglane_take_block(). All functions are thread-safe. All threads of a call use the rounding mode of the caller's
- * thread, and its treatment of denormal numbers. After fork, a child must pass one thread: OpenMP's threads do not
- * survive a fork.
+ * thread, and its treatment of denormal numbers. After fork, a child must pass one thread unless raglane_own_threads():
+ * OpenMP's threads do not survive a fork.
  */
 #ifndef RAGLANE_H
 #define RAGLANE_H
@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 16
+#define RAGLANE_ABI 17
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -348,6 +348,12 @@ RAGLANE_EXPORT int32_t raglane_has_isa(int64_t isa);
 
 /* RAGLANE_ABI of the library. */
 RAGLANE_EXPORT int32_t raglane_abi(void);
+
+/* 1 if calls run on a pool of threads of the library's own: it was built without OpenMP, or the environment variable
+ * RAGLANE_THREADS was "own" at the first call. Else 0: they run on OpenMP's. The pool grows when a call needs threads.
+ * After a call they poll for some microseconds, and then sleep. Calls at the same time have different threads, and so
+ * has a forked child. */
+RAGLANE_EXPORT int32_t raglane_own_threads(void);
 
 /* The structs of calls by their numbers, from 0, for callers that pack them field by field; null if there is none: a
  * line with the struct's name and bytes, then a line for each field, with name, type and offset, in the order of

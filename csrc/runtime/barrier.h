@@ -1,8 +1,9 @@
 // The barrier of a team of threads.
 #pragma once
 
-#include <sched.h>
+#include <thread>
 
+#include "runtime/threads.h"
 #include "runtime/tuning.h"
 #include "simd/simd.h"
 
@@ -23,10 +24,8 @@ struct Barrier {
     }
     for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == mine; spins++) {
             // On a shared core, yield to the thread that has not arrived yet.
-      if (spins > tuning::spins) sched_yield();
-#if defined(__x86_64__)
-      else __builtin_ia32_pause();
-#endif
+      if (spins > tuning::spins) std::this_thread::yield();
+      else pause();
     }
   }
 };

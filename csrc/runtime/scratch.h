@@ -1,7 +1,9 @@
 // Scratch memory of one call.
 #pragma once
 
-#include <stdlib.h>
+#include <string.h>
+
+#include <new>
 
 #include "runtime/blocks.h"
 #include "runtime/tuning.h"
@@ -17,18 +19,20 @@ template <class T> class Scratch {
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() {
     if (block_.data) give_block(block_);
-    else free(data_);
+    else operator delete((void*)data_, alignment);
   }
   bool reserve(int64_t count, bool poison) {
     size_t bytes = ((size_t)count * sizeof(T) + 127) / 64 * 64;
     if (bytes >= tuning::least_block) block_ = take_block(bytes);
-    data_ = (T*)(block_.data ? block_.data : aligned_alloc(64, bytes));
+    data_ = (T*)(block_.data ? block_.data : operator new(bytes, alignment, std::nothrow));
     if (data_ && poison) memset((void*)data_, 0xff, bytes);
     return data_ != nullptr;
   }
   T* get() const { return data_; }
 
  private:
+  static constexpr std::align_val_t alignment{64};
+
   T* data_ = nullptr;
   Block block_;    // if it is large
 };

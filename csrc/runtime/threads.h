@@ -1,18 +1,30 @@
-// Starts the threads of a call.
+// The threads of a call: OpenMP's, or those of a pool of the library's own.
 #pragma once
 
-#include <omp.h>
 #include <stdint.h>
-
-#if defined(RAGLANE_PLAIN_THREADS)
-#include <thread>
-#include <vector>
-#endif
 
 namespace raglane {
 
+// The part of one thread in a call.
+using Part = void (*)(void* context, int thread, int threads);
+
+// Run a part on each of up to `threads` threads, of which the calling one is number 0.
+void run_threads(int threads, Part part, void* context);
+
+// True if the library was built without OpenMP, or if the environment variable RAGLANE_THREADS is "own".
+bool own_threads();
+
+// Make a waiting thread use less of its core.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
 // The rounding mode and the treatment of denormal numbers. Each thread has its own control word, and a thread that
-// OpenMP started earlier has the word of that time. So all threads of a call use the caller's: results must not depend
+// was started earlier has the word of that time. So all threads of a call use the caller's: results must not depend
 // on the thread that computes them.
 #if defined(__x86_64__)
 using ControlWord = uint32_t;
@@ -52,21 +64,11 @@ class UnderControl {
 template <class Body> void on_threads(int threads, Body&& body) {
   if (threads == 1) return body(0, 1);
   const ControlWord callers = control_word();
-#if defined(RAGLANE_PLAIN_THREADS)  // for ThreadSanitizer, which does not support OpenMP's barriers
-  std::vector<std::thread> started;
-  for (int i = 0; i < threads; i++)
-    started.emplace_back([&, i] {
-      UnderControl control(callers);
-      body(i, threads);
-    });
-  for (std::thread& thread : started) thread.join();
-#else
-#pragma omp parallel num_threads(threads)
-  {
+  auto part = [&](int thread, int members) {
     UnderControl control(callers);
-    body(omp_get_thread_num(), omp_get_num_threads());
-  }
-#endif
+    body(thread, members);
+  };
+  run_threads(threads, [](void* context, int thread, int members) { (*(decltype(part)*)context)(thread, members); }, &part);
 }
 
 }  // namespace raglane

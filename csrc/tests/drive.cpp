@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <thread>
 
 #include "tests/drawn_program.h"
@@ -143,8 +144,10 @@ Case draw_elementwise(std::mt19937& random) {
 
 // Memory of its exact size, aligned as packed weights must be.
 struct Packed {
+  static constexpr std::align_val_t alignment{64};
+
   void* memory = nullptr;
-  ~Packed() { std::free(memory); }
+  ~Packed() { operator delete(memory, alignment); }
 };
 
 // Pack the weights of a layer or a program.
@@ -152,8 +155,8 @@ template <class Function, class Argument> void pack(Function function, const Arg
   char message[256] = "";
   int64_t bytes = 0;
   if (function(argument, nullptr, &bytes, message, sizeof message) != RAGLANE_OK ||
-      posix_memalign(&packed.memory, 64, bytes) != 0 ||
-      function(argument, packed.memory, &bytes, message, sizeof message) != RAGLANE_OK) {
+      function(argument, packed.memory = operator new(bytes, Packed::alignment), &bytes, message, sizeof message) !=
+          RAGLANE_OK) {
     std::fprintf(stderr, "failed: %s\n", message);
     std::exit(1);
   }

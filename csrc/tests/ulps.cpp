@@ -1,13 +1,17 @@
 // Tests the functions of the cells with every float, for every supported instruction set: the error, computed in
 // double, in units in the last place of the nearest float. Fails if it is more than four.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "abi/raglane.h"
+#include "runtime/threads.h"
 #include "targets/processor.h"
 
 namespace {
@@ -53,12 +57,12 @@ double error(float x, float got, double wanted) {
 // The largest error of a function over all floats, for each instruction set.
 std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
   std::vector<double> worst(isas.size(), 0);
-#pragma omp parallel
-  {
+  std::atomic<int64_t> next = 0;
+  std::mutex lock;
+  raglane::on_threads((int)std::max(1u, std::thread::hardware_concurrency()), [&](int, int) {
     std::vector<float> x(block), got(block);
     std::vector<double> wanted(block), mine(isas.size(), 0);
-#pragma omp for schedule(dynamic, 64)
-    for (int64_t b = 0; b < blocks; b++) {
+    for (int64_t b; (b = next++) < blocks;) {
       for (int64_t i = 0; i < block; i++) {
         uint32_t bits = (uint32_t)(b * block + i);
         std::memcpy(&x[i], &bits, 4);
@@ -70,9 +74,9 @@ std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
         for (int64_t i = 0; i < block; i++) mine[s] = std::max(mine[s], error(x[i], got[i], wanted[i]));
       }
     }
-#pragma omp critical
+    std::lock_guard held(lock);
     for (size_t s = 0; s < isas.size(); s++) worst[s] = std::max(worst[s], mine[s]);
-  }
+  });
   return worst;
 }
 

@@ -151,11 +151,13 @@ def test_a_process_reads_the_environment_before_it_loads_the_kernels(script: Scr
     """And a wrong word there is named at the first call."""
     code = (
         "import os; from raglane.native.library import library; print(library().isa); library.cache_clear();"
-        "os.environ['RAGLANE_ISA'] = 'mmx'; library()"
+        "os.environ[{name!r}] = 'mmx'; library()"
     )
-    done = script(code, RAGLANE_ISA=LIBRARY.isas[-1])
-    assert done.stdout == f"{LIBRARY.isas[-1]}\n", done.stderr
-    assert ", got 'mmx'" in done.stderr
+    for name in ("RAGLANE_ISA", "RAGLANE_THREADS"):
+        done = script(code.format(name=name), RAGLANE_ISA=LIBRARY.isas[-1])
+        assert done.stdout == f"{LIBRARY.isas[-1]}\n", done.stderr
+        assert f"{name} must be" in done.stderr
+        assert ", got 'mmx'" in done.stderr
 
 
 def test_too_little_memory_is_an_exception() -> None:

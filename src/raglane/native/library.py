@@ -30,7 +30,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 16
+ABI = 17
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -98,6 +98,7 @@ class Library:
     few_elements: int
     few_weights: int
     least_block: int  # in bytes, the size from which :func:`empty` takes a block
+    own_threads: bool  # not OpenMP's
     flags: int = 0  # ``raglane_flags``, which divide the work in another way, for tests
 
     @property
@@ -113,8 +114,12 @@ class Library:
         return replace(self, isa=isa)
 
     def threads(self, given: int | None = None) -> int:
-        """Return the number of threads of a call: the given one, torch's for None, or 1 in a forked process."""
-        return 1 if forks.threads_before is not None else given or torch.get_num_threads()
+        """Return the number of threads of a call: the given one, or torch's for None.
+
+        It is 1 in a forked process, unless the library has threads of its own.
+        """
+        forked = forks.threads_before is not None and not self.own_threads
+        return 1 if forked else given or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
         """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for tests."""
@@ -178,7 +183,7 @@ def library() -> Library:
     path = location()
     if path is None:
         raise MissingExtraError(
-            "the cpu kernels are missing: raglane was installed without a C++20 compiler with OpenMP. Install g++ or"
+            "the cpu kernels are missing: raglane was installed without a C++20 compiler. Install g++ or"
             " clang++, then run pip install --force-reinstall --no-deps --no-binary raglane raglane"
         )
     # torch was imported before, so the library shares torch's OpenMP runtime.
@@ -209,8 +214,13 @@ def library() -> Library:
     handle.raglane_give_block.argtypes, handle.raglane_give_block.restype = [pointer, integer], None
     handle.raglane_least_block.restype = integer
     numbers = _numbers(handle)
+    threads = os.environ.get("RAGLANE_THREADS")
+    if threads not in (None, "", "own"):
+        rule = "own, for threads of the kernels' own, or nothing, for those of OpenMP"
+        raise ArgumentError(message("RAGLANE_THREADS", repr(threads), rule, "unset it"))
     sizes = handle.raglane_few_elements(), handle.raglane_few_weights(), handle.raglane_least_block()
-    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes)
+    own = bool(handle.raglane_own_threads())
+    loaded = Library(handle, structs, numbers, next(iter(numbers)), *sizes, own)
     isa = os.environ.get("RAGLANE_ISA")
     return loaded if not isa else loaded.with_isa(isa)
 

@@ -212,6 +212,7 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
         sorted(_source(kind) for kind in own),
         [astuple(way) for way in ways],
         os.environ.get("RAGLANE_ISA"),
+        os.environ.get("RAGLANE_THREADS"),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
@@ -220,12 +219,7 @@ class Layer(ABC):
     ) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
-        key = (
-            kernels.isa,
-            kernels.flags,
-            1 if forks.threads_before is not None else threads or torch.get_num_threads(),
-            dtype,
-        )
+        key = kernels.isa, kernels.flags, kernels.threads(threads), dtype
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
