@@ -77,6 +77,8 @@ def main() -> None:
         pipes.append(ours)
 
     def ask(pipe: Any, message: Any) -> float:
+        # OpenMP's threads of the other process poll for some milliseconds.
+        time.sleep(0.02)
         pipe.send(message)
         return float(pipe.recv())
 
@@ -93,6 +95,8 @@ def main() -> None:
             openmp, own = (statistics.median(each) for each in zip(*taken, strict=True))
             cells.append(f"{1e6 * openmp:.0f} | {own / openmp:.2f}")
         print(f"| {case[0]} ({', '.join(map(str, case[1:]))}) | {' | '.join(cells)} |", flush=True)
+    for pipe in pipes:
+        pipe.send(None)
 
 
 if __name__ == "__main__":

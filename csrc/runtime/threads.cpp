@@ -21,11 +21,12 @@
 namespace raglane {
 namespace {
 
-// Wait until the number is no longer the old one: poll, then sleep.
+// Wait until the number is no longer the old one: poll, then let other threads use the core between polls, then sleep.
 void wait(const std::atomic<unsigned>& number, unsigned old) {
   for (int polls = 0; polls < tuning::polls; polls++) {
     if (number.load(std::memory_order_acquire) != old) return;
-    pause();
+    if (polls > tuning::spins) std::this_thread::yield();
+    else pause();
   }
   number.wait(old, std::memory_order_acquire);
 }

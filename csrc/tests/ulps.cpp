@@ -44,7 +44,7 @@ double spacing(float x) {
 }
 
 // The error of one value in units in the last place, infinite if it is not a number.
-double error(float x, float got, double wanted) {
+double error(float got, double wanted) {
   const double wrong = std::numeric_limits<double>::infinity();
   if (std::isnan(wanted) || std::isnan(got)) return std::isnan(wanted) && std::isnan(got) ? 0 : wrong;
   float nearest = (float)wanted;
@@ -71,7 +71,7 @@ std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
       for (size_t s = 0; s < isas.size(); s++) {
         if (raglane_apply(isas[s], RAGLANE_FLOAT32, function, x.data(), got.data(), block, nullptr, 0) != RAGLANE_OK)
           mine[s] = std::numeric_limits<double>::infinity();
-        for (int64_t i = 0; i < block; i++) mine[s] = std::max(mine[s], error(x[i], got[i], wanted[i]));
+        for (int64_t i = 0; i < block; i++) mine[s] = std::max(mine[s], error(got[i], wanted[i]));
       }
     }
     std::lock_guard held(lock);

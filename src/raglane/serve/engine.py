@@ -302,10 +302,10 @@ class Engine:
             if not isinstance(stream, Stream) or stream._engine is not self:
                 got, rule = f"a {type(stream).__name__}", "streams of this engine"
                 raise ArgumentTypeError(message("streams", got, rule, "pass what Engine.open returned"))
-        slots = np.array([stream._open_slot() for stream in streams], np.int64)
-        if len(np.unique(slots)) < len(slots):
+        slots = [stream._open_slot() for stream in streams]
+        if len({*slots}) < len(slots):
             raise ArgumentError(message("streams", "a stream twice", "different streams", "call push of the stream"))
-        return slots
+        return np.array(slots, np.int64)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
