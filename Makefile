@@ -17,8 +17,8 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check house docs pages fuzz attack faults device sanitize emulate ulps rates format bench \
-	workflows wheel wheels sdist release-files release-check clean
+.PHONY: help setup demo test check house docs pages fuzz attack faults device sanitize emulate ulps rates portability arm \
+	format bench workflows wheel wheels sdist release-files release-check clean
 
 help:
 	@echo "make demo    train on the bundled recordings, evaluate, predict"
@@ -34,6 +34,8 @@ help:
 	@echo "make emulate   the CPU kernels for AMX and AVX512-BF16, on any processor with AVX-512"
 	@echo "make ulps    the kernels' exp, tanh, log etc. for every float, on every instruction set of this machine"
 	@echo "make rates   the speed of the micro-kernels: share of the peak, by shape and instruction set"
+	@echo "make portability  compile the CPU kernels for macOS and Windows; with Wine, run their test program"
+	@echo "make arm     the CPU kernels and a layer on an emulated 64-bit ARM; requires QEMU and Debian's packages"
 	@echo "make format  format all files"
 	@echo "make bench   time the layers against PyTorch's, and those of other installed engines"
 	@echo "make device  measure a GPU or many processors, in 9 minutes; installs nothing"
@@ -130,6 +132,43 @@ rates: $(READY)
 	$(CMAKE) -B build/rates
 	$(BIN)/cmake --build build/rates --target rates
 	build/rates/rates
+
+# The clang of ziglang, and Debian's g++-mingw-w64-x86-64-posix if it is installed. Warnings are errors.
+ZIG = -DCMAKE_CXX_FLAGS=-Werror "-DCMAKE_CXX_COMPILER=$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;$(1)" \
+	-DCMAKE_SYSTEM_NAME=$(2) -DCMAKE_SYSTEM_PROCESSOR=$(3)
+MINGW := $(shell command -v x86_64-w64-mingw32-g++-posix)
+portability: $(READY)
+	$(INSTALL) cmake ninja ziglang
+	$(CMAKE) -B build/macos $(call ZIG,aarch64-macos,Darwin,arm64)
+	$(CMAKE) -B build/windows $(call ZIG,x86_64-windows-gnu,Windows,x86_64)
+	$(if $(MINGW),$(CMAKE) -B build/mingw -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_COMPILER=$(MINGW) \
+		-DCMAKE_SYSTEM_NAME=Windows -DCMAKE_SYSTEM_PROCESSOR=x86_64)
+	$(BIN)/cmake --build build/macos --target drive  # zig links no bundles
+	for folder in windows $(if $(MINGW),mingw); do \
+		$(BIN)/cmake --build build/$$folder --target raglane drive || exit 1; \
+	done
+	$(if $(shell command -v wine),wine build/windows/drive.exe $(ROUNDS) $(SEED))
+
+# A layer runs in QEMU with the libraries of Debian's packages for ARM and the newest torch that needs no GPU there.
+ARM := build/arm
+ARM_TORCH := 2.9.1
+ARM_PIP = $(BIN)/python -m pip install --quiet --no-deps --target $(ARM)/site --only-binary=:all: --python-version 3.11 \
+	$(foreach glibc,17 27 28,--platform manylinux_2_$(glibc)_aarch64) --platform manylinux2014_aarch64
+arm: $(READY)
+	$(INSTALL) cmake ninja
+	$(CMAKE) -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	$(BIN)/cmake --build $(ARM) --target raglane drive
+	qemu-aarch64-static -L /usr/aarch64-linux-gnu $(ARM)/drive $(ROUNDS) $(SEED)
+	dpkg --print-foreign-architectures | grep -q arm64 || { echo "run dpkg --add-architecture arm64 && apt-get update"; exit 1; }
+	mkdir -p $(ARM)/root $(ARM)/debs
+	cd $(ARM)/debs && apt-get download -qq $(addsuffix :arm64,python3.11-minimal libpython3.11-minimal libpython3.11-stdlib \
+		libc6 libgcc-s1 libstdc++6 zlib1g libexpat1 libssl3 libffi8 libbz2-1.0 liblzma5 libsqlite3-0 libuuid1 libgomp1)
+	for package in $(ARM)/debs/*.deb; do dpkg -x $$package $(ARM)/root; done
+	test -d $(ARM)/site || $(ARM_PIP) torch==$(ARM_TORCH) numpy typing_extensions filelock sympy mpmath networkx jinja2 \
+		markupsafe fsspec
+	rm -rf $(ARM)/raglane && cp -r src/raglane $(ARM) && cp $(ARM)/libraglane_cpu.so $(ARM)/raglane/native/lib/
+	PYTHONPATH=$(ARM):$(ARM)/site qemu-aarch64-static -L $(ARM)/root $(ARM)/root/usr/bin/python3.11 tools/release/emulated.py
 
 # The tools that build and check a release have an environment of their own, without torch.
 RELEASE := build/release

@@ -18,6 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = files.version()
 PURE = f"raglane-{VERSION}-py3-none-any.whl"
 LINUX = f"raglane-{VERSION}-py3-none-manylinux_2_28_x86_64.whl"
+WINDOWS = f"raglane-{VERSION}-py3-none-win_amd64.whl"
 PACKAGE = ["raglane/__init__.py", "raglane/py.typed"]
 
 
@@ -43,6 +44,8 @@ def found(dist: Path, tag: str | None = None) -> list[str]:
 
 def test_a_complete_release_has_no_problem(dist: Path) -> None:
     assert found(dist) == []
+    wheel(dist / WINDOWS, *PACKAGE, *(name.replace(".so", ".dll") for name in files.KERNELS))
+    assert found(dist) == []
     assert f"dist/raglane-{VERSION}.tar.gz: without CMakeLists.txt" in files.problems(None, dist)
 
 
@@ -55,6 +58,9 @@ def test_wrong_files_and_contents_are_named(dist: Path) -> None:
         f"dist/{LINUX}: without {missing}",
         f"dist/{LINUX}: contains raglane.libs/libgomp-1.so.1",
     ]
+    wheel(dist / WINDOWS, *PACKAGE, *files.KERNELS)
+    assert f"dist/{WINDOWS}: without raglane/native/lib/libraglane_cpu.dll" in found(dist)
+    (dist / WINDOWS).unlink()
     (dist / PURE).unlink()
     (dist / LINUX).rename(dist / "other.whl")
     foreign = f"dist/other.whl: not a file of version {VERSION}"
@@ -63,7 +69,8 @@ def test_wrong_files_and_contents_are_named(dist: Path) -> None:
 
 def test_a_tag_requires_its_version_and_all_platforms(dist: Path) -> None:
     assert f"the tag is v9, but the version is {VERSION}" in found(dist, "v9")
-    assert "dist has no wheel for manylinux_2_28_aarch64" in found(dist, f"v{VERSION}")
+    for platform in ("manylinux_2_28_aarch64", "macosx_11_0_arm64", "win_amd64"):
+        assert f"dist has no wheel for {platform}" in found(dist, f"v{VERSION}")
     assert not [problem for problem in found(dist, f"v{VERSION}") if "the tag" in problem or "x86_64" in problem]
 
 

@@ -25,10 +25,11 @@ _SYSTEM = {
     "ld-linux-aarch64.so.1",
 }
 _LIBRARY = "raglane/native/lib/libraglane_cpu.so"
-# Files of a wheel with kernels.
+# Files of a wheel with kernels; that of Windows has the library as .dll.
 KERNELS = {_LIBRARY, "raglane/native/include/raglane.h", "raglane/native/lib/cmake/raglane/raglaneConfig.cmake"}
 # The platforms whose wheels a release must have.
 _PLATFORMS = [f"manylinux_{GLIBC.replace('.', '_')}_{machine}" for machine in ("x86_64", "aarch64")]
+_PLATFORMS += ["macosx_11_0_arm64", "win_amd64"]
 
 
 def version() -> str:
@@ -42,7 +43,8 @@ def problems(tag: str | None, dist: Path = DIST) -> list[str]:
     start = f"raglane-{version()}"
     present = {path.name for path in dist.glob("*")}
     sources, pure = f"{start}.tar.gz", f"{start}-py3-none-any.whl"
-    wheels = {name for name in present if re.fullmatch(rf"{re.escape(start)}-py3-none-manylinux_[\w.]+\.whl", name)}
+    platforms = r"(manylinux|macosx)_[\w.]+|win_amd64"
+    wheels = {name for name in present if re.fullmatch(rf"{re.escape(start)}-py3-none-({platforms})\.whl", name)}
     found = [f"dist/{name}: not a file of version {version()}" for name in sorted(present - {sources, pure} - wheels)]
     found += [f"dist/{name} is missing" for name in (sources, pure) if name not in present]
     if not wheels:
@@ -78,11 +80,12 @@ def _wheel_problems(path: Path, has_kernels: bool) -> list[str]:
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         content = archive.read(_LIBRARY) if _LIBRARY in names else b""
-    needed = {"raglane/py.typed", "raglane/__init__.py", *(KERNELS if has_kernels else ())}
+    suffix = ".dll" if path.stem.endswith("win_amd64") else ".so"
+    kernels = {name.replace(".so", suffix) for name in KERNELS} if has_kernels else set()
+    needed = {"raglane/py.typed", "raglane/__init__.py", *kernels}
     found = [f"without {name}" for name in sorted(needed - names)]
-    expected = {_LIBRARY} if has_kernels else set()
-    found += [f"contains {name}" for name in sorted(names - expected) if ".so" in name]
-    return found + (_library_problems(content) if content else [])
+    found += [f"contains {name}" for name in sorted(names - kernels) if re.search(r"\.(so|dll|dylib)\b", name)]
+    return found + (_library_problems(content) if content and "manylinux" in path.name else [])
 
 
 def _library_problems(content: bytes) -> list[str]:

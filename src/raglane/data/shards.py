@@ -268,7 +268,7 @@ class _MappedFragment(Fragment):
 
     def locate(self, path: Path | None, mapped: mmap.mmap, blocks: Blocks) -> None:
         """Set the location of the values."""
-        if path is not None:
+        if path is not None and hasattr(os, "pread"):  # not Windows
             descriptor = os.open(path, os.O_RDONLY)
             weakref.finalize(self, os.close, descriptor)
             object.__setattr__(self, "_file", descriptor)

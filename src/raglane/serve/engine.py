@@ -298,12 +298,13 @@ class Engine:
     def _slots_of(self, streams: Sequence[Stream]) -> Integers:
         """Return the slots of different open streams; the lock is held."""
         self._raise_failure()
-        for stream in streams:
-            if not isinstance(stream, Stream) or stream._engine is not self:
-                got, rule = f"a {type(stream).__name__}", "streams of this engine"
-                raise ArgumentTypeError(message("streams", got, rule, "pass what Engine.open returned"))
-        slots = [stream._open_slot() for stream in streams]
-        if len({*slots}) < len(slots):
+        slots = [stream._slot for stream in streams if isinstance(stream, Stream) and stream._engine is self]
+        if len(slots) < len(streams):
+            got, rule = f"{len(streams) - len(slots)} others", "streams of this engine"
+            raise ArgumentTypeError(message("streams", got, rule, "pass what Engine.open returned"))
+        if len({*slots}) < len(slots) or -1 in slots:
+            for stream in streams:
+                stream._open_slot()
             raise ArgumentError(message("streams", "a stream twice", "different streams", "call push of the stream"))
         return np.array(slots, np.int64)
 
