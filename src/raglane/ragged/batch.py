@@ -190,7 +190,7 @@ class Ragged(SequenceOperations, Conversions):
             >>> Ragged([[1, 2]]).to(torch.float64).dtype
             torch.float64
         """
-        target: tuple[Any, ...] = (device,) if dtype is None else (device, dtype)
+        target: Any = (device,) if dtype is None else (device, dtype)
         options = {name: value for name, value in (("non_blocking", non_blocking), ("copy", copy)) if value}
         try:
             values = self._values.to(*target, **options)
