@@ -49,9 +49,13 @@ def path(text: str | Path) -> Path:
     if "\0" in name:
         raise typer.BadParameter(f"{quote(name)}, which is no valid path; remove the zero byte")
     if "://" in name:
-        fix = "a URL instead of a file or folder; copy it first: raglane convert URL FOLDER"
-        raise typer.BadParameter(f"{quote(name)}, {fix}")
+        raise typer.BadParameter(f"{quote(name)}, a URL; name a file or folder of this machine")
     return Path(name)
+
+
+def place(text: str | Path) -> Path | str:
+    """Parse the path of an option, or a URL, of which the command uses a copy."""
+    return str(text) if "://" in str(text) else path(text)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -98,12 +102,21 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values[origins] = sources
         from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
         with flags(_flags_of(context) | from_file):
+            for name, option in known.items():
+                if option.hint in (Path, Path | None) and isinstance(values.get(name), str):
+                    values[name] = _fetched(values[name])
             _name_cells(values, sources)
             function(**values)
 
     run.__doc__ = _prose(inspect.getdoc(function) or "")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
+
+
+def _fetched(url: str) -> Path:
+    from raglane.data.stores import fetched
+
+    return fetched(url)
 
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
@@ -273,8 +286,8 @@ def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
 
 
 def argument(help: str, **details: Any) -> Any:
-    """Return an argument of Typer that is a path."""
-    return typer.Argument(parser=path, help=help, show_default=False, **details)
+    """Return an argument of Typer that is a path or a URL."""
+    return typer.Argument(help=help, show_default=False, **{"parser": place, **details})
 
 
 Choices = Annotated[Given, Settings]
@@ -284,30 +297,30 @@ Device = Annotated[str, _typer_option(Settings, "device")]
 Data = Annotated[
     Path | None,
     argument(
-        "A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder written by raglane convert, or a folder of "
-        "text files, one per class. Default: Japanese vowels, which is included."
+        "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts or .txt file, a folder written by raglane convert, "
+        "a folder of text files, one per class, or a URL of these. Default: Japanese vowels, which is included."
     ),
 ]
-Run = Annotated[Path, argument("Folder of a run, or of a saved model.")]
+Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]
 Cell = Annotated[
     str | None,
     option("User-defined cell of the model; its file must be unchanged since training.", metavar="FILE.py:CLASS"),
 ]
 Format = Annotated[
     str | None,
-    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|csv|text|folder", show_default="by suffix"),
+    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|npz|csv|text|folder", show_default="by suffix"),
 ]
 Test = Annotated[
     Path | None,
     option(
         "Data on which to evaluate the best model at the end.",
         DATA,
-        parser=path,
+        parser=place,
         show_default="none; the official test part of the default data",
     ),
 ]
 Validation = Annotated[
-    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=path, show_default="held out")
+    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out")
 ]
 Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_default="runs/<data>-<task>-<cell>")]
 Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]
