@@ -240,9 +240,10 @@ def read_parts(
     for note in notes:
         say(note)
     test = None if sources.test is None else _read(sources.test, settings, say)
-    for source, part in ((sources.validation, given), (sources.test, test)):
+    for name, source, part in (("validation", sources.validation, given), ("test", sources.test, test)):
         if source is not None and part is not None and (count := _repeated(records, part)):
-            say(f"{source.where}: {count:,} of {count_of(len(part), 'sequence')} are also in the training data")
+            of = f"{count_of(len(part), 'sequence')} of {source.where}"
+            say(f"{name}: {count:,} of {of} are also in the training data")
     if test is not None:
         return training, validation, test
     is_default = sources.training.is_default

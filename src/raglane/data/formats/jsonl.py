@@ -83,13 +83,15 @@ def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
             end = _blank(text, stop)
             if text[end : end + 1] not in (",", "]"):
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, end)
-        if text[end + 1 :].strip():
-            raise json.JSONDecodeError("Extra data", text, end + 1)
-    except (json.JSONDecodeError, RecursionError) as error:
-        what, line = (error.msg, error.lineno) if isinstance(error, json.JSONDecodeError) else ("deep brackets", line)
+        if (rest := _blank(text, end + 1)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, rest)
+    except json.JSONDecodeError as error:
+        got = f"bad JSON ({error.msg})"
         raise data_error(
-            path, f"bad JSON ({what})", "an array of objects, or one per line", "correct it", line
+            path, got, "an array of objects, or one object per line", "correct it", error.lineno
         ) from error
+    except RecursionError as error:
+        raise _too_deep(path, line) from error
 
 
 def _blank(text: str, place: int) -> int:
@@ -155,8 +157,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
         raise data_error(path, got, "a JSON object", "correct the line", number) from error
     except RecursionError as error:
-        got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
-        raise data_error(path, got, "a list, or a list of lists", "correct the line", number) from error
+        raise _too_deep(path, number) from error
     except ValueError as error:
         # Python does not parse integers of thousands of digits.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
@@ -165,9 +166,14 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         raise data_error(path, got, "a text of Unicode characters", "correct the line", number)
     if not isinstance(row, dict):
         raise data_error(
-            path, f"a JSON {_kind(row)}", "one JSON object per sequence", 'write {"values": [...], ...}', number
+            path, f"a JSON {_kind(row)}", "one JSON object per line", 'write {"values": [...], ...}', number
         )
     return row
+
+
+def _too_deep(path: Path, number: int) -> DataError:
+    got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
+    return data_error(path, got, "a list, or a list of lists", "correct the line", number)
 
 
 def _is_deep(row: Any) -> bool:

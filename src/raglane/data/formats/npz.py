@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
 from raglane.data.formats.base import data_error, read_bytes
+from raglane.data.formats.ipc import slices, table_piece
 from raglane.data.formats.pieces import Piece, Start
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, offsets_of
@@ -33,15 +34,12 @@ def read(path: Path, columns: Columns) -> Records:
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield all rows as one piece; a position is a row."""
+    """Yield pieces; a position is a row."""
     table = _table(path)
     chosen = choose(path, table.schema, columns)
-
-    def records(first: int, last: int) -> Records:
-        return records_of(path, table.select(chosen.names).slice(first, last - first), chosen, columns, first=first)
-
-    if not start:
-        yield Piece(table.num_rows, records, (table.num_rows,), lambda row: f"row {row}")
+    for row, rows in slices(table):
+        if not start or row >= start[0]:
+            yield table_piece(path, rows, chosen, columns, row, row + rows.num_rows)
 
 
 def _table(path: Path) -> Any:
