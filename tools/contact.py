@@ -88,7 +88,12 @@ CASES = [
     case("numbers as labels", "train numbers.csv", 2, "40 different whole numbers.*--task regress"),
     case("whole labels", "predict whole whole.jsonl -o whole.out.jsonl", 0, "24 sequences"),
     case("ids that repeat", "train repeated.jsonl", 0, "3 sequences repeat the id"),
-    case("a test file with training data", "train steps.csv --test steps.csv", 0, "test: 24 of 24 sequences of steps.csv are also"),
+    case(
+        "a test file with training data",
+        "train steps.csv --test steps.csv",
+        0,
+        "test: 24 of 24 sequences of steps.csv are also",
+    ),
     # Comparisons and URLs.
     case("runs without a model", "compare run whole empty", 0, "left out: empty, which has no saved model"),
     case("data at a URL", "train file://{here}/steps.csv", 0, "training: 22 sequences"),

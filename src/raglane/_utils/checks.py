@@ -144,9 +144,8 @@ def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass
     """Return one of several names unchanged."""
     if not isinstance(given, str) or given not in choices:
         near = nearest(given, choices) if isinstance(given, str) else None
-        raise ArgumentError(
-            message(name, quote(given), f"one of {', '.join(choices)}", f"pass {near}" if near else fix)
-        )
+        fix = f"pass {near}" if near else fix
+        raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
 
 

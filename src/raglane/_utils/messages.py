@@ -15,21 +15,14 @@ from raglane.errors import printable as printable
 # Longest quoted value and longest part of a message in characters; longest list of values.
 _QUOTED, _PART, _LISTED = 80, 400, 20
 
-# Names that other libraries give to options and choices.
-_OTHER_NAMES = {
-    **dict.fromkeys(("learning-rate", "rate", "eta"), ("lr",)),
-    **dict.fromkeys(("average", "avg"), ("mean",)),
-    **dict.fromkeys(("model", "layer", "rnn-type"), ("cell",)),
-    **dict.fromkeys(("target", "class", "label", "y"), ("label-column", "label")),
-    **dict.fromkeys(("units", "hidden-dim", "width"), ("hidden-size",)),
-    **dict.fromkeys(("gpu", "cuda"), ("device",)),
-    **dict.fromkeys(("output", "output-dir"), ("output", "out")),
-    "bs": ("batch-size",),
-    "decay": ("weight-decay",),
-    "depth": ("num-layers",),
-    "early-stopping": ("patience",),
-    "steps": ("epochs",),
-}
+# Names of other libraries for options and choices, and those of Raglane.
+_OTHER_NAMES = dict(
+    pair.split("=")
+    for pair in (
+        "learning-rate=lr bs=batch-size steps=epochs early-stopping=patience decay=weight-decay gpu=device "
+        "model=cell layer=cell units=hidden-size average=mean avg=mean label=label-column target=label-column"
+    ).split()
+)
 
 # Command-line flags by the names of the same arguments in Python; {} outside of commands.
 # Not a ContextVar, which torch.compile cannot read while it traces a message.
@@ -108,9 +101,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or None."""
     known = {_plain(one): one for one in valid}
     wanted = _plain(name)
-    usual = _OTHER_NAMES.get(wanted, ())
     begins = [one for one in known if len(wanted) > 2 and (one.startswith(wanted) or wanted.startswith(f"{one}-"))]
-    candidates = (wanted, *usual, *begins, *difflib.get_close_matches(wanted, known, 1))
+    candidates = (wanted, _OTHER_NAMES.get(wanted), *begins, *difflib.get_close_matches(wanted, known, 1))
     return next((known[one] for one in candidates if one in known), None)
 
 

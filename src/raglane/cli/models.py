@@ -76,9 +76,9 @@ def evaluate(
             tell_skipped(len(records.skipped), run / EVALUATION, say)
 
 
-def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
+def tell_skipped(count: int, where: Path | None, say: Callable[[str], None]) -> None:
     """Print the number of skipped rows."""
-    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count else ""))
+    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
 
 
 def tell_empty(records: Dataset, task: str, say: Callable[[str], None]) -> None:
@@ -242,25 +242,26 @@ def predict(
     pick_device(device)
     model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
-    skips = columns.get("on_bad_row") == "skip"
+    skips, listed = (
+        columns.get("on_bad_row") == "skip",
+        None if output is None else output.with_suffix(".skipped.jsonl"),
+    )
+    for file in (output, listed if skips else None):
+        if file is not None:
+            check_apart(file, records.source, run)
     # Standard output has only the predictions, if they are not written to a file.
     say = console.complain if output is None and not quiet else console.speaker(quiet)
-    if output is None:
-        tell_empty(records, model.task, say)
-        console.write(to_bytes(model.predict(records, **more), ".csv", escape_formulas=escape_formulas))
-        if skips:
-            say(f"rows left out: {len(records.skipped):,}")
-        return
-    listed = output.with_suffix(".skipped.jsonl")
-    for file in [output, listed] if skips else [output]:
-        check_apart(file, records.source, run)
     tell_empty(records, model.task, say)
     predictions = model.predict(records, **more)
-    others = {listed: skipped_lines(records.skipped)} if skips else {}
-    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
+    if output is None:
+        console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
+    else:
+        others = {listed: skipped_lines(records.skipped)} if skips and listed is not None else {}
+        write_predictions(output, predictions, others, escape_formulas=escape_formulas)
     if skips:
         tell_skipped(len(records.skipped), listed, say)
-    say(f"predictions: {len(predictions):,} sequences, {output}")
+    if output is not None:
+        say(f"predictions: {len(predictions):,} sequences, {output}")
 
 
 def _on_ray(

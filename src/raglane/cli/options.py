@@ -53,9 +53,13 @@ def path(text: str | Path) -> Path:
     return Path(name)
 
 
-def place(text: str | Path) -> Path | str:
-    """Parse the path of an option, or a URL, of which the command uses a copy."""
-    return str(text) if "://" in str(text) else path(text)
+class _Url(str):
+    """A URL in place of a path; the command uses a copy of what is there."""
+
+
+def place(text: str | Path) -> Path | _Url:
+    """Parse the path of an option, or a URL."""
+    return _Url(text) if "://" in str(text) else path(text)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -102,21 +106,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values[origins] = sources
         from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
         with flags(_flags_of(context) | from_file):
-            for name, option in known.items():
-                if option.hint in (Path, Path | None) and isinstance(values.get(name), str):
-                    values[name] = _fetched(values[name])
+            for name, value in values.items():
+                if isinstance(value, _Url):
+                    from raglane.data.stores import fetched
+
+                    values[name] = fetched(value)
             _name_cells(values, sources)
             function(**values)
 
     run.__doc__ = _prose(inspect.getdoc(function) or "")
     run.__signature__ = inspect.Signature(sorted(parameters, key=_panel))  # type: ignore[attr-defined]
     return run
-
-
-def _fetched(url: str) -> Path:
-    from raglane.data.stores import fetched
-
-    return fetched(url)
 
 
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:

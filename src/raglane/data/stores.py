@@ -287,7 +287,8 @@ def _expand(location: str) -> list[str]:
             return [location]
         with _reaching(location):
             system, path = _fsspec().url_to_fs(location)
-            if not has_pattern and not system.isdir(path):
+            # Unlike isdir, info raises if the store cannot be reached.
+            if not has_pattern and system.info(path)["type"] != "directory":
                 return [location]
             names = system.glob(path) if has_pattern else filter(_is_data, system.ls(path, detail=False))
             found = sorted(map(system.unstrip_protocol, names))
@@ -331,10 +332,8 @@ def _reaching(location: str) -> Iterator[None]:
     except DataError:
         raise
     except ImportError as error:
-        got = f"{location.partition('://')[0]}:// without its package"
-        raise MissingExtraError(
-            message(quote(location), got, "a URL whose package is installed", f"{error}")
-        ) from error
+        rule = "a URL whose package is installed"
+        raise MissingExtraError(message(quote(location), "one without it", rule, f"{error}")) from error
     except Exception as error:
         detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
         got = f"no valid response ({detail})"
@@ -378,18 +377,18 @@ def fetched(url: str) -> Path:
     copy = place / (_path_in(url).name or "data")
     with _reaching(url), tempfile.TemporaryDirectory(dir=place) as partial:
         system, path = _fsspec().url_to_fs(url)
-        if url.startswith("http") or not system.isdir(path):
-            with open_location(url) as source, whole_file(copy) as file:
-                shutil.copyfileobj(source, file, 1 << 22)
-            return copy
-        whole = Path(partial, "folder")
-        for name in system.find(path):
+        whole = Path(partial, "whole")
+        is_file = url.startswith("http") or system.info(path)["type"] != "directory"
+        for name in [path] if is_file else system.find(path):
             target = whole / name[len(path) :].lstrip("/")
             if ".." in target.parts:
                 raise DataError(message(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"))
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(name, str(target))
-        put_folder(whole, copy)
+        if is_file:
+            os.replace(whole, copy)
+        else:
+            put_folder(whole, copy)
     return copy
 
 

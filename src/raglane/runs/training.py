@@ -254,17 +254,13 @@ def _repeated(training: Dataset, part: Dataset) -> int:
     """Return the number of sequences of a part with the elements of one for training; 0 if not in memory."""
     if not training.is_in_memory or not part.is_in_memory:
         return 0
-    known = set(_elements(training))
-    return sum(elements in known for elements in _elements(part))
 
+    def hashes(data: Dataset) -> Iterator[int]:
+        cut = (data.records.values[start:end] for start, end in pairwise(data.offsets.tolist()) if end > start)
+        return (hash(tuple(own) if data.is_tokens else own.tobytes()) for own in cut)
 
-def _elements(data: Dataset) -> Iterator[int]:
-    """Yield a hash of the elements of each sequence that has any."""
-    values, ends = data.records.values, data.offsets.tolist()
-    for start, end in pairwise(ends):
-        if end > start:
-            own = values[start:end]
-            yield hash(tuple(own) if data.is_tokens else own.tobytes())
+    known = set(hashes(training))
+    return sum(own in known for own in hashes(part))
 
 
 def _read(source: Source, settings: Settings, say: Say) -> Dataset:

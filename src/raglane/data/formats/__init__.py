@@ -10,7 +10,7 @@ from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import argument, count_of, printable, quote, shorten
 from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
-from raglane.data.formats.base import GZIP, Format, columns_argument, data_error, open_error, suffix_of
+from raglane.data.formats.base import Format, columns_argument, data_error, open_error, suffix_of
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
@@ -74,9 +74,8 @@ def pick(path: Path, format: str | None = None) -> Format:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
-    named = by_suffix(path)
-    if named is not None:
-        return named
+    if (known := by_suffix(path)) is not None:
+        return known
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
     rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
@@ -84,8 +83,5 @@ def pick(path: Path, format: str | None = None) -> Format:
 
 
 def by_suffix(path: PurePath) -> Format | None:
-    """Return the format of a file's suffix, or None; text formats may be compressed, with the suffix .gz after it."""
-    suffix = suffix_of(path)
-    found = next((format for format in FORMATS.values() if suffix in format.suffixes), None)
-    is_binary = found is not None and found.name in ("parquet", "arrow", "npz")
-    return None if is_binary and path.suffix.lower() == GZIP else found
+    """Return the format of a file's suffix, or None."""
+    return next((format for format in FORMATS.values() if suffix_of(path) in format.suffixes), None)

@@ -76,12 +76,10 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         got = f"no readable arrays ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "a file of numpy.savez, without objects", "write it again") from error
-    odd = next((name for name, array in arrays.items() if array.ndim == 0 or array.dtype.kind not in "biufUS"), None)
-    if odd is not None or not arrays:
-        got = (
-            "no array" if odd is None else f"an array {quote(odd)} of {arrays[odd].dtype} and shape {arrays[odd].shape}"
-        )
-        raise data_error(path, got, "a file of arrays of numbers or texts, with a row per sequence", "leave it out")
+    for name, array in (arrays or {"": np.zeros(())}).items():
+        if array.ndim == 0 or array.dtype.kind not in "biufUS":
+            got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}" if arrays else "no array"
+            raise data_error(path, got, "a file of arrays of numbers or texts, with a row per sequence", "leave it out")
     return arrays
 
 
