@@ -46,7 +46,7 @@ def _csv(path: Path) -> None:
 
 
 def _npz(path: Path) -> None:
-    arrays = {name: [row[name] for row in ROWS] for name in ("kind", "id")}
+    arrays: dict[str, Any] = {name: [row[name] for row in ROWS] for name in ("kind", "id")}
     steps = np.concatenate([np.array(row["x"]).reshape(-1, 2) for row in ROWS])
     np.savez(path, x=steps, lengths=[len(row["x"]) for row in ROWS], **arrays)
 

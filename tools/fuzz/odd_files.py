@@ -216,7 +216,9 @@ def _npz(chance: random.Random) -> bytes:
     count, sink = chance.randint(0, 4), io.BytesIO()
     shapes = [(count,), (count, 3), (count, 2, 2), (5,), (5, 2), ()]
     kinds: list[type[Any]] = [float, int, str, bool, object]
-    arrays = {name: np.zeros(chance.choice(shapes), chance.choice(kinds)) for name in chance.sample(_NAMES, 3)}
+    arrays: dict[str, Any] = {
+        name: np.zeros(chance.choice(shapes), chance.choice(kinds)) for name in chance.sample(_NAMES, 3)
+    }
     if chance.random() < 0.5:
         arrays["lengths"] = np.array([chance.randint(-1, 3) for _ in range(count)])
     np.savez(sink, **arrays)

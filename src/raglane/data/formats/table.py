@@ -170,9 +170,9 @@ def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
 def feature_columns(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns that were named as features of elements and of sequences; raise if a role is ambiguous."""
     names = list(present)
-    for role in LISTS:
-        for wanted in getattr(columns, role) or ():
-            check_named(path, role, wanted, names, len(getattr(columns, role)))
+    for several in LISTS:
+        for wanted in getattr(columns, several) or ():
+            check_named(path, several, wanted, names, len(getattr(columns, several)))
     features, static = columns.features or (), columns.static or ()
     for name in static:
         others = {"features": columns.features or (), "sequence": (columns.sequence,), "label": (columns.label,)}
