@@ -191,7 +191,9 @@ class Ragged(SequenceOperations, Conversions):
             torch.float64
         """
         target: Any = (device,) if dtype is None else (device, dtype)
-        options = {name: value for name, value in (("non_blocking", non_blocking), ("copy", copy)) if value}
+        options: dict[str, Any] = {
+            name: value for name, value in (("non_blocking", non_blocking), ("copy", copy)) if value
+        }
         try:
             values = self._values.to(*target, **options)
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
