@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError
+from raglane.training.batches import steps_per_epoch
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel, Tag
@@ -31,12 +32,30 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
-def settle(settings: Settings, training: Dataset) -> tuple[Settings, str | None]:
-    """Choose the loss bce for a forecast of zeros and ones; return the settings, and a line about this or None."""
-    if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
-        return settings, None
-    why = f"all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}"
-    return replace(settings, loss="bce"), f"loss: bce, because {why}"
+# Of a training whose length is left to the data: optimizer steps, fewest and most epochs, and steps of early stopping.
+STEPS, FEWEST, MOST, PATIENT = 2000, 10, 300, 500
+
+
+def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
+    """Choose the loss, the epochs and the learning rate schedule that were left to the data; return lines about them.
+
+    With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of a longer one.
+    """
+    notes = []
+    if settings.task == "forecast" and settings.loss is None and _is_binary(training):
+        settings = replace(settings, loss="bce")
+        notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}")
+    schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
+    if settings.epochs is None:
+        steps = steps_per_epoch(training, settings)
+        epochs, patience = min(max(-(-STEPS // steps), FEWEST), MOST), max(-(-PATIENT // steps), 5)
+        patience = settings.patience or (patience if patience < epochs else None)
+        settings = replace(settings, epochs=epochs, patience=patience)
+        length = f"{epochs:,} of {count_of(steps, 'step')}" + (
+            f", until {patience} without improvement" if patience else ""
+        )
+        notes.append(f"epochs: {length}; learning rate {schedule}; {argument('epochs')} chooses")
+    return replace(settings, lr_schedule=schedule), notes
 
 
 def _is_binary(training: Dataset) -> bool:
