@@ -113,13 +113,14 @@ def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: pytest.Captur
     assert "training: 1 sequence, 36 elements of 1 channel" in out
     assert "validation: the end of the sequence, 10 % of its elements" in out
     run = rl.fit([_WAVE], task="forecast", epochs=2, **_QUICK)
-    row = run.result.state.history[-1]
+    assert run.result is not None
+    state = run.result.state
     # Each element of the end is forecast from all before it.
     heads = [_WAVE[:end] for end in range(36, 40)]
     predicted = np.array(run.predict(heads)["prediction"])[:, 0, 0]
-    best = run.result.state.history[run.result.state.best_epoch - 1]
+    best = state.history[state.best_epoch - 1]
     assert best["validation_MAE"] == pytest.approx(np.abs(predicted - _WAVE[36:]).mean(), rel=1e-4)
-    assert row["persistence_MAE"] == pytest.approx(np.abs(np.diff(_WAVE[35:])).mean(), rel=1e-4)
+    assert best["persistence_MAE"] == pytest.approx(np.abs(np.diff(_WAVE[35:])).mean(), rel=1e-4)
     with pytest.raises(ArgumentError, match="at least 3 elements, got a sequence of 2"):
         rl.fit([[0.1, 0.2]], task="forecast", **_QUICK)
 

@@ -66,7 +66,7 @@ def train(
 
 
 # The settings that `settle` chooses.
-_SETTLED = ("loss", "epochs", "patience", "lr_schedule")
+_SETTLED = ("loss", "bptt_steps", "epochs", "patience", "lr_schedule")
 
 
 def check_settings(settings: Settings) -> None:

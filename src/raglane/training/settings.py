@@ -283,7 +283,7 @@ class Settings(ModelSettings):
         "Elements per chunk of truncated backpropagation; states are carried over (tag, forecast, language).",
         TRAINING,
         *_COUNT,
-        unset="whole sequences",
+        unset="20 to 100 for a forecast of one series, else whole sequences",
     )
     patience: int | None = option(
         None,
