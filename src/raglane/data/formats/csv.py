@@ -122,20 +122,19 @@ def _step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) 
         return list(columns.features)
     id_name, _ = id_column(path, columns, entries, entries, _ID_NAMES)
     roles = {id_name, columns.label, columns.time, *(columns.static or ())}
-    free = [name for name in entries if name not in roles]
-    found = [(match[1], int(match[2]), name) for name in free if (match := _NUMBERED.fullmatch(name))]
-    prefix = Counter(prefix for prefix, _, _ in found).most_common(1)
-    steps = [name for start, _, name in sorted(found) if start == prefix[0][0]] if prefix else []
-    numbers = [number for start, number, _ in sorted(found) if start == prefix[0][0]] if prefix else []
-    is_numbered = len(steps) > 2 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    if columns.wide:
-        words = (name for name in free if name.lower() not in ROLE_NAMES["label"])
-        return steps if is_numbered else [name for name in words if not numbers_in(entries[name])[1].any()]
-    if not is_numbered or columns.features or columns.sequence is not None or columns.time is not None:
-        return []
-    has_times = any(name.lower() in TIME_NAMES for name in free if name not in steps)
-    is_wide = not has_times and columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
-    return steps if is_wide and not any(numbers_in(entries[name])[1].any() for name in steps) else []
+    free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
+    found = sorted((match[1], int(match[2]), name) for name in free if (match := _NUMBERED.fullmatch(name)))
+    steps = [name for _, _, name in found]
+    numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
+    is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
+    if not columns.wide:
+        is_chosen = columns.features or columns.sequence or columns.time
+        has_times = any(name.lower() in TIME_NAMES for name in entries)
+        is_wide = columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
+        if not is_numbered or is_chosen or has_times or not is_wide:
+            return []
+    numbers = [name for name in (steps if is_numbered else free) if not numbers_in(entries[name])[1].any()]
+    return numbers if columns.wide or numbers == steps else []
 
 
 def _is_distinct(ids: Entries) -> bool:
