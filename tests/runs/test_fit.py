@@ -86,6 +86,7 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, labels = _sequences()
     run = rl.fit(sequences, labels, validation=(sequences[:4], labels[:4]), test=(sequences[:6], labels[:6]), **_QUICK)
     assert "validation: 4 sequences of memory" in run.notes
+    assert "test: 6 of 6 sequences of memory are also in the training data" in run.notes
     assert run.evaluate().numbers == run.evaluate(sequences[:6], labels[:6]).numbers
     records = rl.data.read(sequences, labels=labels)
     assert _same(run, rl.fit(records, validation=records.subset(range(4)), **_QUICK))

@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
-from raglane.training.settings import PLANNED, Settings, left_to_plan
+from raglane.training.settings import PLANNED, Settings, left_to_plan, without_task
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
@@ -77,7 +77,7 @@ def train(
             changes["task"] = {"value": None, "unset": _GUESSED}
         if is_first:
             default_out = "runs/<data>-<task>-<cell>"
-            _print_config(settings_of(choices), source.columns, others, origins, changes, default_out)
+            _print_config(settings_of(choices, data), source.columns, others, origins, changes, default_out)
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
@@ -121,9 +121,10 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
             raise open_error(part, error) from error
 
 
-def settings_of(choices: options.Given) -> Settings:
+def settings_of(choices: options.Given, data: Path | None) -> Settings:
     """Return the settings of options, without batches that the planner will choose."""
-    return Settings(**left_to_plan(choices)[0])
+    chosen = left_to_plan(choices)[0]
+    return Settings(**chosen) if data is None else without_task(chosen)
 
 
 def _print_config(
@@ -244,7 +245,7 @@ def tune(
     if planned is not None:
         fix = "leave it out to search it, or pass a number"
         raise ArgumentError(message(planned, "'auto'", "a number in a search", fix))
-    settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
+    settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")
     if "cell" in listed:

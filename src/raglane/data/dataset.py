@@ -216,6 +216,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self._layout.has_labels
 
     @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """The kinds of the labels, such as whole numbers; () without labels."""
+        return self._layout.label_kinds
+
+    @property
     def has_ids(self) -> bool:
         """True if the source has ids; otherwise they are row numbers."""
         return self._layout.ids != "none"

@@ -132,6 +132,12 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
         categorical = [name for name in trained.categorical or () if name not in gone]
         trained = replace(trained, features=None, categorical=categorical or None)
+    for role in ("features", "static"):
+        before, now = getattr(trained, role) or (), given.get(role) or ()
+        if len(before) == len(now) > 0:
+            names = dict(zip(before, now, strict=True))
+            categorical = [names.get(name, name) for name in trained.categorical or ()]
+            trained = replace(trained, categorical=categorical or None)
     return replace(trained, **given)
 
 
@@ -167,7 +173,9 @@ class Source:
     @property
     def name(self) -> str:
         """A short name, for a folder."""
-        return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
+        if self.path is None:
+            return DEFAULT_DATA.lower().replace(" ", "-")
+        return Path(self.path.stem).stem if self.path.suffix.lower() == ".gz" else self.path.stem
 
     @property
     def _converted(self) -> Path | None:
@@ -213,8 +221,10 @@ class Source:
             return self.open(task), task
         if self.held is not None:
             return self._guess_in_memory(loss)
-        suffix = "" if self.path is None else self.path.suffix.lower()
-        tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+        from raglane.data.formats.base import suffix_of
+
+        suffix = "" if self.path is None else suffix_of(self.path)
+        tables = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
         others = LABELLED if suffix in tables else ("regress",)
         others = ("language",) if suffix == ".txt" else others
         if self.columns.on_bad_row == "fail":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
 from raglane.data.holdout import end_held_out, held_out
 from raglane.data.records import note_empty, note_single
-from raglane.errors import ArgumentError, DivergedError
+from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
 from raglane.runs.card import Parts, about, advise, write_card
 from raglane.runs.configuration import run_config
@@ -30,12 +30,15 @@ from raglane.training.job import RunDescription, TrainingResult, load_descriptio
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import check_settings, run_job
-from raglane.training.settings import Settings, left_to_plan
+from raglane.training.settings import Settings, left_to_plan, without_task
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS, settle
 
 # The settings that may change when a run is resumed; they do not affect finished epochs.
-_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger", "checkpoint_minutes")
+
+# The least number of sequences whose labels are doubted as classes.
+_FEW = 10
 
 Say = Callable[[str], None]
 
@@ -169,17 +172,21 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
         check_default(source, settings)
         _check(settings)
         return settings, source.open(settings.task)
-    # The loss is checked after the task is known.
-    loss = chosen.get("loss")
-    settings = Settings(**{**chosen, "loss": None})
-    _check(settings)
-    records, task = guessed(source, loss, say)
+    _check(without_task(chosen))
+    records, task = guessed(source, chosen.get("loss"), say)
     return Settings(**{**chosen, "task": task}), records
 
 
 def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
+    labels = records.labels if records.is_in_memory else None
+    if task == "classify" and labels and records.label_kinds == ("whole numbers",) and len(labels) >= _FEW:
+        different = len(set(labels))
+        if different > 0.9 * len(labels):
+            got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
+            rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
+            raise DataError(message("labels", got, rule, f"{fix}, or {argument('task', 'classify')}"))
     if task != "classify":
         say(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task
@@ -241,10 +248,28 @@ def read_parts(
     training, validation, notes = _divide(records, given, settings, sources.training.where, where)
     for note in notes:
         say(note)
-    if sources.test is not None:
-        return training, validation, _read(sources.test, settings, say)
+    test = None if sources.test is None else _read(sources.test, settings, say)
+    for name, source, part in (("validation", sources.validation, given), ("test", sources.test, test)):
+        if source is not None and part is not None and (count := _repeated(records, part)):
+            of = f"{count_of(len(part), 'sequence')} of {source.where}"
+            say(f"{name}: {count:,} of {of} are also in the training data")
+    if test is not None:
+        return training, validation, test
     is_default = sources.training.is_default
     return training, validation, sources.training.read(settings.task, part="test") if is_default else None
+
+
+def _repeated(training: Dataset, part: Dataset) -> int:
+    """Return the number of sequences of a part with the elements of one for training; 0 if not in memory."""
+    if not training.is_in_memory or not part.is_in_memory:
+        return 0
+
+    def hashes(data: Dataset) -> Iterator[int]:
+        cut = (data.records.values[start:end] for start, end in pairwise(data.offsets.tolist()) if end > start)
+        return (hash(tuple(own) if data.is_tokens else own.tobytes()) for own in cut)
+
+    known = set(hashes(training))
+    return sum(own in known for own in hashes(part))
 
 
 def _read(source: Source, settings: Settings, say: Say) -> Dataset:

@@ -312,6 +312,12 @@ class Settings(ModelSettings):
         DATA,
         choices=MISSING,
     )
+    checkpoint_minutes: float = option(
+        1.0,
+        "Minutes between checkpoints within an epoch, from which --resume continues after a kill.",
+        RUN,
+        Rule(lambda minutes: 0 <= minutes <= _HIGHEST, f"at least 0 {_WITHIN}", "pass e.g. 1"),
+    )
     device: str = option("auto", "Device; auto: a GPU if available.", RUN, choices=DEVICES)
     ranks: int = option(1, "Processes on this machine that share each batch.", RUN, *_COUNT)
     engine: str = option(
@@ -373,6 +379,17 @@ class Settings(ModelSettings):
             True
         """
         return build(cls, config, "settings")
+
+
+def without_task(chosen: Mapping[str, Any]) -> Settings:
+    """Return the settings for the first task that allows them, while the task is not known; raise if none does."""
+    refused: list[ArgumentError] = []
+    for task in [chosen["task"]] if "task" in chosen else TASKS:
+        try:
+            return Settings(**{**chosen, "task": task})
+        except ArgumentError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 PLANNED = ("batch_size", "batch_elements")

@@ -55,9 +55,6 @@ from raglane.training.stored import reading
 from raglane.training.tasks import fit, make_task
 from raglane.training.tasks.base import values_of
 
-# Seconds between checkpoints within an epoch.
-SAVED_EVERY = 600.0
-
 
 class Interrupted(Exception):  # noqa: N818
     """Raised with the number of Ctrl-C or SIGTERM, when the run is saved."""
@@ -293,7 +290,8 @@ class Trainer:
         signal = self._stop.result()
         # The last batch of an epoch is saved with the epoch.
         if is_step and state.batch < self._batches:
-            if (signal is not None or time.monotonic() - self._saved > SAVED_EVERY) and self.ranks.is_first:
+            is_due = time.monotonic() - self._saved >= 60 * self.settings.checkpoint_minutes
+            if (signal is not None or is_due) and self.ranks.is_first:
                 self._save_within()
             if signal is not None:
                 raise Interrupted(signal)

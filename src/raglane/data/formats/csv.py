@@ -1,5 +1,6 @@
 """CSV in long form: one row per element, and a column of ids that assigns rows to sequences.
 
+Tabs, semicolons or bars may separate the entries if the header has no comma; numbers may then have decimal commas.
 Sequences are in the order in which their ids first appear, and the rows of a sequence in the order of the time column,
 or else of the file. A feature column contains numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, if most
 entries are words, categories. A single column, at least half of it words, contains tokens; so does the first of several
@@ -43,9 +44,17 @@ from raglane.data.formats.base import (
     data_error,
     decode,
     id_column,
+    opened,
     read_bytes,
 )
-from raglane.data.formats.csv_table import Entries, check_header_once, is_plain, numbers_in, records_of_rows
+from raglane.data.formats.csv_table import (
+    DECIMAL_COMMA,
+    Entries,
+    check_header_once,
+    is_plain,
+    numbers_in,
+    records_of_rows,
+)
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import TASKS, Columns, Records
@@ -53,7 +62,7 @@ from raglane.data.records import TASKS, Columns, Records
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
 # Separators other than commas.
-_OTHER_MARKS = (";", "\t", "|")
+_OTHER_MARKS = ("\t", ";", "|")
 
 # A column that may be a step: a prefix and a number.
 _NUMBERED = re.compile(r"(.*?)(\d{1,6})")
@@ -112,7 +121,8 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
             f"no id column among {quote_all(present)}",
             f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
         )
-        raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
+        texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
+        raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}")
     return name, notes
 
 
@@ -222,16 +232,18 @@ def _entries_of(path: Path) -> tuple[dict[str, Entries], tuple[str, ...]]:
 def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
     """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
     pandas = require("pandas", "data")
+    mark = _separator(content.readline())
+    content.seek(0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
-        with pandas.read_csv(content, chunksize=size or sys.maxsize, **options) as reader:
+        with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
+                if mark != ",":
+                    frame = frame.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
                 # Only the missing ends of short rows are NaN.
                 yield frame.fillna("").to_numpy(dtype=object)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        content.seek(0)
-        _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
         got = f"rows of several sizes ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
@@ -239,8 +251,6 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
 def _header_of(path: Path, rows: Entries) -> list[str]:
     """Return the names of the columns, some of which may be empty."""
     header: list[str] = rows[0].tolist() if len(rows) else []
-    if len(header) == 1:
-        _check_separator(path, header[0])
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
@@ -248,12 +258,9 @@ def _header_of(path: Path, rows: Entries) -> list[str]:
     return header
 
 
-def _check_separator(path: Path, line: str) -> None:
-    """Raise a DataError if another separator than a comma is in the first line."""
-    mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
-    if mark is not None and "," not in line:
-        fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
-        raise data_error(path, f"entries separated by {mark!r}", "a file with entries separated by commas", fix)
+def _separator(header: bytes) -> str:
+    """Return the separator of the entries: a comma, unless the header has only others."""
+    return next((mark for mark in _OTHER_MARKS if mark.encode() in header and b"," not in header), ",")
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -347,7 +354,7 @@ class _File:
 
 def _chunks(path: Path) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         yield from _parsed(path, file, ROWS)
 
 
@@ -400,7 +407,7 @@ def _check_bytes(path: Path) -> None:
     """Raise a DataError with the line of the first byte that is not UTF-8 text."""
     check_readable(path)
     line, rest = 1, b""
-    with path.open("rb") as file:
+    with opened(path) as file:
         while chunk := file.read(BYTES):
             # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")

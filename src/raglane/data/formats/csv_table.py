@@ -24,6 +24,9 @@ _Bools = npt.NDArray[np.bool_]
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
+# A number with a decimal comma.
+DECIMAL_COMMA = r"^\s*([+-]?\d*),(\d+(?:[eE][+-]?\d+)?)\s*$"
+
 
 @dataclass(frozen=True)
 class _Table:
@@ -250,6 +253,9 @@ def _features(
     words: list[str] = []
     for name in names:
         column, odd = table.numbers(name)
+        if odd.any() and name not in (columns.categorical or ()):
+            has_comma = odd & bool(re.match(DECIMAL_COMMA, table.entries[name][int(odd.argmax())]))
+            table.check(has_comma, name, "decimal points", "write points, or separate the entries by semicolons")
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import are_whole
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.training.batches import steps_per_epoch
@@ -81,7 +82,8 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
         got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(message(str(training.source), got, rule, fix))
-    return fitted
+    is_whole = training.label_kinds == ("whole numbers",) and are_whole(fitted.labels or ())
+    return replace(fitted, whole_labels=is_whole)
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
