@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from raglane._utils import forks
 from raglane._utils.messages import message
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
@@ -108,7 +109,7 @@ class Layer(ABC):
         self._pack_head = fields.packer(*_HEAD, end="sequences")
         self._pack_counts = fields.packer("sequences", "elements", "slot_count", begin="sequences", end="input_size")
         self._sizes = fields.packer(*sizes, begin="input_size", end="offsets")(*sizes.values())
-        self._heads: dict[tuple[str, int, int, torch.dtype], bytes] = {}
+        self._heads: dict[tuple[str, int, int, int | None, torch.dtype], bytes] = {}
         weights, gradients = [
             [f"{kind}[{direction}].{name}" for direction in range(self.directions) for name in self.weight_fields]
             for kind in ("weights", "grad_weights")
@@ -219,7 +220,7 @@ class Layer(ABC):
     ) -> bytes:
         """Return the fields of the struct before its pointers; ``dtype`` is that of the weights."""
         kernels = library.library()
-        key = kernels.isa, kernels.flags, kernels.threads(threads), dtype
+        key = kernels.isa, kernels.flags, threads or torch.get_num_threads(), forks.threads_before, dtype
         head = self._heads.get(key)
         if head is None:
             head = self._heads[key] = self._pack_head(*library.preamble(self.number, dtype, threads), self.directions)
