@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _DataToEvaluate = Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")]
 
+_Backtests = Annotated[
+    int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
+]
+
 # The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
 _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 
@@ -37,6 +41,7 @@ def evaluate(
     batch_size: options.PredictionBatchSize = 256,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
+    origins: _Backtests = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     cell: options.Cell = None,
@@ -53,7 +58,7 @@ def evaluate(
 
     raglane evaluate runs/names more-names.csv --label-column language
 
-    raglane evaluate runs/meters later.csv --horizon 24
+    raglane evaluate runs/meters later.csv --horizon 24 --origins 7
     """
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
@@ -70,7 +75,7 @@ def evaluate(
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
-        more = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
         report(run, model.saved, records, device=where, say=say, name="evaluation", more=more)
         if columns.get("on_bad_row") == "skip":
             tell_skipped(len(records.skipped), run / EVALUATION, say)

@@ -150,7 +150,7 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
     from raglane.training.inference import pick_device
     from raglane.training.run import left_out
 
-    result, settings, parts, sources = trained
+    result, settings, parts, sources, advice = trained
     folder = result.folder or Path()
     if result.stopped_by is not None:
         say(f"stopped in epoch {result.state.epoch + 1}, and saved")
@@ -171,6 +171,8 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
         say(f"next: raglane sample {folder}")
     else:
         say(f"next: raglane predict {folder} DATA -o predictions.parquet")
+    if advice is not None:
+        say(f"note: {advice}")
 
 
 def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Callable[[str], None]) -> None:
@@ -186,7 +188,7 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Ca
     simple = TASKS[settings.task].terms(settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
-    if state.epoch < settings.epochs:
+    if state.epoch < (settings.epochs or 0):
         say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     say(f"best: epoch {state.best_epoch}, {numbers}{compared}")
     doubt = warning(state)
@@ -271,7 +273,9 @@ def tune(
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
         console.say("", *as_table(space, tables).splitlines())
         return
-    sources = _sources(source, validation, test)
+    sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
+    if note is not None:
+        say(note)
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
@@ -279,7 +283,8 @@ def tune(
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])
-    _search(Search(folder, settings, space, parts, kept, source.found_in(training), trials, say, seconds))
+    columns = sources.training.found_in(training)
+    _search(Search(folder, settings, space, parts, kept, columns, trials, say, seconds))
 
 
 def _search(search: Search) -> None:

@@ -215,6 +215,7 @@ class Run:
         *,
         top: int = 1,
         horizon: int = 1,
+        origins: int = 1,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -227,6 +228,7 @@ class Run:
             labels: one entry per sequence, if ``data`` has none.
             top: above 1, add the accuracy of the ``top`` most likely classes.
             horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task ``forecast``).
+            origins: the number of such forecasts of each sequence; each begins ``horizon`` elements before the next.
             batch_size: sequences per batch.
             device: as for :meth:`predict`.
             format: as for :meth:`predict`.
@@ -238,9 +240,8 @@ class Run:
         """
         where = inference.pick_device(device)
         records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
-        return inference.evaluate(
-            self._on(where), records, batch_size=batch_size, top=top, horizon=horizon, device=where
-        )
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
+        return inference.evaluate(self._on(where), records, device=where, **more)
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any

@@ -15,15 +15,17 @@ from numpy.typing import NDArray
 from raglane._utils.files import write_file
 from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
-from raglane.data.holdout import held_out
-from raglane.data.records import note_empty
+from raglane.data.holdout import end_held_out, held_out
+from raglane.data.records import note_empty, note_single
 from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
-from raglane.runs.card import Parts, about, write_card
+from raglane.runs.card import Parts, about, advise, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
+from raglane.training.checkpoint import read_model
 from raglane.training.folder import DESCRIPTION, IS_BACK, LAST, claimed, find, to_resume
+from raglane.training.inference import evaluate, pick_device
 from raglane.training.job import RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
@@ -48,6 +50,7 @@ class Trained(NamedTuple):
     settings: Settings
     parts: Parts
     sources: Sources
+    advice: str | None
 
 
 def train_run(
@@ -90,16 +93,17 @@ def train_run(
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
-        for line in records.notes:
+        sources, records, note = sources.by_characters(records, settings.task)
+        for line in (*records.notes, *filter(None, [note])):
             say(line)
         training, validation, test = read_parts(sources, records, settings, say)
-        if before is None:
-            settings, note = settle(settings, training)
-            if note is not None:
-                say(note)
         if plans is not None:
             settings, line = _planned(settings, training, plans)
             say(line)
+        if before is None:
+            settings, lines = settle(settings, training)
+            for line in lines:
+                say(line)
         _report_too_long(settings, training, say)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
@@ -108,8 +112,8 @@ def train_run(
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
         found = sources.training.found_in(training)
-        result = _watched(settings, parts, out, before, watcher, data, found)
-        return Trained(result, settings, parts, sources)
+        result, advice = _watched(settings, parts, out, before, watcher, data, found)
+        return Trained(result, settings, parts, sources, advice)
 
 
 def _watched(
@@ -120,8 +124,8 @@ def _watched(
     watcher: Any,
     data: Mapping[str, Any],
     columns: Mapping[str, Any],
-) -> TrainingResult:
-    """Train, and draw the history even if training diverges; at the end, write the model card."""
+) -> tuple[TrainingResult, str | None]:
+    """Train, and draw the history even if training diverges; at the end, write the model card and return advice."""
     config = run_config(settings, data)
     more: dict[str, Any] = {"data": data, "columns": columns, "test": parts.test, "config": config}
     try:
@@ -136,15 +140,18 @@ def _watched(
         if watcher is not None:
             watcher.close()
     if folder is not None:
-        close_run(folder, settings, result, parts)
-    return result
+        return result, close_run(folder, settings, result, parts)
+    if result.stopped_by is not None or parts.validation is None:
+        return result, None
+    saved = read_model(result.best, Path("a run in memory"))
+    evaluation = evaluate(saved, parts.validation, device=pick_device(settings.device))
+    return result, advise(settings, result, evaluation, "validation")
 
 
-def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Draw the history of a run and, unless it was stopped, write its model card."""
+def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
+    """Draw the history of a run and, unless it was stopped, write its model card; return advice on it."""
     _draw_curves(folder, result, about(parts, settings))
-    if result.stopped_by is None:
-        write_card(folder, settings, result, parts)
+    return write_card(folder, settings, result, parts) if result.stopped_by is None else None
 
 
 def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
@@ -234,6 +241,8 @@ def read_parts(
     sources: Sources, records: Dataset, settings: Settings, say: Say
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Return the training, validation and test parts; all are read before training, to report errors early."""
+    if (single := note_single(records.element_counts, records.is_tokens)) is not None:
+        say(single)
     given = None if sources.validation is None else _read(sources.validation, settings, say)
     where = "" if sources.validation is None else sources.validation.where
     training, validation, notes = _divide(records, given, settings, sources.training.where, where)
@@ -273,8 +282,11 @@ def _read(source: Source, settings: Settings, say: Say) -> Dataset:
 def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Split off a validation part. Sequences with labels or tags unseen in training return to the training part.
 
-    The labels of sequences that are not in memory are not compared.
+    The labels of sequences that are not in memory are not compared. Of the only sequence of a forecast, the end is
+    held out.
     """
+    if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
+        return end_held_out(data, fraction)
     mask = held_out(data, fraction, seed)
     kept, apart = data.subset(~mask), data.subset(mask)
     if not data.is_in_memory:
@@ -324,6 +336,8 @@ def _divide(
         how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        if len(training) == len(validation) == len(data):
+            rule = f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
         rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"

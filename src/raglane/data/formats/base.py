@@ -36,6 +36,8 @@ TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
 # Names of a time column, in order of preference.
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
+# Further ones, if no two elements of a sequence have the same entry.
+PERIOD_NAMES = ("month", "quarter", "year")
 
 
 @dataclass(frozen=True)

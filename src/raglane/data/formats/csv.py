@@ -21,6 +21,7 @@ Ids are integers if all are written as integers of at most 18 digits, else texts
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,9 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, quote_all, require
 from raglane.data.formats.base import (
     ID_NAMES,
+    ROLE_NAMES,
+    TIME_NAMES,
+    check_named,
     check_readable,
     columns_argument,
     data_error,
@@ -60,6 +64,9 @@ _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 # Separators other than commas.
 _OTHER_MARKS = ("\t", ";", "|")
 
+# A column that may be a step: a prefix and a number.
+_NUMBERED = re.compile(r"(.*?)(\d{1,6})")
+
 # Names of a column of texts in a file without ids.
 _TEXTS = ("text", "sentence", "document", "question", "review")
 
@@ -74,13 +81,21 @@ def read(path: Path, columns: Columns) -> Records:
 def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> Records:
     """Read columns of texts in long form, from a file or a table."""
     present = list(entries)
-    text = _text_column(path, columns, present)
+    text, steps = _text_column(path, columns, present), _step_columns(path, columns, entries)
     if text is not None:
         return _whole_rows(path, entries, replace(columns, sequence=text))
-    name, id_notes = _id_column(path, columns, present)
+    if steps or columns.wide:
+        return _wide_rows(path, entries, columns, steps)
+    name, id_notes = id_column(path, columns, present, present, _ID_NAMES)
+    if name is None and columns.task == "forecast":
+        # A forecast needs no label, so the rows of a file without ids are one series.
+        name, id_notes = "series", ("no id column: all rows are one series",)
+        entries = {name: np.full(len(next(iter(entries.values()))), "0", dtype=object), **entries}
+    name, id_notes = (name, id_notes) if name in entries else _id_column(path, columns, present)
     records = records_of_rows(path, entries, columns, name)
-    # A guessed time column is not required of other files.
-    return replace(records, notes=(*id_notes, *records.notes), columns=replace(records.columns, time=columns.time))
+    # A guessed time column is not required of other files, nor is an id column.
+    used = replace(records.columns, time=columns.time, id=name if name in present else None)
+    return replace(records, notes=(*id_notes, *records.notes), columns=used)
 
 
 def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
@@ -109,6 +124,60 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
         texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
         raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}")
     return name, notes
+
+
+def _step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
+    """Return the columns that are the steps of rows, if each row is a sequence of numbers; else []."""
+    if columns.wide and columns.features:
+        return list(columns.features)
+    id_name, _ = id_column(path, columns, entries, entries, _ID_NAMES)
+    roles = {id_name, columns.label, columns.time, *(columns.static or ())}
+    free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
+    found = sorted((match[1], int(match[2]), name) for name in free if (match := _NUMBERED.fullmatch(name)))
+    steps = [name for _, _, name in found]
+    numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
+    is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
+    if not columns.wide:
+        is_chosen = columns.features or columns.sequence or columns.time
+        has_times = any(name.lower() in TIME_NAMES for name in entries)
+        is_wide = columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
+        if not is_numbered or is_chosen or has_times or not is_wide:
+            return []
+    numbers = [name for name in (steps if is_numbered else free) if not numbers_in(entries[name])[1].any()]
+    return numbers if columns.wide or numbers == steps else []
+
+
+def _is_distinct(ids: Entries) -> bool:
+    return len(set(ids)) == len(ids)
+
+
+def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str], first: int = 0) -> Records:
+    """Read rows that are a sequence each, with a step per column; empty entries at the end of a row are no steps."""
+    for name in steps:
+        check_named(path, "features", name, entries)
+    if not steps:
+        raise data_error(path, "no column of numbers", "a file whose columns of numbers are steps", "check the file")
+    table = np.stack([entries[name] for name in steps], axis=1)
+    count = len(table)
+    filled = table != ""
+    lengths = np.maximum(np.where(filled.any(1), len(steps) - filled[:, ::-1].argmax(1), 0), 1)
+    rows = np.repeat(np.arange(count), lengths)
+    id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
+    if id_name is not None and not _is_distinct(entries[id_name]):
+        twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
+        raise data_error(
+            path, f"the id {quote(twice)} twice", "a file with one row per id", "remove a row, or rename it"
+        )
+    numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
+    value = f"{steps[0]} to {steps[-1]}"
+    long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
+    long[value] = table[np.arange(len(steps)) < lengths[:, None]]
+    long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
+    asked = replace(columns, features=(value,), time=None)
+    records = records_of_rows(path, long, asked, id_name or "id", rows + first)
+    note = f"each row is a sequence, whose steps are the columns {value}"
+    used = replace(records.columns, features=tuple(steps), time=columns.time, id=columns.id, wide=True)
+    return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
 
 
 def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first: int = 0) -> Records:
@@ -204,9 +273,11 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)))
     names = [name for name in header if name]
     text = _text_column(path, columns, names)
-    if text is not None:
+    entries = _entries_of(path)[0] if columns.wide or sum(map(bool, map(_NUMBERED.fullmatch, names))) > 2 else {}
+    steps = _step_columns(path, columns, entries) if entries else []
+    if text is not None or steps or columns.wide:
         if not start:
-            yield _text_piece(path, replace(columns, sequence=text))
+            yield _row_piece(path, replace(columns, sequence=text), steps)
         return
     id_name, _ = _id_column(path, columns, names)
     place = header.index(id_name)
@@ -222,13 +293,15 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         yield file.regrouped()
 
 
-def _text_piece(path: Path, columns: Columns) -> Piece:
-    """Return the rows of a file of texts as one piece."""
+def _row_piece(path: Path, columns: Columns, steps: list[str]) -> Piece:
+    """Return the rows of a file with a sequence per row as one piece."""
     entries, _ = _entries_of(path)
     count = len(next(iter(entries.values())))
 
     def read(low: int, high: int) -> Records:
-        return _whole_rows(path, {name: entry[low:high] for name, entry in entries.items()}, columns, low)
+        rows = {name: entry[low:high] for name, entry in entries.items()}
+        is_text = columns.sequence is not None
+        return _whole_rows(path, rows, columns, low) if is_text else _wide_rows(path, rows, columns, steps, low)
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")
 

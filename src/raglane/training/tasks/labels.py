@@ -84,6 +84,8 @@ class _Confusion:
 
     def measured(self) -> Measured:
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
+        # The share of the most frequent class.
+        numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(int(self.matrix.sum()), 1)
         if self.top > 1:
             numbers[f"top{self.top}_accuracy"] = self.among_top / max(int(self.matrix.sum()), 1)
         return Measured(numbers, self.labels, self.matrix)
