@@ -28,7 +28,8 @@ _LONGEST_SEASON, _COMPARED = 400, 5000
 
 def by_quantile(output: Tensor, settings: ModelSettings) -> Tensor:
     """Return outputs ``(..., Q * C)`` as ``(..., Q, C)``, for Q quantiles."""
-    return output.unflatten(-1, (len(settings.quantiles), -1))
+    count = len(settings.quantiles)
+    return output.reshape(*output.shape[:-1], count, output.shape[-1] // count)
 
 
 def mean_loss(errors: Tensor, settings: ModelSettings) -> Tensor:
