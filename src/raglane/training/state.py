@@ -103,8 +103,8 @@ class Callback(Protocol):
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
         """Called after a batch of an epoch (both from 1); reading a mean of ``totals`` synchronises with the device."""
 
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """Called after an epoch, with its row of the history."""
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:
+        """Called after an epoch, with its row of the history; True ends a training of one process."""
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:
