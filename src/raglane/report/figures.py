@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from raglane._utils.drawing import (
     BLUE,
@@ -81,11 +81,13 @@ def _draw_curve(
     axes.set_ylim(*((None, 1.02) if name == "accuracy" else (0, None)))
 
 
-def _panel(height: float, grid: Literal["x", "y", "both"] = "both") -> tuple[Figure, Axes]:
-    """Return a figure for a page with one pair of axes."""
-    figure = new_figure(_WIDTH, height, "train", DARK)
+def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes, by default for a page."""
+    figure = new_figure(_WIDTH, height, "train", look)
+    if title is not None:
+        title_of(figure, title, look)
     axes = figure.add_subplot(1, 1, 1)
-    frame(axes, DARK, grid=grid)
+    frame(axes, look)
     axes.tick_params(labelsize=_TEXT - 1)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(_TEXT)
@@ -156,22 +158,10 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     return png(figure, _DPI)
 
 
-def points(points: Sequence[tuple[float, float]], title: str) -> bytes:
-    """Draw predicted numbers against the true ones, as PNG."""
-    figure = _figure(4.8, 4.8, title)
-    _draw_points(figure.add_subplot(1, 1, 1), points)
-    return png(figure, _DPI)
-
-
-def points_svg(points: Sequence[tuple[float, float]]) -> bytes:
-    """Draw predicted numbers against the true ones."""
-    figure, axes = _panel(_WIDTH)
-    _draw_points(axes, points, DARK)
-    return svg(figure)
-
-
-def _draw_points(axes: Axes, points: Sequence[tuple[float, float]], look: Look = LIGHT) -> None:
-    frame(axes, look)
+def points(points: Sequence[tuple[float, float]], title: str | None = None) -> bytes:
+    """Draw predicted numbers against the true ones: for a page, or with a title as PNG."""
+    look = DARK if title is None else LIGHT
+    figure, axes = _panel(_WIDTH, title, look)
     true, predicted = zip(*points, strict=True)
     ends = [min(true), max(true)]
     axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="exact")
@@ -179,6 +169,7 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, float]], look: Look =
     axes.set_xlabel("true")
     axes.set_ylabel("predicted")
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
+    return svg(figure) if title is None else png(figure, _DPI)
 
 
 def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
@@ -201,7 +192,7 @@ def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
 
 def rows_svg(names: Sequence[str], values: Sequence[float | None], label: str, *, are_dots: bool = False) -> bytes:
     """Draw a bar from zero, or a dot, for each name, the first at the top."""
-    figure, axes = _panel(0.8 + 0.28 * len(names), grid="x")
+    figure, axes = _panel(0.8 + 0.28 * len(names))
     _draw_rows(axes, names, values, label, DARK, are_dots=are_dots)
     return svg(figure)
 
@@ -219,9 +210,9 @@ def _draw_rows(
     finite: list[float] = [value for value in values if value is not None and math.isfinite(value)]
     if are_dots:
         axes.plot(finite, places, "o", color=BLUE, markersize=6)
-        axes.grid(axis="y", color=look.grid, linewidth=0.8)
     else:
         axes.barh(places, finite, color=BLUE, height=0.7)
+        axes.grid(visible=False, axis="y")
     for place, value in zip(places, finite, strict=True):
         offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
         axes.annotate(_short(value), (value, place), fontsize=9, color=look.ink, **offset)
@@ -284,7 +275,7 @@ def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
         labels = {group.drawn: group.drawn.replace("_", " "), **MEASURES}
         for place, (column, label) in enumerate(labels.items()):
             axes = figure.add_subplot(grid[line, place])
-            frame(axes, grid="x")
+            frame(axes)
             names = group.names if place == 0 else [""] * len(group.names)
             _draw_rows(axes, names, group.column(column), label, are_dots=column == group.drawn)
             if place == 0:

@@ -18,7 +18,7 @@ from raglane.data.lengths import Distribution, summary
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
-from raglane.report.figures import class_rows, curve_svg, lengths_svg, points_svg, rows_svg
+from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
 from raglane.report.page import Block, Command, Folded, Matrix, Page, Part, picture
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
@@ -147,7 +147,7 @@ class _Measured:
             return []
         if pairs := self.evaluation.measured.points:
             words = f"Predicted numbers against the true ones, {len(pairs):,} of them."
-            return [picture(points_svg(pairs), "p", words, "Exact predictions are on the line.")]
+            return [picture(points(pairs), "p", words, "Exact predictions are on the line.")]
         if self.evaluation.confusion is None or not 0 < len(self.evaluation.labels) <= _WIDEST:
             return []
         caption = "Counts; rows are true classes, columns predicted ones"

@@ -44,9 +44,6 @@ class LineWatcher(Callback):
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
         self._epochs = epochs
 
-    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
-        """Do nothing."""
-
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
         print(epoch_line(row, self._epochs) + ("  best" if is_best else ""), flush=True)
 
@@ -87,9 +84,6 @@ class BarWatcher(Callback):
             numbers = f"loss {totals.mean_loss:.4f}  {metric}  {totals.speed:,.0f} elements/s"
             fields = {"epoch": f"{epoch}/{self._epochs}", "numbers": numbers}
         self._progress.update(self._task, completed=(epoch - 1) * self._batches + batch, **fields)
-
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """Do nothing."""
 
     def close(self) -> None:
         """Stop the bar and leave it on the terminal."""

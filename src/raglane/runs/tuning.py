@@ -175,9 +175,6 @@ class _Watcher(Callback):
         for row in state.history:
             self._report(row)
 
-    def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
-        """Do nothing."""
-
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
         self._report(row)
         if time.monotonic() > self.until:

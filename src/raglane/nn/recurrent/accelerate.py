@@ -79,24 +79,22 @@ _outside_of_graphs: list[Any] = []
 class AcceleratedRNN(_Accelerated, RNN, torch.nn.RNN):
     """A converted ``torch.nn.RNN``: an instance of both that class and Raglane's."""
 
-    _theirs = torch.nn.RNN
-
 
 class AcceleratedLSTM(_Accelerated, LSTM, torch.nn.LSTM):
     """A converted ``torch.nn.LSTM``: an instance of both that class and Raglane's."""
-
-    _theirs = torch.nn.LSTM
 
 
 class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
     """A converted ``torch.nn.GRU``: an instance of both that class and Raglane's."""
 
-    _theirs = torch.nn.GRU
-
 
 _OURS: dict[type[torch.nn.Module], Any] = {
-    kind._theirs: kind for kind in (AcceleratedRNN, AcceleratedLSTM, AcceleratedGRU)
+    torch.nn.RNN: AcceleratedRNN,
+    torch.nn.LSTM: AcceleratedLSTM,
+    torch.nn.GRU: AcceleratedGRU,
 }
+for _kind, _ours in _OURS.items():
+    _ours._theirs = _kind
 _OF_CELLS = "is a cell, which runs one step; rl.nn has layers"
 # The methods that torch's forward calls, and Raglane's does not.
 _CALLED = (
@@ -122,12 +120,9 @@ class Acceleration:
 
     def __str__(self) -> str:
         names = f": {_listed(self.replaced)}" if self.replaced else ""
-        return "\n".join(
-            [
-                f"{count_of(len(self.replaced), 'layer')} replaced{names}",
-                *(f"not converted: {_listed(names)} ({reason})" for reason, names in _by_reason(self.left).items()),
-            ]
-        )
+        lines = [f"{count_of(len(self.replaced), 'layer')} replaced{names}"]
+        lines += [f"not converted: {_listed(left)} ({reason})" for reason, left in _by_reason(self.left).items()]
+        return "\n".join(lines)
 
 
 def _by_reason(left: dict[str, str]) -> dict[str, list[str]]:
