@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,8 +94,8 @@ class TrainingState:
     start_loss: float | None = None
 
 
-class Callback(Protocol):
-    """Receives the progress of a training, e.g. for a progress bar or a log."""
+class Callback:
+    """Receives the progress of a training, e.g. for a progress bar or a log; each method does nothing by default."""
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         """Called when training starts or resumes at ``state``; an epoch has ``batches`` batches."""
