@@ -91,7 +91,7 @@ def main() -> None:
         print(peak(given.peak))
         return
     torch.set_num_threads(given.threads)
-    print("# Computed again\n")
+    print("# Recomputed gates\n")
     where = f"{processor()}, {given.threads} threads, torch {torch.__version__}"
     print(f"`python benchmarks/checkpoints.py --threads {given.threads}`: {where}.\n")
     print("| cell | B, H, D | lengths | N | steps | time over that without | peak, N * H | without |")

@@ -235,7 +235,16 @@ def main() -> None:
             summary.append(f"{which}: {len(ratios)} cases, median ratio {statistics.median(ratios):.2f}, ")
             summary[-1] += f"worst {max(ratios):.2f}"
     text = "\n".join(
-        [f"torch {torch.__version__}, CPU. Ratio: Raglane's time over torch's.", "", *summary, "", *table, ""]
+        [
+            "# Packing functions",
+            "",
+            f"torch {torch.__version__}, CPU. Ratio: Raglane's time over torch's.",
+            "",
+            *summary,
+            "",
+            *table,
+            "",
+        ]
     )
     print("\n" + text)
     if arguments.write:

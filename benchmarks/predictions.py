@@ -246,7 +246,7 @@ def compare(chosen: argparse.Namespace) -> None:
     """Measure, and write the tables."""
     advice.calibrate = remember(advice.calibrate)
     lists = {name: torch.tensor(np.loadtxt(Path(file), dtype=np.int64)) for name, _, file in map(_split, chosen.lists)}
-    print("# What the planner predicts, and what happens\n")
+    print("# Predictions of the planner\n")
     where = f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     print(f"`python benchmarks/predictions.py` with {chosen.seconds:g} s per setting. {where}.\n")
     print("| list | cell | H | settings | median miss | worst miss | advised, us | best found, us | costs |")

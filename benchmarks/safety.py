@@ -101,7 +101,7 @@ def denormals() -> None:
 
 
 def main() -> None:
-    print("# What safety costs\n")
+    print("# Safety checks\n")
     print(
         f"`python benchmarks/safety.py`: {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
     )

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
 import raglane
 
 DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"  # copied to docs/results, which git ignores
+URLS = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+sys.path.insert(0, str(DOCS))
+
+import charts  # noqa: E402
+import notebook  # noqa: E402
 
 project = "Raglane"
 author = "The Raglane developers"
@@ -57,6 +67,8 @@ napoleon_attr_annotations = False
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_search_scorer = str(DOCS / "static" / "scorer.js")
 html_favicon = "static/favicon.svg"
 html_title = "Raglane"
 html_copy_source = False
@@ -67,24 +79,35 @@ pygments_dark_style = "github-dark"
 
 
 def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
-    """Convert links to Markdown files outside of docs/, which are not pages of the site, to links to the files.
+    """Convert links to Markdown files outside of docs/: to pages of results, or to files, which are not pages.
 
-    Also removes the blank line that ends an example in the source.
+    Also draws the charts of results, and removes the blank line that ends an example in the source.
     """
     folder = (DOCS / page).parent
 
     def link(found: re.Match[str]) -> str:
-        is_page = (folder / found["name"]).resolve().is_relative_to(DOCS)
-        return found[0] if is_page else f"](path:{found['name']})"
+        path = (folder / found["name"]).resolve()
+        if path.is_relative_to(RESULTS):
+            return f"]({os.path.relpath(DOCS / 'results' / path.name, folder)})"
+        return found[0] if path.is_relative_to(DOCS) else f"](path:{found['name']})"
 
     text = re.sub(r"\]\((?P<name>\.\./[^)#\s]+\.md)(#[^)\s]*)?\)", link, source[0])
-    source[0] = re.sub(r"\n\n( *```\n)", r"\n\1", text)
+    text = re.sub(r"\n\n( *```\n)", r"\n\1", text)
+    if page == "start" and (address := notebook.colab(URLS)):
+        text = text.replace("[notebook](start.ipynb)", f"[notebook](start.ipynb), which [Colab opens]({address})")
+    if page.startswith("results/"):
+        # Only the summary of the results is in the navigation and in the search.
+        front = "" if page.endswith("README") else "---\norphan: true\nnosearch: true\n---\n\n"
+        text = front + charts.with_charts(text)
+    source[0] = text
 
 
-def _defaults_that_are_made(
+def _readable(
     app: Sphinx, kind: str, name: str, item: object, options: object, signature: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Write "..." for dataclass defaults made by a factory: Sphinx cannot parse Python's text for them."""
+    """Write "..." for defaults of a factory, which Sphinx cannot parse, and leave out the arguments of any module."""
+    if signature is not None and signature.startswith("(*args"):
+        return "", result
     return (signature and signature.replace("<factory>", "...")), result
 
 
@@ -96,6 +119,11 @@ def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], 
     """
     body = context.get("body", "")
     body = body.replace("<pre>", '<pre tabindex="0">')
+    # The picture of the chosen theme, which may differ from that of the system.
+    image = r'<img class="only-{}" loading="lazy" \2 src="\{}">'
+    body = _PICTURE.sub(
+        f'<div class="picture" tabindex="0">{image.format("light", 3)}{image.format("dark", 1)}</div>', body
+    )
     body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     context["body"] = re.sub(
         r"<dl>\n((?:<dd>.*?</dd>\n)+)</dl>",
@@ -106,6 +134,22 @@ def _accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], 
     context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
+_PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img (alt="[^"]*") src="([^"]*)">\s*</picture>')
+
+
+def _one_signature(analyze: Any) -> Any:
+    """Wrap autodoc's analysis of a module, so that a function has its own signature and not those of its overloads."""
+
+    def analyzed(analyzer: ModuleAnalyzer) -> None:
+        analyze(analyzer)
+        analyzer.overloads = {}
+
+    return analyzed
+
+
+ModuleAnalyzer.analyze = _one_signature(ModuleAnalyzer.analyze)
+
+
 def _with_pictures(app: Sphinx, error: Exception | None) -> None:
     """Copy pictures that pages include as HTML (light and dark), which Sphinx does not copy."""
     if error is None:
@@ -114,7 +158,8 @@ def _with_pictures(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions to the build; ``_accessible`` after the theme, whose priority is 500."""
+    shutil.copytree(RESULTS, DOCS / "results", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.csv", "*.json"))
     app.connect("source-read", _for_the_site)
-    app.connect("autodoc-process-signature", _defaults_that_are_made)
+    app.connect("autodoc-process-signature", _readable)
     app.connect("html-page-context", _accessible, priority=900)
     app.connect("build-finished", _with_pictures)

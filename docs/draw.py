@@ -6,12 +6,18 @@ A test draws them again and compares.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 
 import raglane as rl
+from raglane._utils.drawing import BLUE, DARK, LIGHT, ORANGE, Look, frame, new_figure, svg
+
+sys.path.insert(0, str(Path(__file__).parent))
+from charts import tables
 
 FOLDER = Path(__file__).parent / "pictures"
-MEASURED = FOLDER.parents[1] / "benchmarks" / "results" / "measured.json"
+RESULTS = FOLDER.parents[1] / "benchmarks" / "results"
 
 CODE = {
     "padded": "rl.plot.padded([9, 8, 6, 4, 3, 2])",
@@ -28,14 +34,71 @@ OF_MEASUREMENTS = {
 """Pictures of results of ``benchmarks/measured.py``, which the pages show without the code."""
 
 
+MODES = {"train": ("training", BLUE), "infer": ("inference", ORANGE)}
+KINDS = {"sequences of different lengths": ("lognormal", "ewt"), "sequences of equal length": ("equal",)}
+CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
+
+
+def speedups(name: str = "layers") -> dict[tuple[str, str, str], list[float]]:
+    """Return the speedups in float32 of a page of results, by mode, kind of lengths and cell."""
+    text = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for place, rows in tables(text):
+        heading = text[:place].rpartition("\n## ")[2].split("\n")[0]
+        mode = heading.removeprefix("grid: ").split(",")[0]
+        for row in rows if heading.startswith("grid: ") else ():
+            if row["who"] == "**ours**":
+                cell, lengths = row["cell BxHxD"].split()[0], row["lengths (N; fill)"].split()[0]
+                kind = next(kind for kind, names in KINDS.items() if lengths in names)
+                found.setdefault((mode, kind, cell), []).append(float(row["ratio"]))
+    return found
+
+
+def mean(numbers: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers))
+
+
+def speed(look: Look) -> bytes:
+    """Draw the speedups over PyTorch: a bar up to the mean, and a line from the lowest to the highest."""
+    figure = new_figure(6.4, 4.6, "plot", look)
+    known = speedups()
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, kind in zip(panels, KINDS, strict=True):
+        axes.set_xscale("log")
+        frame(axes, look, hidden=("top", "right", "left"), grid="x")
+        axes.axvline(1, color=look.ink, linewidth=1.2)
+        for place, cell in enumerate(CELLS.values()):
+            for mode, (name, color) in MODES.items():
+                numbers = known[mode, kind, cell]
+                y, middle = place + (0.2 if mode == "infer" else -0.2), mean(numbers)
+                axes.barh(y, middle - 1, left=1, height=0.34, color=color, zorder=2, label=name if place == 0 else None)
+                axes.plot([min(numbers), max(numbers)], [y, y], color=look.ink, linewidth=1, zorder=3)
+                text = f"  {middle:.3g}"
+                axes.text(max(numbers), y, text, va="center", fontsize=11, color=look.ink, zorder=4)
+        axes.set_yticks(range(len(CELLS)), list(CELLS), fontsize=11)
+        axes.set_ylim(len(CELLS) - 0.5, -0.5)
+        axes.tick_params(length=0)
+        axes.minorticks_off()
+        axes.set_title(kind.capitalize(), fontsize=11, color=look.ink, loc="left")
+    ticks = (1, 2, 5, 10, 20, 50)
+    panels[1].set_xticks(ticks, [f"{tick}x" for tick in ticks], fontsize=11)
+    panels[1].set_xlim(0.7, 60)
+    panels[1].set_xlabel("times as fast as PyTorch's fastest way", fontsize=11)
+    panels[1].legend(loc="lower right", frameon=False, fontsize=11, labelcolor=look.ink)
+    return svg(figure)
+
+
 def draw(folder: Path) -> None:
     """Write every picture to a folder, in both themes."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"rl": rl, "measured": json.loads(MEASURED.read_text(encoding="utf-8"))}
+    names = {"rl": rl, "measured": json.loads((RESULTS / "measured.json").read_text(encoding="utf-8"))}
     for name, code in (CODE | OF_MEASUREMENTS).items():
         for theme, ending in (("light", ""), ("dark", "-dark")):
             with rl.plot.theme(theme):
                 eval(code, names).save(folder / f"{name}{ending}.svg")
+    for look, ending in ((LIGHT, ""), (DARK, "-dark")):
+        (folder / f"speed{ending}.svg").write_bytes(speed(look))
 
 
 if __name__ == "__main__":

@@ -220,7 +220,6 @@ def test_bad_input_to_a_model_is_one_line(work: Path, tmp_path: Path, capsys: py
     fails(["predict", model, str(work / "words.jsonl"), *output], capsys)
     fails(["predict", model, data, "-o", str(tmp_path / "p.xlsx")], capsys, ".parquet, .csv, .jsonl")
     fails(["predict", model, data, "-o", str(tmp_path / "no" / "p.csv")], capsys, "mkdir")
-    fails(["predict", model, data], capsys, "output")
     fails(["predict", model, data, *output, "--batch-size", "0"], capsys, "--batch-size must be ... got 0")
     fails(["predict", model, data, *output, "--horizon", "2"], capsys, "horizon")
     fails(["predict", str(work / "forecast"), data, *output, "--horizon", "0"], capsys, "horizon")

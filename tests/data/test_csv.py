@@ -239,7 +239,7 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
         ("id,x,y\n", Columns(), ["no rows"]),
         ("id,x,y\n1,1,a\n1,1,a,4,5\n", Columns(), ["line 3", "5"]),
         ('id,x,y\n1,1,"a\n1,1,a\n', Columns(), ["rows of several sizes"]),
-        ("id;x;y\n1;1.5;a\n", Columns(), ["entries separated by ';'", "separated by commas", "sep=';'"]),
+        ('id,x,y\n1,"1,5",a\n', Columns(label="y"), ["'1,5' in data row 0", "decimal points"]),
         ("id,t,x,y\nid,t,x,y\n1,1,1,a\n2,2,2,b\n", Columns(), ["the header again in data row 0", "one header"]),
         ("text,label\na b,x\nc,y\ntext,label\n", Columns(), ["the header again in data row 2"]),
     ],
@@ -247,6 +247,75 @@ def test_missing_numbers_a_short_row_and_infinity(tmp_path: Path) -> None:
 def test_bad_files(tmp_path: Path, text: str, columns: Columns, words: list[str]) -> None:
     path = write(tmp_path, text)
     assert refused(words, read, path, columns).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("times", "gaps"),
+    [
+        (["1949-01", "1949-03", "1949-02"], [0, 59, 31]),
+        (["1970 Q1", "1970 Q3", "1970 Q2"], [0, 181, 90]),
+        (["1970Q1", "1971Q1", "1970-Q4"], [0, 365, 273]),
+        (["1991 Jul", "1991 Sep", "1991 Aug"], [0, 62, 31]),
+    ],
+)
+def test_months_and_quarters_are_times(tmp_path: Path, times: list[str], gaps: list[int]) -> None:
+    path = write(tmp_path, "month,x\n" + "".join(f"{time},{row}\n" for row, time in enumerate(times)))
+    records = read(path, Columns(task="forecast", time_gaps=True))
+    assert "time column: 'month' (by its name)" in records.notes
+    assert records.values[:, 0].tolist() == [0, 2, 1]
+    np.testing.assert_allclose(records.values[:, 1].cumsum() / 86400, sorted(gaps))
+
+
+def test_a_year_is_a_time_unless_it_comes_twice(tmp_path: Path) -> None:
+    text = "id,year,x\na,1950,1\na,1949,2\nb,1949,3\n"
+    assert read(write(tmp_path, text), Columns(task="forecast")).values.tolist() == [[2], [1], [3]]
+    records = read(write(tmp_path, text + "b,1949,4\n"), Columns(task="forecast"))
+    assert records.channels == ("year", "x")
+
+
+_WIDE = "id,t1,t2,t3,label\nz,1,2,3,up\nb,4,,6,down\n10,7,,,up\n"
+
+
+def test_numbered_columns_are_steps(tmp_path: Path) -> None:
+    records = read(write(tmp_path, _WIDE))
+    assert (records.ids, records.labels) == (("z", "b", "10"), ("up", "down", "up"))
+    # An empty entry at the end is no step; another one is missing.
+    assert records.lengths.tolist() == [3, 3, 1]
+    np.testing.assert_array_equal(records.values[:, 0], np.array([1, 2, 3, 4, np.nan, 6, 7], np.float32))
+    assert "each row is a sequence, whose steps are the columns t1 to t3" in records.notes
+    # Another file is read in the same way.
+    new = write(tmp_path, "id,t1,t2,t3\na,1,2,\n")
+    assert read(new, replace(records.columns, need_labels=False)).values.tolist() == [[1], [2]]
+    without_ids = read(write(tmp_path, "x0,x1,x2,y\n1,2,3,up\n4,5,6,down\n"))
+    assert (without_ids.ids, without_ids.values[:, 0].tolist()) == ((0, 1), [1, 2, 3, 4, 5, 6])
+    skipped = read(write(tmp_path, "id,t1,t2,t3,y\na,1,2,3,p\nb,1,2,3,\nc,4,5,6,q\n"), on_bad_row="skip")
+    assert (skipped.ids, len(skipped.skipped)) == (("a", "c"), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (_WIDE, Columns(features=("t1", "t2", "t3"))),
+        (_WIDE + "z,1,2,3,up\n", Columns()),
+        (_WIDE.replace("t3", "t4"), Columns()),
+        ("id,t1,t2,label\na,1,2,p\nb,3,4,q\n", Columns()),
+        ("id,time,t1,t2,t3,label\nz,0,1,2,3,up\nz,1,4,5,6,up\n", Columns()),
+    ],
+    ids=["named", "repeated id", "a gap", "two", "times"],
+)
+def test_numbered_columns_that_are_channels(tmp_path: Path, text: str, columns: Columns) -> None:
+    assert len(read(write(tmp_path, text), columns).channels) > 1
+
+
+def test_named_columns_are_steps(tmp_path: Path) -> None:
+    text = "id,jan,feb,label\na,1,2,0\nb,3,4,1\n"
+    records = read(write(tmp_path, text), Columns(wide=True))
+    assert (records.values[:, 0].tolist(), records.labels) == ([1, 2, 3, 4], ("0", "1"))
+    assert records.columns.features == ("jan", "feb")
+    path = write(tmp_path, text + "a,5,6,1\n")
+    refused(["the id 'a' twice", "one row per id"], read, path, Columns(wide=True))
+    path = write(tmp_path, "id,word,label\na,p,x\nb,q,y\n")
+    refused(["no column of numbers"], read, path, Columns(wide=True, label="label"))
 
 
 def test_the_time_since_the_element_before(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +21,7 @@ import pytest
 from raglane.data import FORMATS, Columns, convert, japanese_vowels, read
 from raglane.data.splitting import SPLITS, characters_in, join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError, MissingExtraError
-from small_files import refused
+from small_files import refused, same, written
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
 
@@ -63,7 +67,7 @@ def test_permission_denied(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("name", "got"), [("data.xlsx", "'.xlsx'"), ("data", "no suffix"), ("data.doc", "'.doc'")])
 def test_an_unknown_suffix_lists_the_known(tmp_path: Path, name: str, got: str) -> None:
     (tmp_path / name).write_bytes(b"x")
-    known = r"\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, \.ndjson, \.csv, \.txt, or a folder"
+    known = r"\.ts, \.parquet, \.pq, \.arrow, .*\.jsonl, .*\.csv, \.tsv, \.txt, or a folder"
     with pytest.raises(DataError, match=rf"{known}.*, got .*{got}"):
         read(tmp_path / name)
 
@@ -300,6 +304,96 @@ def test_a_truncated_file_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
     for end in range(start, len(whole) - 1):
         with pytest.raises(DataError, match="line 12"):
             read(write(tmp_path, whole[:end]))
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "write"),
+    [
+        ("csv", "data.tsv", lambda text: text.replace(",", "\t").encode()),
+        ("csv", "data.csv", lambda text: text.replace(",", ";").replace(".", ",").encode()),
+        ("csv", "data.tsv.gz", lambda text: gzip.compress(text.replace(",", "\t").encode())),
+        ("jsonl", "data.jsonl.gz", lambda text: gzip.compress(text.encode())),
+        ("jsonl", "data.json", lambda text: json.dumps(list(map(json.loads, text.split("\n\n"))), indent=1).encode()),
+        ("jsonl", "data.json", lambda text: f" [{','.join(text.splitlines()[::2])}]\n".encode()),
+    ],
+)
+def test_the_same_in_another_spelling(tmp_path: Path, name: str, other: str, write: Callable[[str], bytes]) -> None:
+    (folder := tmp_path / "other").mkdir()
+    path = folder / other
+    path.write_bytes(write(written(name, tmp_path).read_text()))
+    same(read(path), read(written(name, tmp_path)))
+    whole = convert(path, tmp_path / "whole").folder
+    same(read(whole), read(convert(written(name, tmp_path), tmp_path / "usual").folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('[{"x": [1.0], "y": "a"},\n{"x": [1.0], "y"]', 2, ["bad JSON"]),
+        ('[{"x": [1.0], "y": "a"}\n{"x": [1.0], "y": "a"}]', 2, ["Expecting ',' or ']'"]),
+        ('[{"x": [1.0], "y": "a"}]\n3', 2, ["Extra data"]),
+        ('[\n\n{"x": ["a", 1.0], "y": "a"}]', 3, ["a list of number and string as 'x'"]),
+        ("[1]", 1, ["a JSON number"]),
+        ("[ ]", None, ["an empty array"]),
+    ],
+)
+def test_a_bad_array_of_objects(tmp_path: Path, text: str, line: int | None, words: list[str]) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(text)
+    assert refused(words, read, path).startswith(f"{path}{'' if line is None else f', line {line}'} must be ")
+
+
+def test_a_damaged_gzip_file(tmp_path: Path) -> None:
+    whole = gzip.compress(b"id,x,y\n1,1,a\n" * 99)
+    path = tmp_path / "data.csv.gz"
+    for content in (whole[:-9], b"id,x,y\n1,1,a\n", whole[:20] + b"no" + whole[22:]):
+        path.write_bytes(content)
+        refused(["a damaged gzip file"], read, path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, ["an array 'y' of shape (4,), with 3 sequences"]),
+        ({"x": np.zeros((5, 2)), "offsets": [0, 4, 2]}, ["offsets"]),
+        ({"x": np.array([[1.0], [2.0, 3.0]], dtype=object)}, ["Object arrays cannot be loaded"]),
+        ({"x": np.zeros((3, 2)), "rate": 16000}, ["an array 'rate'", "shape ()"]),
+        ({}, ["no array"]),
+    ],
+)
+def test_bad_arrays(tmp_path: Path, arrays: dict[str, Any], words: list[str]) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    refused(words, read, tmp_path / "data.npz")
+
+
+def test_arrays_of_sequences_of_one_length(tmp_path: Path) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+    np.savez_compressed(tmp_path / "data.npz", series=values, y=[0, 1, 0, 1])
+    data = read(tmp_path / "data.npz")
+    assert (data.lengths.tolist(), data.labels, data.label_kinds) == ([3] * 4, ("0", "1", "0", "1"), ("whole numbers",))
+    np.testing.assert_array_equal(data.values, values.reshape(12, 2))
+
+
+def test_sets_of_numbers_are_channels(tmp_path: Path) -> None:
+    path = tmp_path / "rolls.jsonl"
+    path.write_text('{"roll": [[60, 64], [], [127]]}\n{"roll": [[0]]}\n')
+    data = read(path, Columns(task="forecast"))
+    assert [row.nonzero()[0].tolist() for row in data.values] == [[60, 64], [], [127], [0]]
+    assert (data.values.shape, data.columns.categorical) == ((4, 128), ("roll",))
+    # Lists of one size are sets if their column is categorical, as it is then for a model of sets.
+    path.write_text('{"roll": [[60], [64]]}\n')
+    assert read(path, data.columns).values[1, 64] == 1
+    for odd in ("128", "60, 60", "-1"):
+        path.write_text(f'{{"roll": [[1], [{odd}], []]}}\n')
+        refused(["different whole numbers from 0 to 127", "in row 0 (line 1), step 1"], read, path, data.columns)
+    path.write_text('{"roll": [[1.5], [], [2]]}\n')
+    refused(["the same number of channels"], read, path, Columns(task="forecast"))
+
+
+def test_ids_that_repeat_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f'{{"id": {number % 3}, "x": [1.0], "y": "a"}}\n' for number in range(5)))
+    assert "2 sequences repeat the id of another one" in read(path).notes
 
 
 def test_japanese_vowels() -> None:

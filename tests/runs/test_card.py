@@ -135,14 +135,14 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
         run, card = _card(monkeypatch, tmp_path / task, None, task=task, out=tmp_path / f"run-{task}", batch_size=4)
         results = _tables(card)["Results"]
         assert results.columns == ("metric", "training", "validation")
-        assert list(card.notes) == []
+        assert not any("easured" in note for note in card.notes)
         assert "Hardest sequences" in _tables(card)
         rows = {row[0]: row for row in results.rows}
         best = run.result.state.history[run.result.state.best_epoch - 1]
         assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
     monkeypatch.setattr("raglane.training.per_sequence._MOST", 2)
     _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
-    assert list(card.notes) == ["Measured on 2 of the 4 sequences of the validation part."]
+    assert card.notes[0] == "Measured on 2 of the 4 sequences of the validation part."
     assert sum(int(row[1]) for row in _tables(card)["By length"].rows) == 2
 
 

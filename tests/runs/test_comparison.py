@@ -79,7 +79,7 @@ def test_mistakes_end_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.Cap
     fails(
         ["compare", run, str(tmp_path / "no"), "-o", str(out)], capsys, "no must be ... got no such folder", "of a run"
     )
-    fails(["compare", run, str(runs), "-o", str(out)], capsys, "a folder without a saved model")
+    fails(["compare", str(runs), "-o", str(out)], capsys, "a folder without a saved model")
     fails(["compare", run, "-o", str(tmp_path / "table.txt")], capsys, "--output must be ", ".md, .csv, .png, .svg")
     fails(["compare", run, "-o", str(tmp_path / "no" / "table.md")], capsys, "--output must be ")
     for name in ("run.json", "last/training.json", "best/config.json", "best/weights.safetensors", "evaluation.json"):

@@ -45,6 +45,12 @@ def _csv(path: Path) -> None:
     path.write_text("\n".join(["id,step,u,v,kind", *rows, ""]))
 
 
+def _npz(path: Path) -> None:
+    arrays: dict[str, Any] = {name: [row[name] for row in ROWS] for name in ("kind", "id")}
+    steps = np.concatenate([np.array(row["x"]).reshape(-1, 2) for row in ROWS])
+    np.savez(path, x=steps, lengths=[len(row["x"]) for row in ROWS], **arrays)
+
+
 def _folder(path: Path) -> None:
     path.mkdir()
     for name in ("cat", "dog"):
@@ -72,6 +78,7 @@ _WRITERS: dict[str, Callable[[Path], object]] = {
     "ts": _ts,
     "csv": _csv,
     "folder": _folder,
+    "npz": _npz,
     "text": _text,
     "arrow": lambda path: write_table(path, _TABLE),
     "parquet": lambda path: write_table(path, _TABLE),

@@ -193,9 +193,9 @@ def _rolls(count: int = 40, seed: int = 0) -> Dataset:
 
 def test_binary_channels(tmp_path: Path) -> None:
     training, test = _rolls(), _rolls(20, seed=1)
-    settings, note = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
+    settings, notes = settle(Settings("forecast", epochs=40, hidden_size=16, lr=0.02, threads=1), training)
     assert settings.loss == "bce"
-    assert "all channels are 0 or 1" in str(note)
+    assert "all channels are 0 or 1" in notes[0]
     result = train(replace(settings, loss=None), training, test, tmp_path)
     assert result.metric == "nats"
     saved = load_model(tmp_path)
@@ -238,6 +238,25 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
     with pytest.raises(DataError, match=r"horizon must be .*got 9"):
         evaluate(saved, records, horizon=9)
+
+
+@pytest.mark.parametrize("season", [0, 4, 12])
+def test_the_seasonal_rule_by_hand(tmp_path: Path, season: int) -> None:
+    random, lengths = np.random.default_rng(1), [50, 7, 64]
+    steps = np.concatenate([np.arange(length) for length in lengths])
+    wave = 0.05 * random.normal(size=len(steps)) + (np.sin(2 * np.pi * steps / season) if season else 0)
+    records = dataset(wave.astype(np.float32)[:, None], offsets_of(lengths), channels=("x",))
+    train(Settings("forecast", epochs=1, hidden_size=2, threads=1), records, None, tmp_path)
+    found = evaluate(load_model(tmp_path), records, horizon=6)
+    name = f"season_{season}_MAE"
+    assert (name in found.numbers) == (name in found.measured.table[0]) == (season > 0)
+    if season:
+        parts = np.split(records.values[:, 0].astype(np.float64), records.offsets[1:-1])
+        errors = [abs(x[i] - x[i - season if i >= season else i - 1]) for x in parts for i in range(1, len(x))]
+        assert found.numbers[name] == pytest.approx(np.mean(errors), rel=1e-4)
+        ahead = [[abs(x[-6 + h] - (x[:-6][-season:] if len(x) - 6 >= season else x[:1])[h % min(season, len(x) - 6)])
+                  if len(x) - 6 >= season else abs(x[-6 + h] - x[0]) for h in range(6)] for x in parts]  # fmt: skip
+        assert [row[name] for row in found.measured.table] == pytest.approx(np.mean(ahead, 0), rel=1e-4)
 
 
 def test_weights_and_smoothing_change_only_the_training_loss() -> None:

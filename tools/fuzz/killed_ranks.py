@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,12 @@ def _run_rank(pipe: Connection) -> None:
     os._exit(0)
 
 
-def _patch(saves_always: bool) -> None:
-    """Let this process fork its ranks, and write a checkpoint after each batch if asked."""
-    from raglane.training import trainer
+def _patch() -> None:
+    """Let this process fork its ranks."""
     from raglane.training.ranks import launch
 
     launch.start_process = _start_rank
     os.environ.update(launch._network())
-    if saves_always:
-        trainer.SAVED_EVERY = 0.0
 
 
 class Track:
@@ -77,12 +73,12 @@ class Track:
             self.seconds[ranks] = time.monotonic() - start
             self.whole[ranks] = contents(self.run)
 
-    def _train(self, ranks: int) -> list[str]:
+    def _train(self, ranks: int, *more: str) -> list[str]:
         options = "--hidden-size 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
-        return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options]
+        return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options, *more]
 
-    def _start(self, arguments: list[str], saves_always: bool = False) -> Command:
-        return start_command(self._folder, *arguments, before=partial(_patch, saves_always))
+    def _start(self, arguments: list[str]) -> Command:
+        return start_command(self._folder, *arguments, before=_patch)
 
     def _succeed(self, arguments: list[str]) -> None:
         command = self._start(arguments)
@@ -101,7 +97,7 @@ class Track:
             AssertionError: something is lost, or the message is wrong.
         """
         shutil.rmtree(self.run, ignore_errors=True)
-        command = self._start(self._train(ranks), saves_always)
+        command = self._start(self._train(ranks, "--checkpoint-minutes", "0" if saves_always else "1"))
         command.process.join(seconds)
         children = _children(command.process.pid)
         if victim and len(children) == ranks > 1:
@@ -114,7 +110,7 @@ class Track:
         else:
             command.process.kill()
             command.process.join()
-        resumed = self._start(["train", "--resume", "--out", "run", "--quiet"])
+        resumed = self._start(["train", "--resume", "--out", "run", "--checkpoint-minutes", "1", "--quiet"])
         if resumed.end() != 0:
             # It was killed before the run had a description.
             assert not has_begun(self.run), resumed.errors()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
@@ -142,7 +144,8 @@ def _jsonl(chance: random.Random) -> bytes:
             content[chance.choice(_NAMES)] = _cell(chance)
         whole = _cell(chance) if chance.random() < 0.02 else content
         lines.append(json.dumps(whole, ensure_ascii=chance.random() < 0.5))
-    return "\n".join(lines).encode() + b"\n"
+    is_array = chance.random() < 0.2
+    return f"[{', '.join(lines)}]".encode() if is_array else "\n".join(lines).encode() + b"\n"
 
 
 _KINDS = [pa.list_(pa.float32()), pa.list_(pa.float16()), pa.list_(pa.decimal128(20, 3)), pa.list_(pa.uint64()),
@@ -208,7 +211,21 @@ def _parquet(chance: random.Random) -> bytes:
     return sink.getvalue()
 
 
-_BUILDERS = {"ts": _ts, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow, "text": _text}
+def _npz(chance: random.Random) -> bytes:
+    """Make a file of arrays."""
+    count, sink = chance.randint(0, 4), io.BytesIO()
+    shapes = [(count,), (count, 3), (count, 2, 2), (5,), (5, 2), ()]
+    kinds: list[type[Any]] = [float, int, str, bool, object]
+    arrays: dict[str, Any] = {
+        name: np.zeros(chance.choice(shapes), chance.choice(kinds)) for name in chance.sample(_NAMES, 3)
+    }
+    if chance.random() < 0.5:
+        arrays["lengths"] = np.array([chance.randint(-1, 3) for _ in range(count)])
+    np.savez(sink, **arrays)
+    return sink.getvalue()
+
+
+_BUILDERS = {"ts": _ts, "npz": _npz, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow, "text": _text}
 
 
 def _corrupt(chance: random.Random, content: bytes) -> bytes:
@@ -254,6 +271,8 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
     else:
         content = _BUILDERS[kind](chance)
         path = folder / f"data.{'txt' if kind == 'text' else kind}"
+        if kind in ("csv", "jsonl") and chance.random() < 0.1:
+            path, content = path.with_name(f"{path.name}.gz"), gzip.compress(content)
         path.write_bytes(_corrupt(chance, content) if chance.random() < 0.5 else content)
     form = chance.choice([*_BUILDERS, "folder"]) if chance.random() < 0.03 else None
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import message, nearest, quote
 from raglane._utils.tracing import index_arithmetic, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, RaglaneError, ShapeError
 
@@ -143,6 +143,8 @@ def check_flag(name: str, given: Any, error: type[RaglaneError] = ArgumentTypeEr
 def check_choice(name: str, given: Any, choices: Sequence[str], fix: str = "pass one of these") -> str:
     """Return one of several names unchanged."""
     if not isinstance(given, str) or given not in choices:
+        near = nearest(given, choices) if isinstance(given, str) else None
+        fix = f"pass {near}" if near else fix
         raise ArgumentError(message(name, quote(given), f"one of {', '.join(choices)}", fix))
     return given
 

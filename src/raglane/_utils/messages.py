@@ -15,6 +15,15 @@ from raglane.errors import printable as printable
 # Longest quoted value and longest part of a message in characters; longest list of values.
 _QUOTED, _PART, _LISTED = 80, 400, 20
 
+# Names of other libraries for options and choices, and those of Raglane.
+_OTHER_NAMES = dict(
+    pair.split("=")
+    for pair in (
+        "learning-rate=lr bs=batch-size steps=epochs early-stopping=patience decay=weight-decay gpu=device "
+        "model=cell layer=cell units=hidden-size average=mean avg=mean label=label-column target=label-column"
+    ).split()
+)
+
 # Command-line flags by the names of the same arguments in Python; {} outside of commands.
 # Not a ContextVar, which torch.compile cannot read while it traces a message.
 _flags: Mapping[str, str] = {}
@@ -89,8 +98,16 @@ def message(argument: str, got: str, rule: str, fix: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name closest to a misspelled one, or None."""
-    return next(iter(difflib.get_close_matches(name, list(valid), 1)), None)
+    """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or None."""
+    known = {_plain(one): one for one in valid}
+    wanted = _plain(name)
+    begins = [one for one in known if len(wanted) > 2 and (one.startswith(wanted) or wanted.startswith(f"{one}-"))]
+    candidates = (wanted, _OTHER_NAMES.get(wanted), *begins, *difflib.get_close_matches(wanted, known, 1))
+    return next((known[one] for one in candidates if one in known), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().lstrip("-").replace("_", "-")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import traceback
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raglane._utils.messages import message, quote, shorten
+from raglane._utils.messages import message, nearest, quote, shorten
 from raglane.cli.compare import bench, compare
 from raglane.cli.console import complain, say
 from raglane.cli.data import convert, inspect
@@ -77,8 +78,9 @@ def run(arguments: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             if not debug:
-                # Warnings of libraries address programmers.
+                # Warnings and logs of libraries address programmers.
                 warnings.simplefilter("ignore")
+                logging.getLogger().addHandler(logging.NullHandler())
             return app(arguments, prog_name="raglane", standalone_mode=False) or 0
     except (KeyboardInterrupt, typer.Abort):
         message, code = "stopped", 130
@@ -94,7 +96,8 @@ def run(arguments: list[str]) -> int:
 def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     """Return the message and the exit code of an error."""
     if isinstance(error, _UsageError):
-        return shorten(_no_number(error, arguments) or error.format_message(), _LONGEST), 2  # type: ignore[attr-defined]
+        told = _no_such_option(error) or _no_number(error, arguments) or error.format_message()  # type: ignore[attr-defined]
+        return shorten(told, _LONGEST), 2
     if isinstance(error, DivergedError):
         return str(error), 3
     if isinstance(error, RaglaneError):
@@ -116,6 +119,15 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
         return f"--cell failed in {shorten(place, _LONGEST)}. Correct it; --debug shows the traceback.", 2
     text = shorten(f"{type(error).__name__}: {error}".splitlines()[0], _LONGEST)
     return f"{text} (internal error; --debug shows the traceback)", 1
+
+
+def _no_such_option(error: Any) -> str | None:
+    """Return a message with the closest option of the command, or None for another error."""
+    if type(error).__name__ != "NoSuchOption" or error.ctx is None:
+        return None
+    near = nearest(error.option_name, [flag for one in error.ctx.command.params for flag in one.opts if flag[0] == "-"])
+    fix = f"pass {near}" if near else "see --help for all options"
+    return message("option", quote(error.option_name), f"one of {error.ctx.command_path} --help", fix)
 
 
 def _no_number(error: Any, arguments: list[str]) -> str | None:

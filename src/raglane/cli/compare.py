@@ -46,7 +46,8 @@ def compare(
 ) -> None:
     """Compare runs: their differing settings, results and training times.
 
-    Runs are grouped by data and task, and sorted by validation loss, the lowest first.
+    Runs are grouped by data and task, and sorted by validation loss, the lowest first. Folders without a saved model
+    are left out.
 
     For example:
 
@@ -58,11 +59,14 @@ def compare(
     from raglane._utils.table import as_text
     from raglane.report.figures import compared_picture
     from raglane.runs.comparison import compare as compare_runs
+    from raglane.runs.comparison import has_model
     from raglane.runs.comparison_page import comparison_page
 
     places = output or []
     _check_outputs(places, ".md, .csv, .png, .svg, .html")
-    groups = compare_runs(runs)
+    # As in runs/*, which may also match runs of which none is saved yet, and files.
+    kept = list(filter(has_model, runs))
+    groups = compare_runs(kept or runs)
     content = {}
     for place in places:
         suffix = place.suffix.lower()
@@ -75,6 +79,9 @@ def compare(
     write_files(content)
     if not quiet:
         console.say(*as_text(groups).splitlines())
+        for folder in runs:
+            if folder not in kept:
+                console.say(f"left out: {folder}, which has no saved model")
         if places:
             console.say(f"written: {', '.join(map(str, places))}")
 

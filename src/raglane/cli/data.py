@@ -169,8 +169,7 @@ def inspect(
             files[html] = as_page(found)
     write_files(files)
     if json is not None and place is None:
-        sys.stdout.write(as_json(found).decode("utf-8", errors="backslashreplace"))
-        sys.stdout.flush()
+        console.write(as_json(found))
     elif not quiet:
         bar = "█"
         try:

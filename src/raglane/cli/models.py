@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _DataToEvaluate = Annotated[Path | None, argument("Data with labels. Default: the test data of the run.")]
 
+_Backtests = Annotated[
+    int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
+]
+
 # The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
 _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 
@@ -37,6 +41,7 @@ def evaluate(
     batch_size: options.PredictionBatchSize = 256,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
+    origins: _Backtests = 1,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     cell: options.Cell = None,
@@ -53,7 +58,7 @@ def evaluate(
 
     raglane evaluate runs/names more-names.csv --label-column language
 
-    raglane evaluate runs/meters later.csv --horizon 24
+    raglane evaluate runs/meters later.csv --horizon 24 --origins 7
     """
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
@@ -70,15 +75,15 @@ def evaluate(
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
-        more = {"batch_size": batch_size, "top": top, "horizon": horizon}
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
         report(run, model.saved, records, device=where, say=say, name="evaluation", more=more)
         if columns.get("on_bad_row") == "skip":
             tell_skipped(len(records.skipped), run / EVALUATION, say)
 
 
-def tell_skipped(count: int, where: Path, say: Callable[[str], None]) -> None:
+def tell_skipped(count: int, where: Path | None, say: Callable[[str], None]) -> None:
     """Print the number of skipped rows."""
-    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count else ""))
+    say(f"rows left out: {count:,}" + (f", listed with reasons in {where}" if count and where else ""))
 
 
 def tell_empty(records: Dataset, task: str, say: Callable[[str], None]) -> None:
@@ -151,7 +156,15 @@ def _numbers(evaluation: Evaluation) -> str:
 
 
 _Output = Annotated[
-    Path, option("File to write: .parquet, .csv or .jsonl.", options.RUN, "--output", "-o", parser=options.path)
+    Path | None,
+    option(
+        "File to write: .parquet, .csv or .jsonl.",
+        options.RUN,
+        "--output",
+        "-o",
+        parser=options.path,
+        show_default="CSV on standard output",
+    ),
 ]
 _DataToPredict = Annotated[
     Path | None,
@@ -174,9 +187,9 @@ _EscapeFormulas = Annotated[
 @options.command
 def predict(
     run: options.Run,
-    output: _Output,
     data: _DataToPredict = None,
     *,
+    output: _Output = None,
     probabilities: _Probabilities = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
@@ -198,7 +211,7 @@ def predict(
 
     For example:
 
-    raglane predict runs/vowels -o predictions.csv
+    raglane predict runs/vowels
 
     raglane predict runs/vowels recordings.ts -o predictions.parquet
 
@@ -225,32 +238,41 @@ def predict(
     from raglane.data.formats.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
-    from raglane.training.predictions import check_apart, check_output, write_predictions
+    from raglane.training.predictions import check_apart, check_output, to_bytes, write_predictions
 
-    check_output(output, escape_formulas=escape_formulas)
+    output = None if output == Path("-") else output
+    if output is not None:
+        check_output(output, escape_formulas=escape_formulas)
     # A wrong device is reported before data is read.
     pick_device(device)
     model = load(run, cell=cell)
     records = model.test_part() if data is None else model.read(data, need_labels=False, format=format, **columns)
-    check_apart(output, records.source, run)
-    skips, listed = columns.get("on_bad_row") == "skip", output.with_suffix(".skipped.jsonl")
-    if skips:
-        check_apart(listed, records.source, run)
-    if not quiet:
-        tell_empty(records, model.task, console.say)
+    skips, listed = (
+        columns.get("on_bad_row") == "skip",
+        None if output is None else output.with_suffix(".skipped.jsonl"),
+    )
+    for file in (output, listed if skips else None):
+        if file is not None:
+            check_apart(file, records.source, run)
+    # Standard output has only the predictions, if they are not written to a file.
+    say = console.complain if output is None and not quiet else console.speaker(quiet)
+    tell_empty(records, model.task, say)
     predictions = model.predict(records, **more)
-    others = {listed: skipped_lines(records.skipped)} if skips else {}
-    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
-    if not quiet:
-        if skips:
-            tell_skipped(len(records.skipped), listed, console.say)
-        console.say(f"predictions: {len(predictions):,} sequences, {output}")
+    if output is None:
+        console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
+    else:
+        others = {listed: skipped_lines(records.skipped)} if skips and listed is not None else {}
+        write_predictions(output, predictions, others, escape_formulas=escape_formulas)
+    if skips:
+        tell_skipped(len(records.skipped), listed, say)
+    if output is not None:
+        say(f"predictions: {len(predictions):,} sequences, {output}")
 
 
 def _on_ray(
     run: Path,
     cell: str | None,
-    output: Path,
+    output: Path | None,
     data: Path | None,
     named: options.Given,
     engine: str,
@@ -262,6 +284,8 @@ def _on_ray(
         raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
     if data is None:
         raise ArgumentError(message("data", "nothing", "Parquet files for the engine ray", "pass DATA"))
+    if output is None:
+        raise ArgumentError(message("output", "nothing", "a folder for the engine ray", "pass --output FOLDER"))
     if named:
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"

@@ -49,9 +49,17 @@ def path(text: str | Path) -> Path:
     if "\0" in name:
         raise typer.BadParameter(f"{quote(name)}, which is no valid path; remove the zero byte")
     if "://" in name:
-        fix = "a URL instead of a file or folder; copy it first: raglane convert URL FOLDER"
-        raise typer.BadParameter(f"{quote(name)}, {fix}")
+        raise typer.BadParameter(f"{quote(name)}, a URL; name a file or folder of this machine")
     return Path(name)
+
+
+class _Url(str):
+    """A URL in place of a path; the command uses a copy of what is there."""
+
+
+def place(text: str | Path) -> Path | _Url:
+    """Parse the path of an option, or a URL."""
+    return _Url(text) if "://" in str(text) else path(text)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -98,6 +106,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             values[origins] = sources
         from_file = {name: f"{known[name].name} in {values[CONFIG]}" for name in known if sources[name] == FILE}
         with flags(_flags_of(context) | from_file):
+            for name, value in values.items():
+                if isinstance(value, _Url):
+                    from raglane.data.stores import fetched
+
+                    values[name] = fetched(value)
             _name_cells(values, sources)
             function(**values)
 
@@ -273,8 +286,8 @@ def option(help: str, panel: str = RUN, *flags: str, **details: Any) -> Any:
 
 
 def argument(help: str, **details: Any) -> Any:
-    """Return an argument of Typer that is a path."""
-    return typer.Argument(parser=path, help=help, show_default=False, **details)
+    """Return an argument of Typer that is a path or a URL."""
+    return typer.Argument(help=help, show_default=False, **{"parser": place, **details})
 
 
 Choices = Annotated[Given, Settings]
@@ -284,30 +297,30 @@ Device = Annotated[str, _typer_option(Settings, "device")]
 Data = Annotated[
     Path | None,
     argument(
-        "A .ts, .parquet, .arrow, .jsonl, .csv or .txt file, a folder written by raglane convert, or a folder of "
-        "text files, one per class. Default: Japanese vowels, which is included."
+        "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts or .txt file, a folder written by raglane convert, "
+        "a folder of text files, one per class, or a URL of these. Default: Japanese vowels, which is included."
     ),
 ]
-Run = Annotated[Path, argument("Folder of a run, or of a saved model.")]
+Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]
 Cell = Annotated[
     str | None,
     option("User-defined cell of the model; its file must be unchanged since training.", metavar="FILE.py:CLASS"),
 ]
 Format = Annotated[
     str | None,
-    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|csv|text|folder", show_default="by suffix"),
+    option("Format of the data.", DATA, metavar="ts|parquet|arrow|jsonl|npz|csv|text|folder", show_default="by suffix"),
 ]
 Test = Annotated[
     Path | None,
     option(
         "Data on which to evaluate the best model at the end.",
         DATA,
-        parser=path,
+        parser=place,
         show_default="none; the official test part of the default data",
     ),
 ]
 Validation = Annotated[
-    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=path, show_default="held out")
+    Path | None, option("Data whose loss selects the best epoch.", DATA, parser=place, show_default="held out")
 ]
 Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_default="runs/<data>-<task>-<cell>")]
 Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]

@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
-from raglane.training.settings import PLANNED, Settings, left_to_plan
+from raglane.training.settings import PLANNED, Settings, left_to_plan, without_task
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
@@ -77,7 +77,7 @@ def train(
             changes["task"] = {"value": None, "unset": _GUESSED}
         if is_first:
             default_out = "runs/<data>-<task>-<cell>"
-            _print_config(settings_of(choices), source.columns, others, origins, changes, default_out)
+            _print_config(settings_of(choices, data), source.columns, others, origins, changes, default_out)
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
@@ -121,9 +121,10 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
             raise open_error(part, error) from error
 
 
-def settings_of(choices: options.Given) -> Settings:
+def settings_of(choices: options.Given, data: Path | None) -> Settings:
     """Return the settings of options, without batches that the planner will choose."""
-    return Settings(**left_to_plan(choices)[0])
+    chosen = left_to_plan(choices)[0]
+    return Settings(**chosen) if data is None else without_task(chosen)
 
 
 def _print_config(
@@ -149,7 +150,7 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
     from raglane.training.inference import pick_device
     from raglane.training.run import left_out
 
-    result, settings, parts, sources = trained
+    result, settings, parts, sources, advice = trained
     folder = result.folder or Path()
     if result.stopped_by is not None:
         say(f"stopped in epoch {result.state.epoch + 1}, and saved")
@@ -170,6 +171,8 @@ def _print_result(trained: Trained, quiet: bool, say: Callable[[str], None]) -> 
         say(f"next: raglane sample {folder}")
     else:
         say(f"next: raglane predict {folder} DATA -o predictions.parquet")
+    if advice is not None:
+        say(f"note: {advice}")
 
 
 def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Callable[[str], None]) -> None:
@@ -185,7 +188,7 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Ca
     simple = TASKS[settings.task].terms(settings)[1]
     baseline = row.get(f"{simple}_{result.metric}")
     compared = "" if baseline is None else f" ({simple}: {baseline:.3f})"
-    if state.epoch < settings.epochs:
+    if state.epoch < (settings.epochs or 0):
         say(f"stopped early after epoch {state.epoch}: {state.waited} without a lower validation loss")
     say(f"best: epoch {state.best_epoch}, {numbers}{compared}")
     doubt = warning(state)
@@ -242,7 +245,7 @@ def tune(
     if planned is not None:
         fix = "leave it out to search it, or pass a number"
         raise ArgumentError(message(planned, "'auto'", "a number in a search", fix))
-    settings, source = settings_of(choices), Source(data, format, ColumnNames(**columns))
+    settings, source = settings_of(choices, data), Source(data, format, ColumnNames(**columns))
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")
     if "cell" in listed:
@@ -270,7 +273,9 @@ def tune(
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
         console.say("", *as_table(space, tables).splitlines())
         return
-    sources = _sources(source, validation, test)
+    sources, records, note = _sources(source, validation, test).by_characters(records, settings.task)
+    if note is not None:
+        say(note)
     training, held_out, tested = read_parts(sources, records, settings, say)
     if held_out is None:
         rule, fix = "a part whose losses a search can compare", "hold a part out, or pass --validation"
@@ -278,7 +283,8 @@ def tune(
     folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
     kept, seconds = asdict(SavedSource.of(*sources)), None if minutes is None else 60 * minutes
     parts = Parts(training, held_out, tested, kept["path"])
-    _search(Search(folder, settings, space, parts, kept, source.found_in(training), trials, say, seconds))
+    columns = sources.training.found_in(training)
+    _search(Search(folder, settings, space, parts, kept, columns, trials, say, seconds))
 
 
 def _search(search: Search) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
         self._tables: dict[int, Places] = {}
+        # The elements of each sequence that a forecast reads without a target, see `holdout.end_held_out`.
+        self._context = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # A DataLoader worker computes these again if it needs them.
@@ -211,6 +214,11 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def has_labels(self) -> bool:
         """True if there is a label per sequence."""
         return self._layout.has_labels
+
+    @property
+    def label_kinds(self) -> tuple[str, ...]:
+        """The kinds of the labels, such as whole numbers; () without labels."""
+        return self._layout.label_kinds
 
     @property
     def has_ids(self) -> bool:
@@ -451,7 +459,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
                 values, offsets = between_ends(values, offsets, with_last=self.forecast)
             return Tensors(values, offsets, forecast=self.forecast)
         with_targets = self.forecast or self._learns_labels
-        return self.preprocessor._tensors(gathered, with_targets=with_targets, scale=self._preprocessor is not None)
+        tensors = self.preprocessor._tensors(gathered, with_targets=with_targets, scale=self._preprocessor is not None)
+        return replace(tensors, context=self._context) if self._context else tensors
 
     def targets_of_all(self) -> Tensor | None:
         """Return the targets of all sequences; for classes of sequences only labels are read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,7 +40,7 @@ OPTIONAL = ("mean", "std", "vocabulary", "labels")
 TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
 _NUMBERS = ("mean", "std", "target_mean", "target_std")
 # Entries that the first format of stored models lacks.
-_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features")
+_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features", "whole_labels")
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,11 @@ def _label_key(label: str) -> tuple[int, float, str]:
         return 1, 0.0, label
     # NaN has no order, so it is sorted as a word.
     return (0, number, label) if number == number else (1, 0.0, label)
+
+
+def are_whole(labels: Sequence[str]) -> bool:
+    """Return True if there are labels, and all are whole numbers of 64 bits as Python writes them."""
+    return bool(labels) and all(re.fullmatch(r"0|-?[1-9]\d{0,17}", label, re.ASCII) for label in labels)
 
 
 def look_up(words: Iterable[str], table: Mapping[str, int], count: int, absent: int) -> npt.NDArray[np.int64]:

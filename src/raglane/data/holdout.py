@@ -45,6 +45,18 @@ def split(data: Dataset, fraction: float, seed: int = 0, stratify: bool = True) 
     return data.subset(~mask), data.subset(mask)
 
 
+def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
+    """Return the beginning of the only sequence, and the sequence whose targets are only those of its end."""
+    count = int(series.element_counts[0])
+    size = max(round(fraction * count), 1)
+    if count - size < 2:
+        fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
+        raise ArgumentError(message("data", f"a sequence of {count}", f"at least {size + 2} elements", fix))
+    whole = series.subset([0])
+    whole._context = count - size - 1
+    return Dataset(series.records.select([0], count - size), series.columns), whole
+
+
 def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -> npt.NDArray[np.bool_]:
     """Return the mask of the sequences that :func:`split` holds out."""
     check_flag("stratify", stratify)

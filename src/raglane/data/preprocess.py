@@ -20,6 +20,7 @@ from raglane.data.encoders import (
     TUPLES,
     UNKNOWN,
     FeatureEncoder,
+    are_whole,
     between_ends,
     check_scale,
     encode,
@@ -68,6 +69,7 @@ class Preprocessor:
         target_mean: ``T`` numbers that are subtracted from the targets.
         target_std: ``T`` numbers above 0 that the targets are divided by.
         features: the encoders of the further feature columns.
+        whole_labels: whether the labels were whole numbers in their source, as predictions are then too.
         split: the tokenization of texts, see :class:`~raglane.data.Columns`; None without texts.
 
     Example:
@@ -95,6 +97,7 @@ class Preprocessor:
     target_std: tuple[float, ...] = ()
     split: str | None = None
     features: tuple[FeatureEncoder, ...] = ()
+    whole_labels: bool = False
 
     def __post_init__(self) -> None:
         check_policy(self.missing)
@@ -206,6 +209,12 @@ class Preprocessor:
     def class_count(self) -> int:
         """The number of classes or labels; 0 without labels."""
         return 0 if self.labels is None else len(self.labels)
+
+    @property
+    def answers(self) -> tuple[str | int, ...]:
+        """The labels as in their source, whole numbers or texts."""
+        labels = self.labels or ()
+        return tuple(map(int, labels)) if self.whole_labels else labels
 
     def apply(self, data: _Data, require_targets: bool = True) -> _Data:
         """Convert sequences to tensors.
@@ -407,6 +416,9 @@ def check_fitted(fitted: Preprocessor) -> None:
     if not isinstance(fitted.per_element, bool):
         got = f"per_element = {quote(fitted.per_element)}"
         raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
+    if fitted.whole_labels is not False and not (fitted.whole_labels is True and are_whole(fitted.labels or ())):
+        got, rule = f"whole_labels = {quote(fitted.whole_labels)}", "true only for labels that are whole numbers"
+        raise CheckpointError(message("preprocessing", got, rule, "train again"))
     wanted = TASKS[fitted.task].label
     for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
         value = getattr(fitted, name) or None

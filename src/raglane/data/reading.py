@@ -23,7 +23,7 @@ from raglane._utils.messages import argument, message, quote, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
-from raglane.data.formats.arrow import Reader, is_list, read_labels
+from raglane.data.formats.arrow import Reader, is_list, label_kinds, read_labels
 from raglane.data.formats.arrow import is_text as holds_text
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, as_float32, offsets_of
@@ -275,7 +275,8 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
         raise ShapeError(message("labels", got, rule, "pass one label per sequence"))
     column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
     words, tags, targets = read_labels(Reader(_LABELS, records.ids, None), column, "labels", records.offsets, task)
-    return replace(records, labels=words, tags=tags, targets=targets)
+    kinds = label_kinds(column.type, task)
+    return replace(records, labels=words, tags=tags, targets=targets, label_kinds=kinds)
 
 
 def _is_pandas(data: Any, name: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import argument, message, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
@@ -74,6 +74,8 @@ class Columns:
             ``input_ids``, ``token_ids`` or ``tokens``.
         time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the first element, in
             the units of the time column, or in seconds if it holds dates.
+        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps. A file with one row
+            per id and three or more numbered columns, such as t0, t1, t2, is read in this way too.
 
     Raises:
         ArgumentError: ``task`` or ``split`` is unknown.
@@ -96,6 +98,7 @@ class Columns:
     split: str | None = None
     tokens: bool | None = None
     time_gaps: bool = False
+    wide: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -109,6 +112,7 @@ class Columns:
             for name in names or ():
                 check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
         check_flag("time_gaps", self.time_gaps)
+        check_flag("wide", self.wide)
         check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
         check_kind("split", self.split, (str, type(None)), "a text, or None", "pass e.g. characters")
         if self.split is not None:
@@ -364,10 +368,11 @@ class Records:
         """Return the name of a sequence in messages: ``row 3`` or ``row 3 (id 'a17')``, counted from 0."""
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
-    def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Records:
-        """Return copies of some of the sequences, by integers or a mask, in the order of ``index``."""
+    def select(self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor, most: int | None = None) -> Records:
+        """Return copies of some sequences, by integers or a mask, in this order, cut to ``most`` elements each."""
         rows = read_index(index, len(self)).numpy()
         starts, lengths = self.offsets[rows], self.lengths[rows]
+        lengths = lengths if most is None else np.minimum(lengths, most)
         elements = segments.element_index(
             torch.from_numpy(starts), torch.from_numpy(lengths), int(lengths.sum())
         ).numpy()
@@ -393,6 +398,26 @@ def note_empty(records: Records) -> str | None:
     if len(empty) == 1:
         return f"{share} is empty ({first}): its class follows from the initial state only"
     return f"{share} are empty (the first: {first}): their class follows from the initial state only"
+
+
+def note_single(lengths: npt.NDArray[Any], is_tokens: bool) -> str | None:
+    """Return a line on sequences of at most one element, with the options that may be meant; None if they are few."""
+    count = int((lengths <= 1).sum())
+    if len(lengths) < 2 or count < 0.9 * len(lengths):
+        return None
+    fix = f"to split texts into characters, pass {argument('split', 'characters', of='Columns')}"
+    if not is_tokens:
+        wide, name = argument("wide", value=True, of="Columns"), argument("id", of="Columns")
+        fix = f"if the columns are steps, pass {wide}; if several rows are a sequence, name the ids with {name}"
+    return f"{count:,} of {len(lengths):,} sequences have at most one element: {fix}"
+
+
+def is_one_word(records: Records) -> bool:
+    """Return True if nearly all sequences are texts of one word, which has several characters."""
+    if not records.is_tokens or records.columns.split != "words" or len(records.values) == 0:
+        return False
+    is_short = sum(map(len, records.values)) < 2 * len(records.values)
+    return not is_short and bool((records.lengths <= 1).mean() >= 0.9)
 
 
 def for_task(records: Records, task: str) -> Records:

@@ -10,22 +10,23 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
 import numpy.typing as npt
 
+from raglane._utils import caches
 from raglane._utils.checks import check_kind
-from raglane._utils.files import whole_file
+from raglane._utils.files import put_folder, whole_file
 from raglane._utils.messages import argument, message, printable, quote, require, shorten
-from raglane.data.formats import FORMATS, pick, read
-from raglane.data.formats.base import check_readable, open_error
+from raglane.data.formats import by_suffix, pick, read
+from raglane.data.formats.base import check_readable, open_error, suffix_of
 from raglane.data.formats.ipc import is_converted, named, readable, slices, table_of, with_names
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingExtraError
 
 # Bytes at each end of a file that are part of its fingerprint.
 _EDGE = 1 << 20
@@ -249,8 +250,8 @@ def _of_file(location: str, columns: Columns, format: str | None) -> Store:
     """Return the store of a file: mapped into memory, read by row group, or read as a whole."""
     path = Path(location)
     name = format
-    if name is None and is_url(location):
-        name = next((known.name for known in FORMATS.values() if path.suffix.lower() in known.suffixes), None)
+    if name is None and is_url(location) and (found := by_suffix(_path_in(location))) is not None:
+        name = found.name
     if name is None or not is_url(location):
         name = pick(path, format).name
     if name == "parquet":
@@ -282,11 +283,15 @@ def expand(locations: Any) -> list[str]:
 def _expand(location: str) -> list[str]:
     has_pattern = any(sign in location for sign in "*?[")
     if is_url(location):
-        if not has_pattern:
+        if not has_pattern and (by_suffix(_path_in(location)) is not None or location.startswith("http")):
             return [location]
         with _reaching(location):
             system, path = _fsspec().url_to_fs(location)
-            found = [system.unstrip_protocol(name) for name in sorted(system.glob(path))]
+            # Unlike isdir, info raises if the store cannot be reached.
+            if not has_pattern and system.info(path)["type"] != "directory":
+                return [location]
+            names = system.glob(path) if has_pattern else filter(_is_data, system.ls(path, detail=False))
+            found = sorted(map(system.unstrip_protocol, names))
     elif has_pattern and not os.path.lexists(location):
         found = sorted(glob.glob(location, recursive=True))
     elif os.path.isdir(location):
@@ -302,9 +307,17 @@ def _files_of(folder: Path) -> list[str]:
     """Return the files of known formats in a folder; none if the folder itself is the data."""
     if is_converted(folder):
         return []
-    # Text files are data only in a folder of texts; elsewhere they describe the data.
-    known = {suffix for format in FORMATS.values() if format.name != "text" for suffix in format.suffixes}
-    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in known and path.is_file())
+    return sorted(str(path) for path in folder.iterdir() if _is_data(path) and path.is_file())
+
+
+def _is_data(path: str | Path) -> bool:
+    """Return True for a file of a known format; .txt is data only in a folder of texts, and .json describes data."""
+    found = by_suffix(PurePath(path))
+    return found is not None and found.name != "text" and suffix_of(PurePath(path)) != ".json"
+
+
+def _path_in(url: str) -> PurePosixPath:
+    return PurePosixPath(url.split("?")[0])
 
 
 def _fsspec() -> Any:
@@ -318,6 +331,9 @@ def _reaching(location: str) -> Iterator[None]:
         yield
     except DataError:
         raise
+    except ImportError as error:
+        rule = "a URL whose package is installed"
+        raise MissingExtraError(message(quote(location), "one without it", rule, f"{error}")) from error
     except Exception as error:
         detail = shorten(printable(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), 200)
         got = f"no valid response ({detail})"
@@ -345,13 +361,35 @@ def local(location: str, folder: Path) -> Iterator[Path]:
     if not is_url(location):
         yield Path(location)
         return
-    copy = folder / f"copy{PurePosixPath(location.split('?')[0]).suffix}"
+    copy = folder / ("copy" + "".join(_path_in(location).suffixes[-2:]))
     try:
         with open_location(location) as source, whole_file(copy) as file:
             shutil.copyfileobj(source, file, 1 << 22)
         yield copy
     finally:
         copy.unlink(missing_ok=True)
+
+
+def fetched(url: str) -> Path:
+    """Copy a file or a folder at a URL to the user's cache folder, in place of an earlier copy; return the copy."""
+    place = caches.folder("urls") / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    copy = place / (_path_in(url).name or "data")
+    with _reaching(url), tempfile.TemporaryDirectory(dir=place) as partial:
+        system, path = _fsspec().url_to_fs(url)
+        whole = Path(partial, "whole")
+        is_file = url.startswith("http") or system.info(path)["type"] != "directory"
+        for name in [path] if is_file else system.find(path):
+            target = whole / name[len(path) :].lstrip("/")
+            if ".." in target.parts:
+                raise DataError(message(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(name, str(target))
+        if is_file:
+            os.replace(whole, copy)
+        else:
+            put_folder(whole, copy)
+    return copy
 
 
 def size_of(location: str) -> int:

@@ -48,6 +48,7 @@ class Tensors:
         targets: ``(B, *features)``, or with ``per_element`` ``(N, *features)``; None without targets.
         per_element: whether there is a target per element.
         forecast: whether the target of each element is the next one, so that the last element is no input.
+        context: the number of first targets of each sequence that are NaN, in a forecast of numbers.
     """
 
     values: Tensor
@@ -55,6 +56,7 @@ class Tensors:
     targets: Tensor | None = None
     per_element: bool = False
     forecast: bool = False
+    context: int = 0
 
     def __len__(self) -> int:
         return self.offsets.shape[0] - 1
@@ -71,6 +73,9 @@ class Tensors:
         item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
         if self.forecast:
             item["target"] = self.values[start + 1 : end]
+            if self.context:
+                item["target"] = item["target"].clone()
+                item["target"][: self.context] = torch.nan
         elif self.targets is not None:
             item["target"] = self.targets[start:end] if self.per_element else self.targets[row]
         return item
@@ -85,6 +90,8 @@ class Tensors:
             values, offsets = values[elements], segments.offsets_from_lengths(lengths)
             if self.forecast:
                 targets = self.values[elements + 1]
+                if self.context:
+                    targets[elements - self.offsets[rows].repeat_interleave(lengths) < self.context] = torch.nan
             elif targets is not None:
                 targets = targets[elements if self.per_element else rows]
         # Without the checks of from_flat, because values and offsets fit together.

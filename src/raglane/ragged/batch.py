@@ -168,8 +168,20 @@ class Ragged(SequenceOperations, Conversions):
             raise ShapeError(message("function", f"a result of {got}", rule, fix))
         return self._like(values)
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(
+        self,
+        device: torch.device | str | int | torch.dtype | Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+    ) -> Self:
         """Move or convert the values like :meth:`torch.Tensor.to`; offsets move to the same device.
+
+        Args:
+            device: a device; or, as the only one of the first two, a dtype or a tensor with the device and dtype.
+            dtype: the dtype of the values.
+            non_blocking: True to copy asynchronously from pinned memory.
+            copy: True to copy values that have the device and dtype.
 
         Raises:
             ArgumentTypeError: invalid arguments of ``torch.Tensor.to``, or a device that is not available.
@@ -178,12 +190,16 @@ class Ragged(SequenceOperations, Conversions):
             >>> Ragged([[1, 2]]).to(torch.float64).dtype
             torch.float64
         """
+        target: Any = (device,) if dtype is None else (device, dtype)
+        options: dict[str, Any] = {
+            name: value for name, value in (("non_blocking", non_blocking), ("copy", copy)) if value
+        }
         try:
-            values = self._values.to(*args, **kwargs)
+            values = self._values.to(*target, **options)
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-            _refuse_to(args, kwargs, error)
+            _refuse_to(target, options, error)
             raise
-        offsets = self._offsets.to(values.device, non_blocking=bool(kwargs.get("non_blocking", False)))
+        offsets = self._offsets.to(values.device, non_blocking=bool(non_blocking))
         return self._make(values, offsets, self._known_lengths())
 
     def pin_memory(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import write_files
-from raglane._utils.messages import count_of, shorten
+from raglane._utils.messages import argument, count_of, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, summary
@@ -74,14 +74,34 @@ def about(parts: Parts, settings: Settings) -> str:
     return f"{parts.name}: {cell}, {settings.task}\n{counts} sequences"
 
 
-def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Write ``card.md`` and ``report.html`` to the folder of a finished run."""
-    card = make_card(folder, settings, result, parts)
+def write_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
+    """Write ``card.md`` and ``report.html`` to the folder of a finished run; return advice on it."""
+    measured, notes = _measure(folder, settings, result, parts)
+    found = advise(settings, result, measured.evaluation, measured.on)
+    card = make_card(folder, settings, parts, measured, notes if found is None else [*notes, f"{found}."])
     write_files({folder / CARD: card.markdown().encode(), folder / REPORT: card.html()})
+    return found
 
 
-def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> Page:
-    """Evaluate the model of a run, and return its card."""
+def advise(settings: Settings, result: TrainingResult, evaluation: Evaluation | None, on: str) -> str | None:
+    """Return a line on a model that is not better than a simple rule, or was still improving, and what to try."""
+    state, found = result.state, []
+    if evaluation is not None and (rule := evaluation.better_rule()) is not None:
+        found.append(f"the model is not better than a simple rule on the {on} part ({rule})")
+    is_last = "validation_loss" in state.history[-1] and 1 < state.epoch == state.best_epoch == settings.epochs
+    if is_last:
+        found.append("the last epoch was the best")
+    if not found:
+        return None
+    longer, other = argument("epochs", 2 * state.epoch), argument("lr", float(f"{settings.lr / 3:.1g}"))
+    tries = (
+        [longer, argument("hidden_size", 2 * settings.hidden_size)] if is_last else [argument("dropout", 0.3), other]
+    )
+    return f"{' and '.join(found)}: try {' or '.join(tries)}"
+
+
+def _measure(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> tuple[_Measured, list[str]]:
+    """Evaluate the model of a run; return the results, and notes on them."""
     saved, device = load_model(folder), pick_device(settings.device)
     notes: list[str] = []
     evaluation, each = None, None
@@ -102,7 +122,7 @@ def make_card(folder: Path, settings: Settings, result: TrainingResult, parts: P
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
-    return _page(folder, settings, parts, _Measured(saved, result, evaluation, each, on), notes)
+    return _Measured(saved, result, evaluation, each, on), notes
 
 
 @dataclass(frozen=True)
@@ -219,8 +239,8 @@ class _Measured:
         ]
 
 
-def _page(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
-    """Return the card as a page."""
+def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
+    """Return the card of a run as a page."""
     state, saved = measured.result.state, measured.saved
     metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
     seconds = sum(row["seconds"] for row in state.history)

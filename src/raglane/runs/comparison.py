@@ -13,8 +13,8 @@ from raglane.errors import DataError
 from raglane.report.figures import Compared
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA, SavedSource
-from raglane.training.checkpoint import count_weights
-from raglane.training.folder import EVALUATION, LAST, find
+from raglane.training.checkpoint import CONFIG, count_weights
+from raglane.training.folder import BEST, EVALUATION, LAST, find
 from raglane.training.job import RunDescription, load_description
 from raglane.training.state import TrainingState, load_progress
 from raglane.training.stored import read_json, reading
@@ -63,6 +63,11 @@ def read_run(folder: Path) -> RunSummary:
             }
     source = SavedSource.load(folder, description.data) if description.data else None
     return RunSummary(folder, description, state, weights, test, source)
+
+
+def has_model(folder: Path) -> bool:
+    """Return True unless a folder or file exists and has no saved model, e.g. of a run that was stopped early."""
+    return not os.path.exists(folder) or (folder / CONFIG).is_file() or find(folder, BEST).is_dir()
 
 
 def compare(folders: Iterable[str | os.PathLike[str]]) -> tuple[Compared, ...]:

@@ -116,6 +116,7 @@ def fit(
     if trained.result.stopped_by is not None:
         # After saving, the signal has its usual effect.
         signal.raise_signal(trained.result.stopped_by)
+    notes += [] if trained.advice is None else [trained.advice]
     return _run_of(trained.result, tuple(notes), None if test is None else trained.parts.test)
 
 

@@ -36,15 +36,26 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return "  ".join([*parts, f"{row['elements_per_second']:,.0f} elements/s"])
 
 
-class LineWatcher(Callback):
-    """Prints one line per epoch, for logs and pipes."""
+# Seconds between the lines of a long epoch.
+_LINE_EVERY = 30.0
 
-    _epochs = 0
+
+class LineWatcher(Callback):
+    """Prints one line per epoch, and within a long one a line every 30 seconds, for logs and pipes."""
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
-        self._epochs = epochs
+        self._epochs, self._batches, self._printed = epochs, batches, time.monotonic()
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
+        """Print a line if the last one is old."""
+        if time.monotonic() - self._printed < _LINE_EVERY or batch == self._batches:
+            return
+        self._printed = time.monotonic()
+        done = f"epoch {epoch}/{self._epochs}  batch {batch:,}/{self._batches:,}  loss {totals.mean_loss:.4f}"
+        print(f"{done}  {totals.speed:,.0f} elements/s", flush=True)
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
+        self._printed = time.monotonic()
         print(epoch_line(row, self._epochs) + ("  best" if is_best else ""), flush=True)
 
     def close(self) -> None:

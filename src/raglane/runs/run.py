@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -214,6 +215,7 @@ class Run:
         *,
         top: int = 1,
         horizon: int = 1,
+        origins: int = 1,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -226,6 +228,7 @@ class Run:
             labels: one entry per sequence, if ``data`` has none.
             top: above 1, add the accuracy of the ``top`` most likely classes.
             horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task ``forecast``).
+            origins: the number of such forecasts of each sequence; each begins ``horizon`` elements before the next.
             batch_size: sequences per batch.
             device: as for :meth:`predict`.
             format: as for :meth:`predict`.
@@ -237,9 +240,8 @@ class Run:
         """
         where = inference.pick_device(device)
         records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
-        return inference.evaluate(
-            self._on(where), records, batch_size=batch_size, top=top, horizon=horizon, device=where
-        )
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
+        return inference.evaluate(self._on(where), records, device=where, **more)
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any
@@ -265,7 +267,9 @@ class Run:
             if labels is not None:
                 rule = "None for a file, whose labels are in a column"
                 raise ArgumentTypeError(message("labels", quote(labels), rule, "name the column, as label='kind'"))
-            return replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
+            records = replace(source, path=as_path(data)).read(self.task, need_labels=need_labels)
+            is_named = any(columns.get(role) for role in ("sequence", "features", "static"))
+            return self._renamed(records) if is_named else records
         records = source.take(data, labels, self.task, need_labels=need_labels)
         if records is data or records.channels != tuple(f"x{place}" for place in range(len(records.channels))):
             return records
@@ -273,9 +277,16 @@ class Run:
             got = f"{count_of(len(records.channels), 'channel')} without names"
             rule = f"sequences of the {count_of(len(self.channels), 'channel')} {quote_all(self.channels)}"
             raise DataError(message("data", got, rule, "pass sequences of shape (steps, channels)"))
-        if len(records.channels) != len(self.channels):
-            return records
-        return Dataset(replace(records.records, channels=self.channels))
+        return self._renamed(records)
+
+    def _renamed(self, records: Dataset) -> Dataset:
+        """Give columns in the order of training their names in training."""
+        held, encoders = records.records, self.preprocess.features
+        features = held.features
+        if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
+            names = _in_order([feature.name for feature in features], [encoder.name for encoder in encoders])
+            features = tuple(replace(feature, name=name) for feature, name in zip(features, names, strict=True))
+        return Dataset(replace(held, channels=tuple(_in_order(held.channels, self.channels)), features=features))
 
     def test_part(self) -> Dataset:
         """Read the test data of the run, or the official test part of the default data.
@@ -339,6 +350,13 @@ class Run:
             if device not in self._moved:
                 self._moved[device] = replace(self.saved, model=deepcopy(self.model).to(device))
             return self._moved[device]
+
+
+def _in_order(names: Sequence[str], trained: Sequence[str]) -> Sequence[str]:
+    """Return the names of training for as many others in their order; a name of training must be in its place."""
+    pairs = zip(names, trained, strict=False)
+    fits = all(name == own or (name not in trained and own not in names) for name, own in pairs)
+    return trained if fits and len(names) == len(trained) else names
 
 
 def _from_files(files: dict[str, bytes], notes: tuple[str, ...], code: NamedCode | None = None) -> Run:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import argument, message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import LOSSES, ModelSettings
@@ -77,7 +77,7 @@ class ColumnNames:
         "Split of texts into tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
         DATA,
         metavar="words|characters|bytes|FILE",
-        unset="columns: words; files: characters",
+        unset="columns: words, or characters if nearly all texts are one word; files: characters",
     )
     tokens: str | None = option(
         None,
@@ -85,6 +85,11 @@ class ColumnNames:
         DATA,
         choices=("yes", "no"),
         unset="for language models, and columns named input_ids, token_ids or tokens",
+    )
+    wide: bool = option(
+        False,
+        "Each row is a sequence, and the columns of features are its steps (CSV); also if they are numbered.",
+        DATA,
     )
     time_gaps: bool = option(False, "Add the time since the previous element as a feature (CSV).", DATA)
     on_bad_row: str = option(
@@ -127,6 +132,12 @@ def renamed(trained: ColumnNames, given: Mapping[str, Any]) -> ColumnNames:
         gone = {*(trained.features or ())} - {*(given.get("features") or ())}
         categorical = [name for name in trained.categorical or () if name not in gone]
         trained = replace(trained, features=None, categorical=categorical or None)
+    for role in ("features", "static"):
+        before, now = getattr(trained, role) or (), given.get(role) or ()
+        if len(before) == len(now) > 0:
+            names = dict(zip(before, now, strict=True))
+            categorical = [names.get(name, name) for name in trained.categorical or ()]
+            trained = replace(trained, categorical=categorical or None)
     return replace(trained, **given)
 
 
@@ -162,7 +173,9 @@ class Source:
     @property
     def name(self) -> str:
         """A short name, for a folder."""
-        return DEFAULT_DATA.lower().replace(" ", "-") if self.path is None else self.path.stem
+        if self.path is None:
+            return DEFAULT_DATA.lower().replace(" ", "-")
+        return Path(self.path.stem).stem if self.path.suffix.lower() == ".gz" else self.path.stem
 
     @property
     def _converted(self) -> Path | None:
@@ -208,8 +221,10 @@ class Source:
             return self.open(task), task
         if self.held is not None:
             return self._guess_in_memory(loss)
-        suffix = "" if self.path is None else self.path.suffix.lower()
-        tables = (".jsonl", ".ndjson", ".parquet", ".pq")
+        from raglane.data.formats.base import suffix_of
+
+        suffix = "" if self.path is None else suffix_of(self.path)
+        tables = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
         others = LABELLED if suffix in tables else ("regress",)
         others = ("language",) if suffix == ".txt" else others
         if self.columns.on_bad_row == "fail":
@@ -270,13 +285,13 @@ class Source:
         if not records.is_in_memory:
             # Other data is read as the converted data was.
             guessed["tokens"] = None if found.tokens is None else "yes" if found.tokens else "no"
-            guessed |= {"time_gaps": found.time_gaps, "time": found.time}
+            guessed |= {"time_gaps": found.time_gaps, "time": found.time, "wide": found.wide}
             if found.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
         given = asdict(self.columns)
         kept = {name: guessed.get(name) if named in (None, [], False) else named for name, named in given.items()}
-        kept["time_gaps"] = bool(kept["time_gaps"])
+        kept |= {"time_gaps": bool(kept["time_gaps"]), "wide": self.columns.wide or found.wide}
         # Each prediction chooses the treatment of invalid rows.
         kept["on_bad_row"] = "fail"
         return kept | {"categorical": guessed["categorical"] or kept["categorical"]}
@@ -288,6 +303,23 @@ class Sources(NamedTuple):
     training: Source
     validation: Source | None = None
     test: Source | None = None
+
+    def by_characters(self, records: Dataset, task: str) -> tuple[Sources, Dataset, str | None]:
+        """Split texts into characters if nearly all are one word and no split was chosen; return a line about it."""
+        from raglane.data.dataset import Dataset
+        from raglane.data.records import is_one_word
+
+        source, data = self.training, (self.training.held or (None,))[0]
+        is_chosen = source.columns.split is not None or not records.is_in_memory or isinstance(data, Dataset)
+        if is_chosen or not is_one_word(records.records):
+            return self, records, None
+        columns = replace(source.columns, split="characters")
+        source, others = (
+            replace(source, columns=columns),
+            [part and replace(part, columns=columns) for part in self[1:]],
+        )
+        line = f"texts of one word are split into characters; {argument('split', 'words')} keeps them whole"
+        return Sources(source, *others), source.read(task), line
 
 
 def check_default(source: Source, settings: ModelSettings) -> None:

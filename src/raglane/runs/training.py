@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,25 +15,30 @@ from numpy.typing import NDArray
 from raglane._utils.files import write_file
 from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
-from raglane.data.holdout import held_out
-from raglane.data.records import note_empty
-from raglane.errors import ArgumentError, DivergedError
+from raglane.data.holdout import end_held_out, held_out
+from raglane.data.records import note_empty, note_single
+from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
-from raglane.runs.card import Parts, about, write_card
+from raglane.runs.card import Parts, about, advise, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
+from raglane.training.checkpoint import read_model
 from raglane.training.folder import DESCRIPTION, IS_BACK, LAST, claimed, find, to_resume
+from raglane.training.inference import evaluate, pick_device
 from raglane.training.job import RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import check_settings, run_job
-from raglane.training.settings import Settings, left_to_plan
+from raglane.training.settings import Settings, left_to_plan, without_task
 from raglane.training.state import load_state
 from raglane.training.tasks import TASKS, settle
 
 # The settings that may change when a run is resumed; they do not affect finished epochs.
-_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger")
+_CHANGEABLE = ("epochs", "patience", "device", "ranks", "engine", "threads", "workers", "logger", "checkpoint_minutes")
+
+# The least number of sequences whose labels are doubted as classes.
+_FEW = 10
 
 Say = Callable[[str], None]
 
@@ -45,6 +50,7 @@ class Trained(NamedTuple):
     settings: Settings
     parts: Parts
     sources: Sources
+    advice: str | None
 
 
 def train_run(
@@ -87,16 +93,17 @@ def train_run(
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
-        for line in records.notes:
+        sources, records, note = sources.by_characters(records, settings.task)
+        for line in (*records.notes, *filter(None, [note])):
             say(line)
         training, validation, test = read_parts(sources, records, settings, say)
-        if before is None:
-            settings, note = settle(settings, training)
-            if note is not None:
-                say(note)
         if plans is not None:
             settings, line = _planned(settings, training, plans)
             say(line)
+        if before is None:
+            settings, lines = settle(settings, training)
+            for line in lines:
+                say(line)
         _report_too_long(settings, training, say)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
@@ -105,8 +112,8 @@ def train_run(
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
         found = sources.training.found_in(training)
-        result = _watched(settings, parts, out, before, watcher, data, found)
-        return Trained(result, settings, parts, sources)
+        result, advice = _watched(settings, parts, out, before, watcher, data, found)
+        return Trained(result, settings, parts, sources, advice)
 
 
 def _watched(
@@ -117,8 +124,8 @@ def _watched(
     watcher: Any,
     data: Mapping[str, Any],
     columns: Mapping[str, Any],
-) -> TrainingResult:
-    """Train, and draw the history even if training diverges; at the end, write the model card."""
+) -> tuple[TrainingResult, str | None]:
+    """Train, and draw the history even if training diverges; at the end, write the model card and return advice."""
     config = run_config(settings, data)
     more: dict[str, Any] = {"data": data, "columns": columns, "test": parts.test, "config": config}
     try:
@@ -133,15 +140,18 @@ def _watched(
         if watcher is not None:
             watcher.close()
     if folder is not None:
-        close_run(folder, settings, result, parts)
-    return result
+        return result, close_run(folder, settings, result, parts)
+    if result.stopped_by is not None or parts.validation is None:
+        return result, None
+    saved = read_model(result.best, Path("a run in memory"))
+    evaluation = evaluate(saved, parts.validation, device=pick_device(settings.device))
+    return result, advise(settings, result, evaluation, "validation")
 
 
-def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> None:
-    """Draw the history of a run and, unless it was stopped, write its model card."""
+def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
+    """Draw the history of a run and, unless it was stopped, write its model card; return advice on it."""
     _draw_curves(folder, result, about(parts, settings))
-    if result.stopped_by is None:
-        write_card(folder, settings, result, parts)
+    return write_card(folder, settings, result, parts) if result.stopped_by is None else None
 
 
 def _draw_curves(folder: Path, result: TrainingResult, title: str) -> None:
@@ -162,17 +172,21 @@ def _opened(source: Source, chosen: Mapping[str, Any], say: Say) -> tuple[Settin
         check_default(source, settings)
         _check(settings)
         return settings, source.open(settings.task)
-    # The loss is checked after the task is known.
-    loss = chosen.get("loss")
-    settings = Settings(**{**chosen, "loss": None})
-    _check(settings)
-    records, task = guessed(source, loss, say)
+    _check(without_task(chosen))
+    records, task = guessed(source, chosen.get("loss"), say)
     return Settings(**{**chosen, "task": task}), records
 
 
 def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
+    labels = records.labels if records.is_in_memory else None
+    if task == "classify" and labels and records.label_kinds == ("whole numbers",) and len(labels) >= _FEW:
+        different = len(set(labels))
+        if different > 0.9 * len(labels):
+            got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
+            rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
+            raise DataError(message("labels", got, rule, f"{fix}, or {argument('task', 'classify')}"))
     if task != "classify":
         say(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task
@@ -227,15 +241,35 @@ def read_parts(
     sources: Sources, records: Dataset, settings: Settings, say: Say
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """Return the training, validation and test parts; all are read before training, to report errors early."""
+    if (single := note_single(records.element_counts, records.is_tokens)) is not None:
+        say(single)
     given = None if sources.validation is None else _read(sources.validation, settings, say)
     where = "" if sources.validation is None else sources.validation.where
     training, validation, notes = _divide(records, given, settings, sources.training.where, where)
     for note in notes:
         say(note)
-    if sources.test is not None:
-        return training, validation, _read(sources.test, settings, say)
+    test = None if sources.test is None else _read(sources.test, settings, say)
+    for name, source, part in (("validation", sources.validation, given), ("test", sources.test, test)):
+        if source is not None and part is not None and (count := _repeated(records, part)):
+            of = f"{count_of(len(part), 'sequence')} of {source.where}"
+            say(f"{name}: {count:,} of {of} are also in the training data")
+    if test is not None:
+        return training, validation, test
     is_default = sources.training.is_default
     return training, validation, sources.training.read(settings.task, part="test") if is_default else None
+
+
+def _repeated(training: Dataset, part: Dataset) -> int:
+    """Return the number of sequences of a part with the elements of one for training; 0 if not in memory."""
+    if not training.is_in_memory or not part.is_in_memory:
+        return 0
+
+    def hashes(data: Dataset) -> Iterator[int]:
+        cut = (data.records.values[start:end] for start, end in pairwise(data.offsets.tolist()) if end > start)
+        return (hash(tuple(own) if data.is_tokens else own.tobytes()) for own in cut)
+
+    known = set(hashes(training))
+    return sum(own in known for own in hashes(part))
 
 
 def _read(source: Source, settings: Settings, say: Say) -> Dataset:
@@ -248,8 +282,11 @@ def _read(source: Source, settings: Settings, say: Say) -> Dataset:
 def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Split off a validation part. Sequences with labels or tags unseen in training return to the training part.
 
-    The labels of sequences that are not in memory are not compared.
+    The labels of sequences that are not in memory are not compared. Of the only sequence of a forecast, the end is
+    held out.
     """
+    if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
+        return end_held_out(data, fraction)
     mask = held_out(data, fraction, seed)
     kept, apart = data.subset(~mask), data.subset(mask)
     if not data.is_in_memory:
@@ -299,6 +336,8 @@ def _divide(
         how = "stratified by label, " if data.has_labels and settings.task == "classify" else ""
         share = f"{100 * settings.validation_fraction:g} % of the training sequences"
         rule = f"{count_of(len(validation), 'sequence')}, {share}, {how}seed {settings.seed}"
+        if len(training) == len(validation) == len(data):
+            rule = f"the end of the sequence, {100 * settings.validation_fraction:g} % of its elements"
         rule += "" if in_memory else "; vocabulary and scale were counted of all, these too"
         if len(validation) == 0:
             validation, rule = None, "none: each sequence held out has a label or a tag that no other has"

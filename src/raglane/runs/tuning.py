@@ -24,7 +24,7 @@ from raglane._utils.lock import locked, turn
 from raglane._utils.messages import argument, message, nearest, quote, require
 from raglane.errors import ArgumentError, CheckpointError, DivergedError
 from raglane.runs.card import Parts
-from raglane.runs.comparison import compare
+from raglane.runs.comparison import compare, has_model
 from raglane.runs.comparison_page import comparison_page
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
 from raglane.training.folder import LAST, REPORT, check_folder, find
@@ -272,7 +272,7 @@ class Search:
 
     def compare(self) -> Path | None:
         """Write the page that compares the trials with a model, and return it, or None without any."""
-        places = sorted(place for place in (self.folder / TRIALS).iterdir() if (place / LAST).is_dir())
+        places = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
         if not places:
             return None
         page = comparison_page(compare(places), "raglane tune", self.folder.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -81,6 +82,18 @@ def training_order(lengths: Tensor, settings: Settings, rank: int = 0, ranks: in
     kind = EpochOrder.grouped() if settings.bucket else EpochOrder.random()
     shared = {"rank": rank, "ranks": ranks}
     return BatchSampler(lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared)
+
+
+def steps_per_epoch(training: Dataset, settings: Settings) -> int:
+    """Return about the number of optimizer steps of an epoch."""
+    elements = int(training.lengths.cpu().numpy().sum(dtype=np.int64))
+    if settings.bptt_steps is not None:
+        batches = elements / min(settings.batch_size, len(training)) / settings.bptt_steps
+    elif settings.batch_elements is not None:
+        batches = elements / settings.batch_elements
+    else:
+        batches = len(training) / settings.batch_size
+    return max(math.ceil(math.ceil(batches) / settings.accumulate), 1)
 
 
 def training_batches(

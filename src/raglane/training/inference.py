@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
-from raglane._utils.messages import message, quote, quote_all, require, shorten
+from raglane._utils.messages import argument, message, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
 from raglane.data.order import BatchLimit
@@ -36,6 +36,10 @@ _FORECAST = 48
 
 # Rows and characters per entry in the repr of a table.
 _SHOWN, _WIDEST = 10, 40
+
+
+# Metrics that are compared with simple rules and are better if higher; those of other tasks are errors.
+_SCORES = ("accuracy", "micro_F1")
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,6 +121,18 @@ class Evaluation:
         numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
         return f"Evaluation({self.task}, {self.sequences:,} sequences: {numbers})"
 
+    def better_rule(self) -> str | None:
+        """Return the metric and the best simple rule in words, if the model is not better than this rule."""
+        for metric, reached in self.numbers.items():
+            rules = {name: rule for name, rule in self.numbers.items() if name.endswith(f"_{metric}")}
+            if not rules:
+                continue
+            is_score = metric in _SCORES
+            name = (max if is_score else min)(rules, key=rules.__getitem__)
+            is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
+            return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+        return None
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The classes; empty for tasks without classes."""
@@ -191,11 +207,13 @@ def evaluate(
     batch_size: int = 256,
     top: int = 1,
     horizon: int = 1,
+    origins: int = 1,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the CPU.
 
-    With ``horizon`` above 1 the last elements of each sequence are also forecast, and measured step by step.
+    With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``origins`` places, and measured
+    step by step.
     """
     check_whole("batch_size", batch_size, 1)
     device = device or torch.device("cpu")
@@ -203,6 +221,10 @@ def evaluate(
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config)
     check_options(task, horizon=horizon, top=top)
+    check_whole("origins", origins, 1)
+    if origins > 1 and horizon == 1:
+        fix = f"pass {argument('horizon')} too, or leave it out"
+        raise ArgumentError(message("origins", f"{origins}", "1 for forecasts of one step", fix))
     where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
@@ -221,7 +243,7 @@ def evaluate(
         whole = preprocessor.apply(records, require_targets=False)
         with answering(model):
             batches = (batch.inputs.to(device) for batch in in_order(whole, BatchLimit(sequences=batch_size)))
-            measured = replace(measured, table=task.ahead(model, batches, horizon))
+            measured = replace(measured, table=task.ahead(model, batches, horizon, origins))
     numbers = {"loss": totals.mean_loss, **measured.numbers}
     return Evaluation(saved.task, len(dataset), count, numbers, measured)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import message, nearest, quote
 from raglane.errors import ArgumentError
 
 # The sections of a help page, in their order.
@@ -75,7 +75,8 @@ def check_value(name: str, value: Any, described: Option) -> None:
     other = described.or_else
     if described.choices and value not in described.choices and not (other is not None and other.holds(value)):
         listed = "one of " + ", ".join(described.choices) + ("" if other is None else f"; or {other.rule}")
-        raise ArgumentError(message(name, quote(value), listed, f"pass {described.choices[0]}"))
+        near = nearest(value, described.choices) if isinstance(value, str) else None
+        raise ArgumentError(message(name, quote(value), listed, f"pass {near or described.choices[0]}"))
     for rule in described.rules:
         if not rule.holds(value):
             raise ArgumentError(message(name, quote(value), rule.rule, rule.fix))

@@ -67,10 +67,16 @@ def write_predictions(
     """
     check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
+    content = to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas)
+    write_files({path: content, **(files or {})})
+
+
+def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
+    """Return predictions as the content of a file with a suffix."""
+    columns = predictions.columns
     if escape_formulas:
-        columns = {no_formula(name): list(map(no_formula, entries)) for name, entries in predictions.columns.items()}
-        predictions = Predictions(columns)
-    write_files({path: WRITERS[path.suffix.lower()](finite(predictions.columns)), **(files or {})})
+        columns = {no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()}
+    return WRITERS[suffix](finite(columns))
 
 
 def parquet_bytes(table: Any) -> bytes:

@@ -59,8 +59,14 @@ def train(
         if before is None:
             settings, _ = settle(settings, training)
         else:
-            settings = replace(settings, loss=settings.loss or before.settings.loss)
+            old = before.settings
+            chosen = {name: getattr(settings, name) or getattr(old, name) for name in _SETTLED}
+            settings = replace(settings, **chosen)
         return run_job(settings, training, validation, folder, before, **options)
+
+
+# The settings that `settle` chooses.
+_SETTLED = ("loss", "bptt_steps", "epochs", "patience", "lr_schedule")
 
 
 def check_settings(settings: Settings) -> None:

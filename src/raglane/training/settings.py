@@ -199,7 +199,13 @@ class Settings(ModelSettings):
     """
 
     embedding: int = option(32, "Size of the embedding of tokens and categories.", MODEL, *_COUNT)
-    epochs: int = option(30, "Passes over the training data.", TRAINING, *_COUNT)
+    epochs: int | None = option(
+        None,
+        "Passes over the training data.",
+        TRAINING,
+        *_COUNT,
+        unset="by the size of the data",
+    )
     batch_size: int = option(
         32, "Sequences per batch; auto: the fastest measured size.", TRAINING, *_COUNT, also="auto"
     )
@@ -237,12 +243,13 @@ class Settings(ModelSettings):
         TRAINING,
         Rule(lambda norm: 0 <= norm <= _HIGHEST, f"at least 0 {_WITHIN}", "pass 1.0, or 0 for no limit"),
     )
-    lr_schedule: str = option(
-        "constant",
+    lr_schedule: str | None = option(
+        None,
         "Learning rate schedule: cosine decreases to 0 at the last epoch; plateau halves the rate after 2 epochs "
         "without a lower validation loss.",
         TRAINING,
         choices=SCHEDULES,
+        unset="constant with --epochs, else cosine",
     )
     warmup: int = option(
         0,
@@ -276,14 +283,14 @@ class Settings(ModelSettings):
         "Elements per chunk of truncated backpropagation; states are carried over (tag, forecast, language).",
         TRAINING,
         *_COUNT,
-        unset="whole sequences",
+        unset="20 to 100 for a forecast of one series, else whole sequences",
     )
     patience: int | None = option(
         None,
         "Epochs without a lower validation loss before training stops (early stopping).",
         TRAINING,
         *_COUNT,
-        unset="run all epochs",
+        unset="by the size of the data without --epochs, else run all epochs",
     )
     bucket: bool = option(False, "Make batches of similar lengths (bucketing).", TRAINING)
     largest_first: bool = option(
@@ -304,6 +311,12 @@ class Settings(ModelSettings):
         "also add the time since the last observation, which --cell grud reads.",
         DATA,
         choices=MISSING,
+    )
+    checkpoint_minutes: float = option(
+        1.0,
+        "Minutes between checkpoints within an epoch, from which --resume continues after a kill.",
+        RUN,
+        Rule(lambda minutes: 0 <= minutes <= _HIGHEST, f"at least 0 {_WITHIN}", "pass e.g. 1"),
     )
     device: str = option("auto", "Device; auto: a GPU if available.", RUN, choices=DEVICES)
     ranks: int = option(1, "Processes on this machine that share each batch.", RUN, *_COUNT)
@@ -366,6 +379,17 @@ class Settings(ModelSettings):
             True
         """
         return build(cls, config, "settings")
+
+
+def without_task(chosen: Mapping[str, Any]) -> Settings:
+    """Return the settings for the first task that allows them, while the task is not known; raise if none does."""
+    refused: list[ArgumentError] = []
+    for task in [chosen["task"]] if "task" in chosen else TASKS:
+        try:
+            return Settings(**{**chosen, "task": task})
+        except ArgumentError as error:
+            refused.append(error)
+    raise refused[0]
 
 
 PLANNED = ("batch_size", "batch_elements")

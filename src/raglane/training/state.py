@@ -225,7 +225,7 @@ def rate_of(settings: Settings, state: TrainingState, batches: int) -> float:
     if done < settings.warmup:
         return settings.lr * (done + 1 / max(batches, 1)) / settings.warmup
     if settings.lr_schedule == "cosine":
-        share = (done - settings.warmup) / max(settings.epochs - settings.warmup, 1)
+        share = (done - settings.warmup) / max((settings.epochs or 1) - settings.warmup, 1)
         return settings.lr * (1 + math.cos(math.pi * min(share, 1.0))) / 2
     if settings.lr_schedule == "plateau":
         return math.ldexp(settings.lr, -_plateaus(state))

@@ -55,9 +55,6 @@ from raglane.training.stored import reading
 from raglane.training.tasks import fit, make_task
 from raglane.training.tasks.base import values_of
 
-# Seconds between checkpoints within an epoch.
-SAVED_EVERY = 600.0
-
 
 class Interrupted(Exception):  # noqa: N818
     """Raised with the number of Ctrl-C or SIGTERM, when the run is saved."""
@@ -92,6 +89,8 @@ class Trainer:
         check_size(config, settings, self.device, elements)
         self.model = SequenceModel(config)
         self.state = TrainingState()
+        # 1 if the settings leave it to the data, which `settle` prevents.
+        self.epochs = settings.epochs or 1
         self.carried: tuple[Tensor, ...] = ()
         # The files of the best model of a training without a folder.
         self.best: dict[str, bytes] = {}
@@ -128,7 +127,6 @@ class Trainer:
 
     def _resume(self, last: Path) -> None:
         """Load the last checkpoint, and write the best model if it is missing."""
-        settings = self.settings
         state, optimizer, self.carried = load_state(last)
         load_weights(self.model, read_tensors(last / WEIGHTS), last / WEIGHTS)
         check_optimizer(optimizer, self.optimizer, last)
@@ -138,8 +136,8 @@ class Trainer:
             self.order.load_state_dict(state.order or self.order.state_dict(state.batch))
             if state.batch >= max(len(self.order), 1):
                 raise ValueError(f"{state.batch} batches of an epoch that has {len(self.order)}")
-        if settings.epochs < state.epoch:
-            got = f"{settings.epochs}, and {state.epoch} are done"
+        if self.epochs < state.epoch:
+            got = f"{self.epochs}, and {state.epoch} are done"
             fix = f"pass e.g. {argument('epochs', state.epoch + 10)}"
             raise ArgumentError(message("epochs", got, "at least the number of complete epochs", fix))
         self.optimizer.load_state_dict(optimizer)
@@ -152,7 +150,7 @@ class Trainer:
         """Return True if no epoch is left to train; the files after the last one may still be missing."""
         state, patience = self.state, self.settings.patience
         is_patient = patience is None or state.waited < patience or state.batch > 0
-        return state.epoch >= self.settings.epochs or not is_patient
+        return state.epoch >= self.epochs or not is_patient
 
     def _model_files(self) -> dict[str, bytes]:
         return model_files(self.model, self.preprocessor, self.job.columns)
@@ -167,7 +165,7 @@ class Trainer:
             self.signals.listen()
             try:
                 self._begin()
-                for epoch in range(self.state.epoch, self.settings.epochs):
+                for epoch in range(self.state.epoch, self.epochs):
                     self.order.set_epoch(epoch)
                     self._batches = len(self.order)
                     self._since = time.perf_counter()
@@ -201,7 +199,7 @@ class Trainer:
         self._answers: list[tuple[Tensor, Batch]] = []
         self._batches = len(self.order)
         if self.callback is not None:
-            self.callback.started(self.state, self.settings.epochs, self._batches)
+            self.callback.started(self.state, self.epochs, self._batches)
 
     def _mark_step(self) -> None:
         self._stepped = replace(self.state, totals=replace(self.state.totals))
@@ -292,7 +290,8 @@ class Trainer:
         signal = self._stop.result()
         # The last batch of an epoch is saved with the epoch.
         if is_step and state.batch < self._batches:
-            if (signal is not None or time.monotonic() - self._saved > SAVED_EVERY) and self.ranks.is_first:
+            is_due = time.monotonic() - self._saved >= 60 * self.settings.checkpoint_minutes
+            if (signal is not None or is_due) and self.ranks.is_first:
                 self._save_within()
             if signal is not None:
                 raise Interrupted(signal)
@@ -325,7 +324,7 @@ class Trainer:
             self.settings.patience is not None and state.waited >= self.settings.patience
         ):
             return True
-        if signal is not None and state.epoch < self.settings.epochs:
+        if signal is not None and state.epoch < self.epochs:
             raise Interrupted(signal)
         return False
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice, check_kind
 from raglane._utils.files import as_path, check_file
-from raglane._utils.messages import printable, quote, shorten
-from raglane.data.formats import csv, ipc, jsonl, text, ts
-from raglane.data.formats.base import Format, columns_argument, data_error, open_error
+from raglane._utils.messages import argument, count_of, printable, quote, shorten
+from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
+from raglane.data.formats.base import Format, columns_argument, data_error, open_error, suffix_of
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.formats.ts import japanese_vowels
 from raglane.data.records import LISTS, ROLES, Columns, Records, note_empty
 
-__all__ = ["FORMATS", "Format", "japanese_vowels", "pick", "read"]
+__all__ = ["FORMATS", "Format", "by_suffix", "japanese_vowels", "pick", "read"]
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
@@ -25,8 +25,9 @@ FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read, ts.pieces),
     "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, _TABLE),
     "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, _TABLE),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson"), jsonl.read, jsonl.pieces, _TABLE),
-    "csv": Format("csv", (".csv",), csv.read, csv.pieces, (*_TABLE, "time")),
+    "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, _TABLE),
+    "npz": Format("npz", (".npz",), npz.read, npz.pieces, _TABLE),
+    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, (*_TABLE, "time")),
     "text": Format("text", (".txt",), text.read, text.pieces),
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
@@ -53,6 +54,9 @@ def read(
     if unused:
         names = ", ".join(map(columns_argument, unused))
         notes.append(f"not used, since the format {chosen.name} has no such column: {names}")
+    repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
+    if repeated:
+        notes.append(f"{count_of(repeated, 'sequence')} repeat the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
     return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
@@ -70,10 +74,14 @@ def pick(path: Path, format: str | None = None) -> Format:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
-    for chosen in FORMATS.values():
-        if path.suffix.lower() in chosen.suffixes:
-            return chosen
+    if (known := by_suffix(path)) is not None:
+        return known
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
     rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
-    raise data_error(path, got, rule, "rename or convert the file")
+    raise data_error(path, got, rule, f"name the format with {argument('format')}, or convert the file")
+
+
+def by_suffix(path: PurePath) -> Format | None:
+    """Return the format of a file's suffix, or None."""
+    return next((format for format in FORMATS.values() if suffix_of(path) in format.suffixes), None)

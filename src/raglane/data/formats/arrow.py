@@ -23,6 +23,9 @@ from raglane.data.records import TASKS, Columns, Targets, as_float32, offsets_of
 from raglane.data.splitting import split_texts
 from raglane.errors import DataError
 
+# Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files the same channels.
+SET_SIZE = 128
+
 _Integers = npt.NDArray[np.int64]
 _Labels = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
 
@@ -209,10 +212,14 @@ def sequences_of(reader: Reader, column: Any, name: str, columns: Columns) -> tu
     reader.check_inner_nulls(elements, offsets, name)
     if is_text(elements.type):
         return words_of(reader, elements, name, offsets), offsets
-    if arrow_types().is_integer(elements.type) and takes_tokens(columns, name)[0]:
+    types = arrow_types()
+    if types.is_integer(elements.type) and takes_tokens(columns, name)[0]:
         return elements.cast("large_string").to_numpy().astype(object), offsets
     if not is_list(elements.type):
         return numbers_of(elements)[:, None], offsets
+    kind = elements.type.value_type
+    if name in (columns.categorical or ()) and (types.is_integer(kind) or types.is_null(kind)):
+        return _multi_hot(reader, elements, name, offsets), offsets
     widths, entries = explode(elements)
     if len(widths) == 0:
         # All sequences are empty, so the number of channels is unknown.
@@ -231,6 +238,40 @@ def sequences_of(reader: Reader, column: Any, name: str, columns: Columns) -> tu
         got = f"a null in {reader.row(row)}, step {step}, channel {channel}, column {quote(name)}"
         raise reader.error(got, "elements that are not null", f"fill it, or write NaN and {how_to_fill()}")
     return numbers_of(entries).reshape(len(widths), int(widths[0])), offsets
+
+
+def are_sets(column: Any) -> bool:
+    """Return True for lists of sets of whole numbers: their sizes differ, and no set has a number twice."""
+    if not is_list(column.type) or not is_list(column.type.value_type) or column.null_count:
+        return False
+    _, elements = explode(column)
+    if not arrow_types().is_integer(elements.type.value_type) or elements.null_count:
+        return False
+    widths, _ = explode(elements)
+    return len(widths) > 0 and bool((widths != widths[0]).any()) and _not_in_set(elements) is None
+
+
+def _not_in_set(elements: Any) -> int | None:
+    """Return the first element that is no set of numbers below ``SET_SIZE``, or None."""
+    widths, entries = explode(elements)
+    owners = np.repeat(np.arange(len(widths)), widths)
+    numbers = entries.cast("int64", safe=False).fill_null(-1).to_numpy()
+    wrong = (numbers < 0) | (numbers >= SET_SIZE)
+    _, places = np.unique(owners * SET_SIZE + numbers, return_index=True)
+    wrong |= ~np.isin(np.arange(len(numbers)), places)
+    return int(owners[wrong.argmax()]) if wrong.any() else None
+
+
+def _multi_hot(reader: Reader, elements: Any, name: str, offsets: _Integers) -> npt.NDArray[np.float32]:
+    """Return sets of whole numbers as ``(N, SET_SIZE)`` float32: 1 for each number of a set."""
+    widths, entries = explode(elements)
+    odd = _not_in_set(elements)
+    if odd is not None:
+        rule, fix = f"sets of different whole numbers from 0 to {SET_SIZE - 1}", "correct the row, or remove it"
+        raise reader.entry_error(quote(elements[odd].as_py()), odd, name, rule, fix, offsets)
+    block = np.zeros((len(widths), SET_SIZE), dtype=np.float32)
+    block[np.repeat(np.arange(len(widths)), widths), entries.cast("int64").to_numpy()] = 1
+    return block
 
 
 def _split_texts(

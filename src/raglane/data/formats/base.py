@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import IO, Any
 
 from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane._utils.messages import argument, message, quote, quote_all
 from raglane.data.records import Columns, Records
 from raglane.errors import DataError
+
+# The suffix of compressed files, after that of the format.
+GZIP = ".gz"
 
 # Names of an id column, in lower case and in order of preference.
 ID_NAMES = (
@@ -30,6 +36,8 @@ TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
 # Names of a time column, in order of preference.
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
+# Further ones, if no two elements of a sequence have the same entry.
+PERIOD_NAMES = ("month", "quarter", "year")
 
 
 @dataclass(frozen=True)
@@ -93,9 +101,25 @@ def read_bytes(path: Path) -> bytes:
         content = read_file(path)
     except OSError as error:
         raise open_error(path, error) from error
+    if path.suffix.lower() == GZIP:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            got = f"a damaged gzip file ({' '.join(str(error).split())})"
+            raise data_error(path, got, "a whole gzip file", "write it again") from error
     if not content or content.isspace():
         raise _empty_error(path)
     return content
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file for reading; one with the suffix .gz is decompressed into memory."""
+    return io.BytesIO(read_bytes(path)) if path.suffix.lower() == GZIP else path.open("rb")
+
+
+def suffix_of(path: PurePath) -> str:
+    """Return the suffix of a file in lower case, without the .gz of a compressed one."""
+    return (path.with_suffix("") if path.suffix.lower() == GZIP else path).suffix.lower()
 
 
 def check_readable(path: Path) -> None:
@@ -148,15 +172,16 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     return is_tokens, f"the whole numbers of {quote(name)} are {kind} ({columns_argument('tokens')} chooses)"
 
 
-def check_named(path: Path, role: str, name: str, present: Iterable[str]) -> str:
-    """Return ``name``, or raise a DataError if the file lacks it."""
+def check_named(path: Path, role: str, name: str, present: Iterable[str], count: int = 1) -> str:
+    """Return ``name``, one of ``count`` columns of a role, or raise a DataError if the file lacks it."""
     names = list(present)
     if name not in names:
-        rule, fix = (
-            f"a file with this column, but its columns are {quote_all(names)}",
-            f"pass one of them as {columns_argument(role)}",
-        )
-        raise data_error(path, f"no column {quote(name)}", rule, fix)
+        rule, fix = f"a file with this column, but its columns are {quote_all(names)}", "pass one of them as"
+        if role == "label":
+            fix = "add it, use data without labels only to predict, or name another with"
+        elif count > 1:
+            fix = f"rename one, or name all {count} columns in their order, each with"
+        raise data_error(path, f"no column {quote(name)}", rule, f"{fix} {columns_argument(role)}")
     return name
 
 
@@ -173,7 +198,10 @@ def choose_column(path: Path, role: str, candidates: list[str], kind: str, prese
             path, got, f"a file with one candidate for the {role} column", f"name one with {columns_argument(role)}"
         )
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
-    raise data_error(path, got, f"data with a {kind}", f"add one, or name it with {columns_argument(role)}")
+    fix = f"add one, or name it with {columns_argument(role)}"
+    if role == "label":
+        fix += f"; without labels, pass {argument('task', 'forecast')} to predict the next element"
+    raise data_error(path, got, f"data with a {kind}", fix)
 
 
 def id_column(

@@ -1,5 +1,6 @@
 """CSV in long form: one row per element, and a column of ids that assigns rows to sequences.
 
+Tabs, semicolons or bars may separate the entries if the header has no comma; numbers may then have decimal commas.
 Sequences are in the order in which their ids first appear, and the rows of a sequence in the order of the time column,
 or else of the file. A feature column contains numbers (an empty entry, ``NaN`` or ``NA`` is missing) or, if most
 entries are words, categories. A single column, at least half of it words, contains tokens; so does the first of several
@@ -20,6 +21,7 @@ Ids are integers if all are written as integers of at most 18 digits, else texts
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -34,14 +36,25 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, quote_all, require
 from raglane.data.formats.base import (
     ID_NAMES,
+    ROLE_NAMES,
+    TIME_NAMES,
+    check_named,
     check_readable,
     columns_argument,
     data_error,
     decode,
     id_column,
+    opened,
     read_bytes,
 )
-from raglane.data.formats.csv_table import Entries, check_header_once, is_plain, numbers_in, records_of_rows
+from raglane.data.formats.csv_table import (
+    DECIMAL_COMMA,
+    Entries,
+    check_header_once,
+    is_plain,
+    numbers_in,
+    records_of_rows,
+)
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import TASKS, Columns, Records
@@ -49,7 +62,10 @@ from raglane.data.records import TASKS, Columns, Records
 _ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
 
 # Separators other than commas.
-_OTHER_MARKS = (";", "\t", "|")
+_OTHER_MARKS = ("\t", ";", "|")
+
+# A column that may be a step: a prefix and a number.
+_NUMBERED = re.compile(r"(.*?)(\d{1,6})")
 
 # Names of a column of texts in a file without ids.
 _TEXTS = ("text", "sentence", "document", "question", "review")
@@ -65,13 +81,21 @@ def read(path: Path, columns: Columns) -> Records:
 def read_entries(path: Path, entries: dict[str, Entries], columns: Columns) -> Records:
     """Read columns of texts in long form, from a file or a table."""
     present = list(entries)
-    text = _text_column(path, columns, present)
+    text, steps = _text_column(path, columns, present), _step_columns(path, columns, entries)
     if text is not None:
         return _whole_rows(path, entries, replace(columns, sequence=text))
-    name, id_notes = _id_column(path, columns, present)
+    if steps or columns.wide:
+        return _wide_rows(path, entries, columns, steps)
+    name, id_notes = id_column(path, columns, present, present, _ID_NAMES)
+    if name is None and columns.task == "forecast":
+        # A forecast needs no label, so the rows of a file without ids are one series.
+        name, id_notes = "series", ("no id column: all rows are one series",)
+        entries = {name: np.full(len(next(iter(entries.values()))), "0", dtype=object), **entries}
+    name, id_notes = (name, id_notes) if name in entries else _id_column(path, columns, present)
     records = records_of_rows(path, entries, columns, name)
-    # A guessed time column is not required of other files.
-    return replace(records, notes=(*id_notes, *records.notes), columns=replace(records.columns, time=columns.time))
+    # A guessed time column is not required of other files, nor is an id column.
+    used = replace(records.columns, time=columns.time, id=name if name in present else None)
+    return replace(records, notes=(*id_notes, *records.notes), columns=used)
 
 
 def repeats_ids(entries: Mapping[str, Any], columns: Columns) -> bool:
@@ -97,8 +121,63 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
             f"no id column among {quote_all(present)}",
             f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
         )
-        raise data_error(path, got, rule, f"name it with {columns_argument('id')}")
+        texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
+        raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}")
     return name, notes
+
+
+def _step_columns(path: Path, columns: Columns, entries: Mapping[str, Entries]) -> list[str]:
+    """Return the columns that are the steps of rows, if each row is a sequence of numbers; else []."""
+    if columns.wide and columns.features:
+        return list(columns.features)
+    id_name, _ = id_column(path, columns, entries, entries, _ID_NAMES)
+    roles = {id_name, columns.label, columns.time, *(columns.static or ())}
+    free = [name for name in entries if name not in roles and name.lower() not in ROLE_NAMES["label"]]
+    found = sorted((match[1], int(match[2]), name) for name in free if (match := _NUMBERED.fullmatch(name)))
+    steps = [name for _, _, name in found]
+    numbered = [(found[0][0], found[0][1] + place) for place in range(len(found))]
+    is_numbered = len(found) > 2 and numbered == [(prefix, number) for prefix, number, _ in found]
+    if not columns.wide:
+        is_chosen = columns.features or columns.sequence or columns.time
+        has_times = any(name.lower() in TIME_NAMES for name in entries)
+        is_wide = columns.task != "forecast" if id_name is None else _is_distinct(entries[id_name])
+        if not is_numbered or is_chosen or has_times or not is_wide:
+            return []
+    numbers = [name for name in (steps if is_numbered else free) if not numbers_in(entries[name])[1].any()]
+    return numbers if columns.wide or numbers == steps else []
+
+
+def _is_distinct(ids: Entries) -> bool:
+    return len(set(ids)) == len(ids)
+
+
+def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps: list[str], first: int = 0) -> Records:
+    """Read rows that are a sequence each, with a step per column; empty entries at the end of a row are no steps."""
+    for name in steps:
+        check_named(path, "features", name, entries)
+    if not steps:
+        raise data_error(path, "no column of numbers", "a file whose columns of numbers are steps", "check the file")
+    table = np.stack([entries[name] for name in steps], axis=1)
+    count = len(table)
+    filled = table != ""
+    lengths = np.maximum(np.where(filled.any(1), len(steps) - filled[:, ::-1].argmax(1), 0), 1)
+    rows = np.repeat(np.arange(count), lengths)
+    id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
+    if id_name is not None and not _is_distinct(entries[id_name]):
+        twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
+        raise data_error(
+            path, f"the id {quote(twice)} twice", "a file with one row per id", "remove a row, or rename it"
+        )
+    numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
+    value = f"{steps[0]} to {steps[-1]}"
+    long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
+    long[value] = table[np.arange(len(steps)) < lengths[:, None]]
+    long |= {name: entry[rows] for name, entry in entries.items() if name not in (*steps, id_name)}
+    asked = replace(columns, features=(value,), time=None)
+    records = records_of_rows(path, long, asked, id_name or "id", rows + first)
+    note = f"each row is a sequence, whose steps are the columns {value}"
+    used = replace(records.columns, features=tuple(steps), time=columns.time, id=columns.id, wide=True)
+    return replace(records, notes=(*notes, note, *records.notes[1:]), columns=used)
 
 
 def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first: int = 0) -> Records:
@@ -153,16 +232,18 @@ def _entries_of(path: Path) -> tuple[dict[str, Entries], tuple[str, ...]]:
 def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
     """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
     pandas = require("pandas", "data")
+    mark = _separator(content.readline())
+    content.seek(0)
     # The header is read as a row, because pandas would rename repeated and empty names, and truncate longer rows.
     options: dict[str, Any] = {"header": None, "dtype": object, "keep_default_na": False, "encoding": "utf-8-sig"}
     try:
-        with pandas.read_csv(content, chunksize=size or sys.maxsize, **options) as reader:
+        with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
             for frame in reader:
+                if mark != ",":
+                    frame = frame.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
                 # Only the missing ends of short rows are NaN.
                 yield frame.fillna("").to_numpy(dtype=object)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
-        content.seek(0)
-        _check_separator(path, content.readline().decode("utf-8-sig", errors="replace").strip())
         got = f"rows of several sizes ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "a file with one entry per column in each row", "correct the file") from error
 
@@ -170,8 +251,6 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
 def _header_of(path: Path, rows: Entries) -> list[str]:
     """Return the names of the columns, some of which may be empty."""
     header: list[str] = rows[0].tolist() if len(rows) else []
-    if len(header) == 1:
-        _check_separator(path, header[0])
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
     if twice is not None:
@@ -179,12 +258,9 @@ def _header_of(path: Path, rows: Entries) -> list[str]:
     return header
 
 
-def _check_separator(path: Path, line: str) -> None:
-    """Raise a DataError if another separator than a comma is in the first line."""
-    mark = next((mark for mark in _OTHER_MARKS if mark in line), None)
-    if mark is not None and "," not in line:
-        fix = f"convert it: pandas.read_csv({str(path)!r}, sep={mark!r}).to_csv('commas.csv', index=False)"
-        raise data_error(path, f"entries separated by {mark!r}", "a file with entries separated by commas", fix)
+def _separator(header: bytes) -> str:
+    """Return the separator of the entries: a comma, unless the header has only others."""
+    return next((mark for mark in _OTHER_MARKS if mark.encode() in header and b"," not in header), ",")
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -197,9 +273,11 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)))
     names = [name for name in header if name]
     text = _text_column(path, columns, names)
-    if text is not None:
+    entries = _entries_of(path)[0] if columns.wide or sum(map(bool, map(_NUMBERED.fullmatch, names))) > 2 else {}
+    steps = _step_columns(path, columns, entries) if entries else []
+    if text is not None or steps or columns.wide:
         if not start:
-            yield _text_piece(path, replace(columns, sequence=text))
+            yield _row_piece(path, replace(columns, sequence=text), steps)
         return
     id_name, _ = _id_column(path, columns, names)
     place = header.index(id_name)
@@ -215,13 +293,15 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         yield file.regrouped()
 
 
-def _text_piece(path: Path, columns: Columns) -> Piece:
-    """Return the rows of a file of texts as one piece."""
+def _row_piece(path: Path, columns: Columns, steps: list[str]) -> Piece:
+    """Return the rows of a file with a sequence per row as one piece."""
     entries, _ = _entries_of(path)
     count = len(next(iter(entries.values())))
 
     def read(low: int, high: int) -> Records:
-        return _whole_rows(path, {name: entry[low:high] for name, entry in entries.items()}, columns, low)
+        rows = {name: entry[low:high] for name, entry in entries.items()}
+        is_text = columns.sequence is not None
+        return _whole_rows(path, rows, columns, low) if is_text else _wide_rows(path, rows, columns, steps, low)
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")
 
@@ -274,7 +354,7 @@ class _File:
 
 def _chunks(path: Path) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         yield from _parsed(path, file, ROWS)
 
 
@@ -327,7 +407,7 @@ def _check_bytes(path: Path) -> None:
     """Raise a DataError with the line of the first byte that is not UTF-8 text."""
     check_readable(path)
     line, rest = 1, b""
-    with path.open("rb") as file:
+    with opened(path) as file:
         while chunk := file.read(BYTES):
             # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data.formats.arrow import labels_in
-from raglane.data.formats.base import TIME_NAMES, check_named, choose_column, columns_argument, data_error
+from raglane.data.formats.base import PERIOD_NAMES, TIME_NAMES, check_named, choose_column, columns_argument, data_error
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
 from raglane.errors import DataError
@@ -23,6 +23,9 @@ _Bools = npt.NDArray[np.bool_]
 
 # Spellings of a missing number, in lower case.
 _MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+
+# A number with a decimal comma.
+DECIMAL_COMMA = r"^\s*([+-]?\d*),(\d+(?:[eE][+-]?\d+)?)\s*$"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def records_of_rows(
     present = list(entries)
     rows = np.arange(len(entries[id_name])) if rows is None else rows
     check_header_once(path, entries, rows)
-    time, time_note = _choose_time(path, entries, columns, [name for name in present if name != id_name])
+    time, time_note = _choose_time(path, entries, columns, id_name)
     table = _grouped(path, entries, columns, id_name, time, rows)
     named, static = feature_columns(path, columns, present)
     free = [name for name in present if name not in (id_name, time, *static)]
@@ -250,6 +253,9 @@ def _features(
     words: list[str] = []
     for name in names:
         column, odd = table.numbers(name)
+        if odd.any() and name not in (columns.categorical or ()):
+            has_comma = odd & bool(re.match(DECIMAL_COMMA, table.entries[name][int(odd.argmax())]))
+            table.check(has_comma, name, "decimal points", "write points, or separate the entries by semicolons")
         has_words = _has_words(name, odd, columns, is_tokens is None)
         if len(names) == 1:
             has_words = has_words or bool(odd.mean() >= 0.5 or columns.tokens) if is_tokens is None else is_tokens
@@ -342,10 +348,9 @@ def _targets(table: _Table, columns: Columns, label: str) -> Targets:
     return Targets(values, per_element=per_element, names=tuple(names))
 
 
-def _choose_time(
-    path: Path, entries: Mapping[str, Entries], columns: Columns, free: Sequence[str]
-) -> tuple[str | None, str]:
+def _choose_time(path: Path, entries: Mapping[str, Entries], columns: Columns, id_name: str) -> tuple[str | None, str]:
     """Return the named time column, or the first with a usual name, or None; and the note about it."""
+    free = [name for name in entries if name != id_name]
     if columns.time is not None:
         return check_named(path, "time", columns.time, entries), f"time column: {quote(columns.time)}"
     why = ""
@@ -355,13 +360,22 @@ def _choose_time(
             continue
         _times(path, entries[name], name)
         return name, f"time column: {quote(name)} (by its name)"
+    for name in free:
+        is_time = name.lower() in PERIOD_NAMES and name not in _taken(columns)
+        if is_time and len(set(zip(entries[id_name], entries[name], strict=True))) == len(entries[name]):
+            _times(path, entries[name], name)
+            return name, f"time column: {quote(name)} (by its name)"
     return None, f"no time column: {why}rows keep the order of the file; name one with {columns_argument('time')}"
 
 
 def _time_candidates(columns: Columns, free: Sequence[str]) -> list[str]:
     """Return the columns with usual names of a time column, without those that were named otherwise."""
-    taken = {columns.label, columns.id, *(columns.features or ())}
-    return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in taken]
+    return [name for usual in TIME_NAMES for name in free if name.lower() == usual and name not in _taken(columns)]
+
+
+def _taken(columns: Columns) -> set[str | None]:
+    """Return the columns that were named in another role than time."""
+    return {columns.label, columns.id, *(columns.features or ())}
 
 
 def _check_other_times(table: _Table, columns: Columns, same: _Bools) -> None:
@@ -393,16 +407,26 @@ def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
     numbers = pandas.to_numeric(series, errors="coerce").to_numpy()
     if numbers.dtype.kind in "iu" or np.isfinite(numbers).all():
         return np.asarray(numbers)
-    dates = pandas.to_datetime(series, errors="coerce", format="ISO8601", utc=True)
+    dates = _dates(series)
     if dates.isna().any():
         bad = dates.isna().to_numpy() if dates.notna().any() else ~np.isfinite(numbers)
         row = int(bad.argmax())
         got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
-        rule = "a file with times that are numbers, or dates such as 2024-01-31 or 2024-01-31T12:30:00"
+        rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
         fix = f"correct it, {other}, or remove this one if the rows are in order"
         raise data_error(path, got, rule, fix)
     return np.asarray(dates.astype("int64"))
+
+
+def _dates(series: Any) -> Any:
+    """Return a ``pandas.Series`` of texts as dates: ISO 8601, quarters such as 1970 Q1, or months such as 1991 Jul."""
+    pandas = require("pandas", "data")
+    months = series.str.replace(
+        r"^(\d{4})\W?[Qq]([1-4])$", lambda found: f"{found[1]}-{3 * int(found[2]) - 2:02}", regex=True
+    )
+    dates = pandas.to_datetime(months, errors="coerce", format="ISO8601", utc=True)
+    return pandas.to_datetime(series, errors="coerce", format="%Y %b", utc=True) if dates.isna().all() else dates
 
 
 def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
@@ -413,6 +437,6 @@ def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
     if np.isfinite(numbers.to_numpy(dtype=np.float64)).all():
         gaps = numbers.diff()
     else:
-        gaps = pandas.to_datetime(series, format="ISO8601", utc=True).diff().dt.total_seconds()
+        gaps = _dates(series).diff().dt.total_seconds()
     floats: npt.NDArray[np.float32] = gaps.fillna(0).to_numpy(dtype=np.float32)
     return floats

@@ -167,11 +167,11 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             if not start or first + row >= start[0]:
                 with readable(shard, "Arrow"):
                     rows.validate(full=True)
-                yield _table_piece(shard, rows, chosen, columns, row, first + row + rows.num_rows, description)
+                yield table_piece(shard, rows, chosen, columns, row, first + row + rows.num_rows, description)
         first += table.num_rows
 
 
-def _table_piece(
+def table_piece(
     path: Path,
     table: Any,
     chosen: Chosen,
@@ -220,7 +220,7 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
             for batch in file.iter_batches(rows, row_groups=[number], columns=chosen.names):
                 end = row + batch.num_rows
                 if not start or row >= start[0]:
-                    yield _table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
+                    yield table_piece(path, arrow.Table.from_batches([batch]), chosen, columns, row, end)
                 row = end
 
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, with a list or a text under one key, and a label under another.
+"""JSON lines, or an array in JSON: objects with a list or a text under one key, and a label under another.
 
 Numbers are those of Python's ``json``. Errors are: a whole number beyond 64 bits (write ``1e30``, or a string for a
 name), lists or objects nested more deeply than a sequence can be, and a key that occurs twice in an object. ``NaN``,
@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,18 @@ _DEEPEST = 32
 # In a large table, at least one entry in _SPARSE must be present; a table of up to _SMALL entries may be empty.
 _SPARSE, _SMALL = 20, 10_000_000
 
+_SPACE = re.compile(r"\s*")
+# Finds the ends of objects; numbers are parsed later.
+_SCANNER = json.JSONDecoder(parse_int=str, parse_float=str)
+
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a file of JSON lines."""
-    texts = decode(path, read_bytes(path)).split("\n")
-    table, lines = _table(path, [(number, text) for number, text in enumerate(texts, 1) if text.strip()], columns)
+    text = decode(path, read_bytes(path))
+    rows = _array(path, text) if text.lstrip().startswith("[") else enumerate(text.split("\n"), 1)
+    table, lines = _table(path, [(number, row) for number, row in rows if row.strip()], columns)
     chosen = choose(path, table.schema, columns)
     return records_of(path, table.select(chosen.names), chosen, columns, lines)
 
@@ -56,7 +62,42 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         # Later pieces require the id column, even if it was guessed.
         return replace(result, columns=replace(result.columns, id=chosen.id))
 
-    yield from line_pieces(lines_of(path, start), records)
+    lines = lines_of(path, start)
+    if any(line.content.lstrip().startswith(b"[") for line in islice(lines_of(path), 1)):
+        rows = enumerate(_array(path, decode(path, read_bytes(path))), 1)
+        lines = (Line(number, row.encode(), end) for end, (number, row) in rows if not start or end > start[0])
+    yield from line_pieces(lines, records)
+
+
+def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Yield the text of each entry of an array in JSON, with the number of its line."""
+    end, line, counted = text.index("["), 1, 0
+    try:
+        while text[end] != "]":
+            start = _blank(text, end + 1)
+            if text[end] == "[" and text[start : start + 1] == "]":
+                raise data_error(path, "an empty array", "an array with at least one object", "check the file")
+            line, counted = line + text.count("\n", counted, start), start
+            _, stop = _SCANNER.raw_decode(text, start)
+            yield line, text[start:stop]
+            end = _blank(text, stop)
+            if text[end : end + 1] not in (",", "]"):
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, end)
+        if (rest := _blank(text, end + 1)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, rest)
+    except json.JSONDecodeError as error:
+        got = f"bad JSON ({error.msg})"
+        raise data_error(
+            path, got, "an array of objects, or one object per line", "correct it", error.lineno
+        ) from error
+    except RecursionError as error:
+        raise _too_deep(path, line) from error
+
+
+def _blank(text: str, place: int) -> int:
+    """Return the place of the first character that is not white space."""
+    match = _SPACE.match(text, place)
+    return place if match is None else match.end()
 
 
 def _table(
@@ -116,8 +157,7 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
         raise data_error(path, got, "a JSON object", "correct the line", number) from error
     except RecursionError as error:
-        got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
-        raise data_error(path, got, "a list, or a list of lists", "correct the line", number) from error
+        raise _too_deep(path, number) from error
     except ValueError as error:
         # Python does not parse integers of thousands of digits.
         raise _too_large(path, "a whole number of thousands of digits", number) from error
@@ -129,6 +169,11 @@ def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[
             path, f"a JSON {_kind(row)}", "one JSON object per line", 'write {"values": [...], ...}', number
         )
     return row
+
+
+def _too_deep(path: Path, number: int) -> DataError:
+    got = f"bad JSON (brackets in brackets, more than {_DEEPEST} deep)"
+    return data_error(path, got, "a list, or a list of lists", "correct the line", number)
 
 
 def _is_deep(row: Any) -> bool:

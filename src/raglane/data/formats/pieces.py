@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raglane.data.formats.base import Format, check_readable, check_text
+from raglane.data.formats.base import Format, check_readable, check_text, opened
 from raglane.data.fragments import Layout
 from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
@@ -90,7 +90,7 @@ class Line:
 def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
     """Yield the lines of a text that are not blank."""
     check_readable(path)
-    with path.open("rb") as file:
+    with opened(path) as file:
         if start:
             file.seek(start[0])
         elif mark := file.read(4):

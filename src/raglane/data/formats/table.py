@@ -25,7 +25,9 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote
 from raglane.data.formats.arrow import (
+    SET_SIZE,
     Reader,
+    are_sets,
     arrow_types,
     is_id,
     is_label,
@@ -48,7 +50,7 @@ from raglane.data.formats.base import (
     id_column,
     takes_tokens,
 )
-from raglane.data.records import Columns, Feature, Records, as_float32
+from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,10 @@ def records_of(
     if table.num_rows == 0:
         raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     ids = None if chosen.id is None else _ids(Reader(path, None, lines, first), table.column(chosen.id), chosen.id)
-    reader = Reader(path, ids, lines, first)
+    reader, notes = Reader(path, ids, lines, first), chosen.notes
+    if are_sets(table.column(chosen.sequence)):
+        notes = (*notes, f"the lists of {quote(chosen.sequence)} are sets, as {SET_SIZE} channels of zeros and ones")
+        columns = replace(columns, categorical=tuple(dict.fromkeys((*(columns.categorical or ()), chosen.sequence))))
     values, offsets = sequences_of(reader, table.column(chosen.sequence), chosen.sequence, columns)
     split = (columns.split or "words") if is_text(table.column(chosen.sequence).type) else None
     labels, tags, targets, kinds = None, None, None, None
@@ -151,7 +156,7 @@ def records_of(
     # A guessed id column is not required of other files.
     used = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
     return Records(
-        values, offsets, ids, labels, tags, channels, path, chosen.notes, used, targets, features, label_kinds=kinds
+        values, offsets, ids, labels, tags, channels, path, notes, used, targets, features, label_kinds=kinds
     )
 
 
@@ -165,10 +170,10 @@ def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:
 def feature_columns(path: Path, columns: Columns, present: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns that were named as features of elements and of sequences; raise if a role is ambiguous."""
     names = list(present)
-    features = tuple(check_named(path, "features", name, names) for name in columns.features or ())
-    static = tuple(check_named(path, "static", name, names) for name in columns.static or ())
-    for name in columns.categorical or ():
-        check_named(path, "categorical", name, names)
+    for several in LISTS:
+        for wanted in getattr(columns, several) or ():
+            check_named(path, several, wanted, names, len(getattr(columns, several)))
+    features, static = columns.features or (), columns.static or ()
     for name in static:
         others = {"features": columns.features or (), "sequence": (columns.sequence,), "label": (columns.label,)}
         role = next((role for role, taken in others.items() if name in taken), None)

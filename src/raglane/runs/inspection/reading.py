@@ -24,7 +24,7 @@ from raglane.data.formats.ipc import is_converted, read_parquet
 from raglane.data.formats.table import Chosen, choose
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
-from raglane.data.records import TASKS, Columns, Records
+from raglane.data.records import TASKS, Columns, Records, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
@@ -131,6 +131,8 @@ def read(
         contents = _with_labels(
             lambda asked: contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path), columns
         )
+    if (note := note_single(contents.lengths, contents.kind == "tokens")) is not None:
+        contents = replace(contents, notes=(*contents.notes, note))
     if not contents.lengths.any():
         count = count_of(len(contents.lengths), "sequence")
         got = f"{count}, none of which has an element" if len(contents.lengths) else "no sequence"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import are_whole
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError
+from raglane.training.batches import steps_per_epoch
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel, Tag
@@ -31,12 +33,38 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
-def settle(settings: Settings, training: Dataset) -> tuple[Settings, str | None]:
-    """Choose the loss bce for a forecast of zeros and ones; return the settings, and a line about this or None."""
-    if settings.task != "forecast" or settings.loss is not None or not _is_binary(training):
-        return settings, None
-    why = f"all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}"
-    return replace(settings, loss="bce"), f"loss: bce, because {why}"
+# Of a training whose length is left to the data: optimizer steps, fewest and most epochs, and steps of early stopping.
+STEPS, FEWEST, MOST, PATIENT = 2000, 10, 300, 500
+# The fewest and most elements of a chunk of truncated backpropagation through one series.
+CHUNKS = 20, 100
+
+
+def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
+    """Choose the loss, chunks, epochs and learning rate schedule that were left to the data; return lines about them.
+
+    With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of a longer one.
+    """
+    notes = []
+    if settings.task == "forecast" and settings.loss is None and _is_binary(training):
+        settings = replace(settings, loss="bce")
+        notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}")
+    is_long = settings.task == "forecast" and len(training) == 1 and int(training.lengths[0]) >= 2 * CHUNKS[0]
+    is_whole = settings.bucket or settings.batch_elements is not None or settings.initial_state == "lengths"
+    if settings.bptt_steps is None and is_long and not is_whole:
+        chunk = min(max(int(training.lengths[0]) // 10, CHUNKS[0]), CHUNKS[1])
+        settings = replace(settings, bptt_steps=chunk)
+        notes.append(f"chunks of {chunk} elements, because there is one long series; {argument('bptt_steps')} chooses")
+    schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
+    if settings.epochs is None:
+        steps = steps_per_epoch(training, settings)
+        epochs, wait = min(max(-(-STEPS // steps), FEWEST), MOST), max(-(-PATIENT // steps), 5)
+        patience = settings.patience or (wait if wait < epochs else None)
+        settings = replace(settings, epochs=epochs, patience=patience)
+        length = f"{epochs:,} of {count_of(steps, 'step')}" + (
+            f", until {patience} without improvement" if patience else ""
+        )
+        notes.append(f"epochs: {length}; learning rate {schedule}; {argument('epochs')} chooses")
+    return replace(settings, lr_schedule=schedule), notes
 
 
 def _is_binary(training: Dataset) -> bool:
@@ -54,7 +82,8 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
         got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(message(str(training.source), got, rule, fix))
-    return fitted
+    is_whole = training.label_kinds == ("whole numbers",) and are_whole(fitted.labels or ())
+    return replace(fitted, whole_labels=is_whole)
 
 
 def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:

@@ -149,13 +149,16 @@ class Task(ABC):
         """
         return values_of(model(inputs))
 
-    def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
+    def ahead(
+        self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
+    ) -> tuple[dict[str, Any], ...]:
         """Return the errors per step of forecasts of the last ``horizon`` elements of each sequence, as table rows.
 
         Args:
             model: a :class:`SequenceModel`.
             batches: whole sequences, on the device of the model.
             horizon: the number of elements to forecast.
+            origins: the number of forecasts of each sequence; each begins ``horizon`` elements before the next.
 
         Raises:
             DataError: no sequence is long enough.

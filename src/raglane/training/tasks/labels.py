@@ -49,7 +49,7 @@ class Classify(Task):
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool, top: int = 1) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return the likeliest class, its probability and, with the options, the top classes and all probabilities."""
-        shares, labels = output.softmax(-1), self.preprocessor.labels or ()
+        shares, labels = output.softmax(-1), self.preprocessor.answers
         best, places = shares.max(dim=1) if len(shares) else (shares.new_zeros(0), torch.zeros(0, dtype=torch.int64))
         columns: dict[str, list[Any]] = {
             "prediction": [labels[place] for place in places.tolist()],
@@ -84,6 +84,8 @@ class _Confusion:
 
     def measured(self) -> Measured:
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
+        # The share of the most frequent class.
+        numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(int(self.matrix.sum()), 1)
         if self.top > 1:
             numbers[f"top{self.top}_accuracy"] = self.among_top / max(int(self.matrix.sum()), 1)
         return Measured(numbers, self.labels, self.matrix)
@@ -165,7 +167,7 @@ class MultiLabel(Task):
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:
         """Return a list of labels per row and, with the option, the probability of each label."""
-        shares, labels = row_sigmoid(output), self.preprocessor.labels or ()
+        shares, labels = row_sigmoid(output), self.preprocessor.answers
         predicted = (shares >= model.thresholds.cpu()).tolist()
         rows = [[label for label, is_predicted in zip(labels, row, strict=True) if is_predicted] for row in predicted]
         columns: dict[str, list[Any]] = {"prediction": rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import product
 from typing import Any, ClassVar
@@ -21,6 +22,8 @@ from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of
 
 # The maximum number of points of a picture of true and predicted numbers.
 _POINTS = 2000
+# The longest season that is tried, and the most elements that are compared for it.
+_LONGEST_SEASON, _COMPARED = 400, 5000
 
 
 def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
@@ -33,6 +36,29 @@ def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
     if name == "quantile":
         return torch.maximum((1 - quantile) * errors, -quantile * errors)
     return sizes
+
+
+def season_of(values: Tensor) -> int:
+    """Return the lag of the first high peak of the autocorrelation of elements ``(L, C)`` without trend, or 0."""
+    values = values[-_COMPARED:].cpu().double()
+    count = len(values)
+    steps = torch.stack([torch.ones(count), torch.arange(count) / max(count, 1)], 1).double()
+    values = values - steps @ torch.linalg.lstsq(steps, values).solution if count > 2 else values[:0]
+    lags = range(min(count // 2, _LONGEST_SEASON) + 1 if count > 2 else 0)
+    alike = [
+        float((values[lag:] * values[: count - lag]).mean()) / max(float(values.square().mean()), 1e-12) for lag in lags
+    ]
+    # A peak follows a valley; noise on a slow wave has peaks without one.
+    peaks = [
+        lag
+        for lag in lags[2:-1]
+        if min(alike[:lag]) < 0.7 * alike[lag] and alike[lag - 1] < alike[lag] >= alike[lag + 1]
+    ]
+    highest = max([alike[lag] for lag in peaks], default=0.0)
+    # Autocorrelations of noise deviate from 0 by about 1 / sqrt(L).
+    if highest < max(0.3, 3 / math.sqrt(max(count, 1))):
+        return 0
+    return next(lag for lag in peaks if alike[lag] > 0.8 * highest)
 
 
 class Regress(Task):
@@ -119,6 +145,8 @@ class Forecast(Task):
     metric = "MAE"
     baseline = "persistence"
     options: ClassVar[tuple[str, ...]] = ("horizon",)
+    # The season of the data of the last meter; 0 without one.
+    season = 0
 
     def __init__(self, preprocessor: Preprocessor, settings: ModelSettings) -> None:
         super().__init__(preprocessor, settings)
@@ -160,12 +188,11 @@ class Forecast(Task):
         )
 
     def parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the channels of elements ``(..., C or more)``, and a mask that is 0 for missing values."""
+        """Return the channels of elements ``(..., C or more)``, and a mask that is 0 for missing values and for NaN."""
         channels = self.std.shape[0]
         known = values[..., :channels]
-        if self.preprocessor.missing == "error":
-            return known, torch.ones_like(known)
-        return known, 1 - values[..., channels : 2 * channels]
+        flags = 0.0 if self.preprocessor.missing == "error" else values[..., channels : 2 * channels]
+        return known.nan_to_num(), torch.where(known.isnan(), 0.0, 1.0 - flags)
 
     def meter(self, model: Any, records: Dataset) -> Meter:  # noqa: ARG002
         """Return a meter of errors, with those of baselines."""
@@ -181,11 +208,16 @@ class Forecast(Task):
                 fix = f"correct them, or train with {argument('loss', 'mse')}"
                 raise DataError(message(str(records.source), got, rule, fix))
 
-    def ahead(self, model: Any, batches: Iterable[Ragged], horizon: int) -> tuple[dict[str, Any], ...]:
-        """Return a row per step: the error of the forecast, of the last known element, and of the mean."""
-        sums = torch.zeros(4, horizon, dtype=torch.float64)
+    def ahead(
+        self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
+    ) -> tuple[dict[str, Any], ...]:
+        """Return a row per step: the error of the forecast, of the last known element, of the mean, and of a season."""
+        names = ["MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE"]
+        names += [f"season_{self.season}_MAE"] if self.season else []
+        sums = torch.zeros(len(names) + 1, horizon, dtype=torch.float64)
         for batch in batches:
-            sequences = [sequence for sequence in batch if len(sequence) > horizon]
+            cut = (sequence[: max(len(sequence) - back * horizon, 0)] for sequence in batch for back in range(origins))
+            sequences = [sequence for sequence in cut if len(sequence) > horizon]
             if not sequences:
                 continue
             heads = Ragged([sequence[:-horizon] for sequence in sequences])
@@ -193,16 +225,22 @@ class Forecast(Task):
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
             forecasts = self.answer(model, heads, horizon).cpu()
-            rules: tuple[Any, ...] = (forecasts, last, 0.5 if self.is_binary else 0.0)
+            rules: list[Any] = [forecasts, last, 0.5 if self.is_binary else 0.0]
+            if self.season:
+                rules.append(torch.stack([self._repeated(head.cpu(), horizon) for head in heads]))
             for place, forecast in enumerate(rules):
                 sums[place] += ((forecast - known).abs() * scale).sum((0, 2))
-            sums[3] += real.sum((0, 2))
-        if not sums[3].any():
+            sums[-1] += real.sum((0, 2))
+        if not sums[-1].any():
             rule = "smaller than the length of a sequence"
             raise DataError(message("horizon", f"{horizon}", rule, "pass a smaller horizon, or longer sequences"))
-        names = ("MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE")
-        means = (sums[:3] / sums[3]).T.tolist()
+        means = (sums[:-1] / sums[-1]).T.tolist()
         return tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(means, start=1))
+
+    def _repeated(self, head: Tensor, horizon: int) -> Tensor:
+        """Return the last season of a sequence, repeated for ``horizon`` steps; the last element if it is shorter."""
+        known = self.parts(head)[0][-(self.season if len(head) >= self.season else 1) :]
+        return known.repeat(-(-horizon // len(known)), 1)[:horizon]
 
     def answer(self, model: Any, inputs: Ragged, horizon: int) -> Tensor:
         """Return scaled forecasts ``(B, horizon, C)``; NaN for an empty sequence."""
@@ -225,24 +263,37 @@ class Forecast(Task):
 
 
 class _ForecastErrors:
-    """Accumulates the errors of the forecast, the previous element and the training mean, in the units of the data."""
+    """Accumulates the errors of the forecast and of simple rules, in the units of the data.
+
+    The rules repeat the previous element, the training mean, or the element one season before.
+    """
 
     def __init__(self, task: Forecast) -> None:
         self.task = task
-        self.sums = torch.zeros(4, dtype=torch.float64)
+        self.sums = torch.zeros(5, dtype=torch.float64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        score = self.task.score(output, batch)
+        score, inputs = self.task.score(output, batch), batch.inputs
         known, real = self.task.parts(targets_of(batch))
+        before = self.task.parts(inputs.values)[0]
+        if not self.sums[4] and len(inputs):
+            self.task.season = season_of(self.task.parts(inputs[int(inputs.lengths.argmax())])[0])
+        rows = torch.arange(len(before), device=before.device)
+        places = rows - self.task.season + 1
+        starts = inputs.offsets[:-1].to(rows.device).repeat_interleave(inputs.lengths.to(rows.device))
+        before = before[torch.where((places < starts) | (places > rows), rows, places)]
         # The mean of scaled data is 0.
-        mean = (known.abs() * real * self.task.std.to(known.device)).sum()
-        parts = (score.metric, score.baseline, mean, score.count)
+        mean, season = (
+            (rule * real * self.task.std.to(known.device)).sum() for rule in (known.abs(), (before - known).abs())
+        )
+        parts = (score.metric, score.baseline, mean, season, score.count)
         self.sums += torch.stack([part.double() for part in parts]).cpu()
 
     def measured(self) -> Measured:
-        model, persistence, mean, count = self.sums.tolist()
-        count = count or float("nan")
-        return Measured({"MAE": model / count, "persistence_MAE": persistence / count, "mean_MAE": mean / count})
+        means = (self.sums[:4] / self.sums[4]).tolist()
+        names = ["MAE", "persistence_MAE", "mean_MAE"]
+        names += [f"season_{self.task.season}_MAE"] if self.task.season else []
+        return Measured(dict(zip(names, means, strict=False)))
 
 
 class _Nats:

@@ -1,0 +1,96 @@
+"""NumPy's ``.npz``: named arrays, of which each becomes a column of a table, as in Parquet.
+
+An array ``(sequences, steps)`` or ``(sequences, steps, channels)`` has sequences of one length, and an array of one
+dimension an entry per sequence. With an array ``offsets`` (or ``lengths``), sequences have different lengths: arrays
+with a row per element, ``(N,)`` or ``(N, channels)``, become lists of these lengths. Arrays of objects are refused,
+because reading them can run code.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane._utils.messages import quote, require
+from raglane.data.formats.base import data_error, read_bytes
+from raglane.data.formats.ipc import slices, table_piece
+from raglane.data.formats.pieces import Piece, Start
+from raglane.data.formats.table import choose, records_of
+from raglane.data.records import Columns, Records, offsets_of
+
+
+def read(path: Path, columns: Columns) -> Records:
+    """Read a file of arrays."""
+    table = _table(path)
+    chosen = choose(path, table.schema, columns)
+    return records_of(path, table.select(chosen.names), chosen, columns)
+
+
+def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """Yield pieces; a position is a row."""
+    table = _table(path)
+    chosen = choose(path, table.schema, columns)
+    for row, rows in slices(table):
+        if not start or row >= start[0]:
+            yield table_piece(path, rows, chosen, columns, row, row + rows.num_rows)
+
+
+def _table(path: Path) -> Any:
+    """Return the arrays as a ``pyarrow.Table`` with a row per sequence."""
+    arrays = _arrays(path)
+    offsets = arrays.pop("offsets", None)
+    if offsets is None and "lengths" in arrays:
+        lengths = arrays.pop("lengths")
+        offsets = offsets_of(lengths) if lengths.dtype.kind in "iu" and lengths.ndim == 1 else lengths
+    if offsets is not None:
+        is_rising = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
+        if not is_rising or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            got, rule = f"offsets {quote(offsets)}", "a file whose offsets begin with 0 and never fall"
+            raise data_error(path, got, rule, "write the place where each sequence starts, and the end of the last")
+    columns = {}
+    rows = len(next(iter(arrays.values()), ())) if offsets is None else len(offsets) - 1
+    for name, array in arrays.items():
+        if offsets is not None and len(array) == offsets[-1]:
+            columns[name] = _lists(offsets, _lists_of(array))
+        elif len(array) == rows:
+            columns[name] = _lists_of(array)
+        else:
+            got = f"an array {quote(name)} of shape {array.shape}, with {rows:,} sequences"
+            rule = "a file whose arrays have a row per sequence, or per element with the array offsets"
+            raise data_error(path, got, rule, "save other arrays in another file")
+    return require("pyarrow", "data").table(columns)
+
+
+def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a file by name."""
+    try:
+        with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
+            arrays = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        got = f"no readable arrays ({' '.join(str(error).split()).rstrip('.')})"
+        raise data_error(path, got, "a file of numpy.savez, without objects", "write it again") from error
+    for name, array in (arrays or {"": np.zeros(())}).items():
+        if array.ndim == 0 or array.dtype.kind not in "biufUS":
+            got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}" if arrays else "no array"
+            raise data_error(path, got, "a file of arrays of numbers or texts, with a row per sequence", "leave it out")
+    return arrays
+
+
+def _lists_of(array: npt.NDArray[Any]) -> Any:
+    """Return an array as an Arrow column, in nested lists for each further dimension."""
+    if array.ndim == 1:
+        return require("pyarrow", "data").array(array.tolist() if array.dtype.kind in "US" else array)
+    count, width = array.shape[:2]
+    return _lists(np.arange(count + 1) * width, _lists_of(array.reshape(count * width, *array.shape[2:])))
+
+
+def _lists(offsets: npt.NDArray[Any], values: Any) -> Any:
+    arrow = require("pyarrow", "data")
+    return arrow.LargeListArray.from_arrays(arrow.array(offsets.astype(np.int64)), values)

@@ -1,0 +1,139 @@
+"""What a training chooses by its data: its length, splits of texts, held-out ends of series; and its advice."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raglane as rl
+from commands import FAST
+from raglane.cli import main
+from raglane.data import read
+from raglane.errors import ArgumentError
+from raglane.training.inference import Evaluation, evaluate
+from raglane.training.settings import Settings
+from raglane.training.tasks import FEWEST, MOST, STEPS, Measured, settle
+
+_QUICK: dict[str, Any] = {"hidden_size": 4, "threads": 1}
+_WAVE = [math.sin(0.5 * step) + 0.1 * step for step in range(40)]
+
+
+def _texts(path: Path, words: list[str]) -> str:
+    path.write_text("name,kind\n" + "".join(f"{word},{'long' if len(word) > 5 else 'short'}\n" for word in words))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "steps"),
+    [
+        (7, {}, 1),
+        (1600, {}, 50),
+        (1600, {"batch_size": 16}, 100),
+        (1600, {"accumulate": 2}, 25),
+        (1600, {"batch_elements": 32}, 50),
+        (1600, {"bptt_steps": 1}, 50),
+        (100_000, {}, 3125),
+    ],
+)
+def test_the_length_of_a_training(count: int, options: dict[str, Any], steps: int) -> None:
+    data = read(np.zeros((count, 2)), rl.data.Columns("forecast"))
+    settings, notes = settle(Settings("forecast", loss="mse", **options), data)
+    epochs = min(max(math.ceil(STEPS / steps), FEWEST), MOST)
+    assert (settings.epochs, settings.lr_schedule) == (epochs, "cosine")
+    assert settings.patience == (None if steps == 1 else max(math.ceil(500 / steps), 5))
+    assert notes[0].startswith(f"epochs: {epochs:,} of {steps:,} step")
+    chosen = settle(Settings("forecast", loss="mse", epochs=7, **options), data)
+    assert chosen == (Settings("forecast", loss="mse", epochs=7, lr_schedule="constant", **options), [])
+
+
+def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = _texts(tmp_path / "names.csv", ["a b", "a b c d e f"] * 12), tmp_path / "run"
+    quick = ["--hidden-size", "3", "--threads", "1"]
+    assert main(["train", data, "--sequence-column", "name", "--out", str(run), *quick, "--patience", "2"]) == 0
+    assert f"epochs: {MOST} of 1 step, until 2 without improvement" in capsys.readouterr().out
+    for line in (f"epochs = {MOST}", "patience = 2", 'lr-schedule = "cosine"'):
+        assert f"\n{line}" in (run / "run.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rule"),
+    [
+        ({"accuracy": 0.8, "macro_f1": 0.2, "majority_accuracy": 0.7}, None),
+        ({"accuracy": 0.7, "macro_f1": 0.2, "majority_accuracy": 0.7}, "accuracy 0.700, majority accuracy 0.700"),
+        ({"accuracy": 1.0, "majority_accuracy": 1.0}, None),
+        ({"MAE": 2.0, "persistence_MAE": 3.0, "mean_MAE": 1.5}, "MAE 2.000, mean MAE 1.500"),
+        ({"MAE": 2.0, "persistence_MAE": 2.5}, None),
+        ({"nats": 9.0, "independent_nats": 8.0, "persistence_nats": 7.0}, "nats 9.000, persistence nats 7.000"),
+        ({"perplexity": 3.0, "unigram_perplexity": 4.0, "bits_per_character": 2.0}, None),
+        ({"micro_F1": 0.1, "all_labels_micro_F1": 0.3}, "micro F1 0.100, all labels micro F1 0.300"),
+    ],
+)
+def test_the_rule_that_a_model_does_not_beat(numbers: dict[str, float], rule: str | None) -> None:
+    assert Evaluation("any", 9, 9, {"loss": 1.0, **numbers}, Measured(numbers)).better_rule() == rule
+
+
+def test_the_last_line_is_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Labels that do not depend on the sequences.
+    random = np.random.default_rng(0)
+    noise, labels = list(random.normal(size=(60, 5))), ["a", "a", "b"] * 20
+    run = rl.fit(noise, labels, epochs=3, lr=1e-9, validation_fraction=0.5, **_QUICK)
+    assert run.notes[-1].startswith(("the model is not better than a simple rule on the validation part", "the last"))
+    data, out = _texts(tmp_path / "n.csv", ["aa", "bbbbbbbb"] * 9), str(tmp_path / "run")
+    assert main(["train", data, "--sequence-column", "name", "--lr", "0.01", "--out", out, *FAST]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "note: the last epoch was the best: try --epochs 4 or --hidden-size 8"
+    assert "the last epoch was the best" in (tmp_path / "run" / "card.md").read_text()
+
+
+def test_words_are_split_into_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _texts(tmp_path / "names.csv", ["anna", "eve", "van der", *("xy" * length for length in range(1, 20))])
+    train = ["train", data, "--sequence-column", "name", "--validation", data, *FAST]
+    assert main([*train, "--out", str(tmp_path / "run")]) == 0
+    assert "texts of one word are split into characters; --split words keeps them whole" in capsys.readouterr().out
+    run = rl.load(tmp_path / "run")
+    assert run.preprocess.split == "characters"
+    # New data is read in the same way, whatever its texts are, and so is the data of a resumed run.
+    assert run.read(["many words here"], need_labels=False).lengths.tolist() == [15]
+    assert main(["train", "--resume", "--out", str(tmp_path / "run"), "--epochs", "3"]) == 0
+    assert main([*train, "--out", str(tmp_path / "words"), "--split", "words"]) == 0
+    assert "21 of 22 sequences have at most one element: to split texts into" in capsys.readouterr().out
+    assert rl.fit(["anna", "eve"] * 4, ["a", "b"] * 4, epochs=1, **_QUICK).preprocess.split == "characters"
+
+
+def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "series.csv"
+    path.write_text("month,x\n" + "".join(f"{2000 + row // 12}-{row % 12 + 1:02},{x}\n" for row, x in enumerate(_WAVE)))
+    assert main(["train", str(path), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST]) == 0
+    out = capsys.readouterr().out
+    assert "no id column: all rows are one series" in out
+    assert "training: 1 sequence, 36 elements of 1 channel" in out
+    assert "validation: the end of the sequence, 10 % of its elements" in out
+    run = rl.fit([_WAVE], task="forecast", epochs=2, **_QUICK)
+    assert run.result is not None
+    state = run.result.state
+    # Each element of the end is forecast from all before it.
+    heads = [_WAVE[:end] for end in range(36, 40)]
+    predicted = np.array(run.predict(heads)["prediction"])[:, 0, 0]
+    best = state.history[state.best_epoch - 1]
+    assert best["validation_MAE"] == pytest.approx(np.abs(predicted - _WAVE[36:]).mean(), rel=1e-4)
+    assert best["persistence_MAE"] == pytest.approx(np.abs(np.diff(_WAVE[35:])).mean(), rel=1e-4)
+    with pytest.raises(ArgumentError, match="at least 3 elements, got a sequence of 2"):
+        rl.fit([[0.1, 0.2]], task="forecast", **_QUICK)
+
+
+def test_backtests_from_several_origins() -> None:
+    run = rl.fit([_WAVE], task="forecast", epochs=1, validation_fraction=0, **_QUICK)
+    records = run.read([_WAVE])
+    table = evaluate(run.saved, records, horizon=3, origins=4).measured.table
+    heads = [_WAVE[: 40 - 3 * back] for back in range(1, 5)]
+    predicted = np.array(run.predict(heads, horizon=3)["prediction"])[:, :, 0]
+    truth = np.array([_WAVE[len(head) : len(head) + 3] for head in heads])
+    assert [row["MAE"] for row in table] == pytest.approx(np.abs(predicted - truth).mean(0), rel=1e-4)
+    # Origins before the first element are left out.
+    assert evaluate(run.saved, records, horizon=30, origins=9).measured.table[0]["step"] == 1
+    with pytest.raises(ArgumentError, match="origins must be 1 for forecasts of one step, got 2"):
+        run.evaluate([_WAVE], origins=2)
