@@ -212,7 +212,7 @@ class Preprocessor:
 
     @property
     def answers(self) -> tuple[str | int, ...]:
-        """The labels as in their source: whole numbers, or texts."""
+        """The labels as in their source, whole numbers or texts."""
         labels = self.labels or ()
         return tuple(map(int, labels)) if self.whole_labels else labels
 
