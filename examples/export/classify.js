@@ -1,4 +1,4 @@
-// Classify sequences with the files of `raglane export RUN model.onnx`: npm install onnxruntime-web
+// Classify sequences with the files of `raglane export RUN -o model.onnx`: npm install onnxruntime-web
 // node classify.js model.onnx '[[[0.1, 2.0], [0.3, 1.9]], [[0.7, 1.1]]]'
 const ort = require("onnxruntime-web");
 const fs = require("fs");

@@ -88,15 +88,40 @@ def test_each_panel_is_taken_as_it_is() -> None:
 
 def test_arrays_of_three_dimensions() -> None:
     random = np.random.default_rng(0)
-    array, labels = random.normal(size=(12, 3, 5)), [0, 1] * 6
-    first = RecurrentClassifier(**_QUICK).fit(array, labels)
-    last = RecurrentClassifier(channels="last", **_QUICK).fit(array.transpose(0, 2, 1), labels)
-    assert len(first.run_.channels) == 3
-    assert np.array_equal(first.predict_proba(array), last.predict_proba(array.transpose(0, 2, 1)))
-    assert np.array_equal(first.predict_proba(array), first.predict_proba(torch.tensor(array)))
-    assert np.array_equal(first.predict_proba(array), first.predict_proba(list(array)))
-    with pytest.raises(DataError, match=r"3 channels, as in fit, got 5 channels.*which is 'first'"):
-        first.predict(array.transpose(0, 2, 1))
+    array, labels = random.normal(size=(12, 5, 3)), [0, 1] * 6
+    last = RecurrentClassifier(**_QUICK).fit(array, labels)
+    first = RecurrentClassifier(channels="first", **_QUICK).fit(array.transpose(0, 2, 1), labels)
+    run = rl.fit(array, labels, **_TINY, progress=False)
+    assert last.run_.channels == first.run_.channels == run.channels == ("x0", "x1", "x2")
+    assert np.array_equal(first.predict_proba(array.transpose(0, 2, 1)), last.predict_proba(array))
+    assert np.array_equal(last.predict_proba(array), last.predict_proba(torch.tensor(array)))
+    assert np.array_equal(last.predict_proba(array), last.predict_proba(list(array)))
+    words = r"3 channels, as in fit, got 5 channels in sequences \(steps, channels\)\. .* or channels='first'"
+    with pytest.raises(DataError, match=words):
+        last.predict(array.transpose(0, 2, 1))
+
+
+def test_patience_and_a_callback_end_a_training() -> None:
+    sequences, labels = _sequences(channels=1)
+    rows: list[dict[str, float]] = []
+
+    def stop_after_three(row: dict[str, float]) -> bool:
+        rows.append(row)
+        return len(rows) == 3
+
+    model = RecurrentClassifier(**_QUICK, callback=stop_after_three).fit(sequences, labels)
+    assert (model.n_iter_, [row["epoch"] for row in rows]) == (3, [1, 2, 3])
+    assert model.run_.result is not None
+    history = model.run_.result.state.history
+    assert rows == history
+    whole = RecurrentClassifier(**_QUICK, callback=rows.append).fit(sequences, labels)
+    assert (whole.n_iter_, len(rows)) == (15, 18)
+    assert [row["train_loss"] for row in rows[3:6]] == [row["train_loss"] for row in history]
+    noise = np.random.default_rng(0).normal(size=(40, 6))
+    early = RecurrentRegressor(**(_QUICK | {"epochs": 200}), patience=2).fit(noise, noise[::-1, 0])
+    assert early.n_iter_ < 200
+    with pytest.raises(ArgumentTypeError, match=r"callback must be a function .* got 3"):
+        RecurrentClassifier(**_TINY, callback=3).fit(sequences, labels)
 
 
 def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
@@ -105,7 +130,7 @@ def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
     model = RecurrentRegressor(**_QUICK).fit(array, numbers)
     assert model.n_features_in_ == 4
     assert model.run_.channels == ("x0",)
-    for same in (list(array), array.tolist(), pd.DataFrame(array), torch.tensor(array), array[:, None, :]):
+    for same in (list(array), array.tolist(), pd.DataFrame(array), torch.tensor(array), array[:, :, None]):
         assert np.array_equal(model.predict(same), model.predict(array))
     assert model.predict([row[:2] for row in array]).shape == (30,)
     with pytest.raises(ValueError, match="X has 2 features, but RecurrentRegressor is expecting 4 features"):
@@ -121,7 +146,7 @@ def test_texts() -> None:
     for X in (texts, [text.split() for text in texts], np.array(texts), pd.Series(texts)):
         model = RecurrentClassifier(**_QUICK).fit(X, labels)
         assert model.predict(X).tolist() == labels
-    with pytest.raises(DataError, match=r"tokens, as in fit.*, got .*2 channels"):
+    with pytest.raises(DataError, match=r"tokens, as in fit.*, got .*3 channels"):
         model.predict([np.ones((2, 3))])
 
 
@@ -129,7 +154,7 @@ def test_labels_come_back_as_they_were() -> None:
     sequences, words = _sequences()
     for up, down in (("up", "down"), (2, 10), (-1.0, 1.0), (True, False)):
         labels = np.array([up if word == "up" else down for word in words])
-        model = RecurrentClassifier(channels="last", **_QUICK).fit(sequences, labels)
+        model = RecurrentClassifier(**_QUICK).fit(sequences, labels)
         assert model.classes_.tolist() == sorted([up, down])
         assert model.predict(sequences).tolist() == labels.tolist()
         assert model.predict(sequences).dtype == labels.dtype
@@ -139,14 +164,14 @@ def test_labels_come_back_as_they_were() -> None:
 def test_several_numbers_per_sequence() -> None:
     sequences, _ = _sequences()
     numbers = np.array([[len(sequence), sequence[-1, 0]] for sequence in sequences])
-    model = RecurrentRegressor(channels="last", **(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
+    model = RecurrentRegressor(**(_QUICK | {"epochs": 80, "loss": "huber"})).fit(sequences, numbers)
     assert model.predict(sequences).shape == (20, 2)
     assert model.score(sequences, numbers) > 0.8
 
 
 def test_pipelines_searches_copies_and_pickles() -> None:
     sequences, labels = _sequences()
-    model = RecurrentClassifier(channels="last", **_QUICK)
+    model = RecurrentClassifier(**_QUICK)
     grid = GridSearchCV(model, {"hidden_size": np.array([2, 4]), "cell": ["rnn", "gru"]}, cv=2).fit(sequences, labels)
     assert grid.best_params_["cell"] in ("rnn", "gru")
     assert grid.best_estimator_.run_.model.config.hidden_size in (2, 4)
@@ -171,7 +196,7 @@ def test_parameters_are_the_settings() -> None:
     assert repr(model) == "RecurrentClassifier(hidden_size=3)"
     names = set(model.get_params())
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
-    assert names == settings | {"random_state", "channels"}
+    assert names == settings | {"random_state", "channels", "callback"}
     assert model.set_params(lr=0.5).lr == 0.5
     with pytest.raises(TypeError, match="layer"):
         RecurrentClassifier(layer="gru")
@@ -190,10 +215,10 @@ def test_parameters_are_the_settings() -> None:
         ({"channels": "middle"}, None, None, ArgumentError, "channels must be .*first, last.*, got 'middle'"),
         (
             {},
-            [np.ones((3, 4)), np.ones((2, 4))],
+            [np.ones((3, 4)), np.ones((3, 2))],
             ["a", "b"],
             DataError,
-            r"X\[1\] must be .*got 2 channels.*channels='last'",
+            r"X\[1\] must be .*got 2 channels.*channels='first'",
         ),
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
         ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),

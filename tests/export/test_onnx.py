@@ -332,7 +332,7 @@ def a_run() -> Run:
 def test_a_run_is_used_from_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, folder, path = a_run(), tmp_path / "model", tmp_path / "model.onnx"
     run.save(folder)
-    assert main(["export", str(folder), str(path)]) == 0
+    assert main(["export", str(folder), "-o", str(path)]) == 0
     printed = capsys.readouterr().out
     assert f"metadata: {tmp_path}/model.json" in printed
     assert "verified in ONNX Runtime: " in printed
@@ -366,7 +366,7 @@ def test_what_a_graph_does_not_prepare_is_refused(tmp_path: Path, capsys: pytest
         "no/model.onnx": "path must be a file in a folder that exists, got ",
         "model/m.onnx": "output must be a file that is not of the run",
     }.items():
-        assert main(["export", str(folder), str(tmp_path / place)]) == 2
+        assert main(["export", str(folder), "-o", str(tmp_path / place)]) == 2
         assert words in capsys.readouterr().err
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
 
@@ -384,7 +384,7 @@ def test_a_full_disk_leaves_neither_file(
         bring(descriptor)
 
     monkeypatch.setattr(os, "fsync", fill)
-    assert main(["export", str(tmp_path / "model"), str(tmp_path / "model.onnx"), "--no-verify"]) == 2
+    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "model.onnx"), "--no-verify"]) == 2
     assert f"{tmp_path}/model.json: No space left" in capsys.readouterr().err
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
 

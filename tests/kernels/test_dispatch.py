@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 import threading
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.utils import _pytree as pytree
 
 import raglane as rl
 from raglane.errors import ArgumentTypeError, DispatchError
@@ -185,23 +190,94 @@ def test_accelerate_keeps_the_model() -> None:
     assert len(calls) == 4
 
 
-def test_accelerate_a_layer_itself_and_leaves_subclasses() -> None:
-    class Own(nn.LSTM):
-        pass
+class Flexible(ABC, nn.RNNBase):
+    """A layer for sequences of length 0, in the form of those of pytorch-forecasting."""
 
+    @abstractmethod
+    def start(self, padded: torch.Tensor) -> Any: ...
+
+    def forward(self, padded: Any, hx: Any = None, lengths: Any = None) -> Any:
+        if lengths is None:
+            return super().forward(padded, hx)
+        pack, order = nn.utils.rnn.pack_padded_sequence, {"batch_first": True, "enforce_sorted": False}
+        out, h = super().forward(pack(padded, lengths.clamp(min=1), **order), hx=hx)
+        return nn.utils.rnn.pad_packed_sequence(out, True)[0], torch.where(lengths[:, None] > 0, h, self.start(padded))
+
+
+class FlexibleGRU(Flexible, nn.GRU):
+    def start(self, padded: torch.Tensor) -> Any:
+        return padded.new_zeros(self.num_layers, len(padded), self.hidden_size)
+
+
+class NamedLSTM(nn.LSTM):
+    """A layer with another constructor."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(5, 4, batch_first=True)
+        self.name = name
+
+    def shout(self) -> str:
+        return self.name.upper()
+
+
+@pytest.mark.parametrize("make", [lambda: FlexibleGRU(5, 4, 2, batch_first=True), lambda: NamedLSTM("a")])
+def test_accelerate_keeps_the_methods_of_a_subclass(make: Any) -> None:
+    layer, padded = make(), torch.randn(3, 6, 5)
+    kind, pack = type(layer), rl.Ragged([torch.randn(2, 5), torch.randn(3, 5)]).to_packed()
+    calls: list[dict[str, Any]] = [{"input": padded}, {"input": pack}]
+    if kind is FlexibleGRU:
+        calls = [{"padded": padded}, {"padded": pack}, {"padded": padded, "lengths": torch.tensor([4, 0, 6])}]
+    expected = [pytree.tree_leaves(layer(**call)) for call in calls]
+    assert rl.accelerate(layer) is layer
+    assert (isinstance(layer, kind), isinstance(layer, _RAGGED[kind])) == (True, True)
+    with rl.use_backend(backend="reference"):
+        assert rl.explain(layer, padded).backend == "reference"
+    for same in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert type(same) is type(layer)
+        for call, wanted in zip(calls, expected, strict=True):
+            torch.testing.assert_close(pytree.tree_leaves(same(**call)), wanted)
+    ragged = rl.Ragged([torch.randn(2, 5), torch.randn(0, 5)])
+    assert isinstance(layer(ragged)[0], rl.Ragged)
+    assert layer.start(padded).shape == (2, 3, 4) if kind is FlexibleGRU else layer.shout() == "A"
+    assert type(rl.accelerate(make())) is type(layer)
+    assert type(rl.unaccelerate(layer)) is kind
+    torch.testing.assert_close(pytree.tree_leaves(layer(**calls[0])), expected[0])
+
+
+_RAGGED = {FlexibleGRU: rl.nn.GRU, NamedLSTM: rl.nn.LSTM}
+
+
+@pytest.mark.parametrize(
+    ("body", "on_instance", "reason"),
+    [
+        ({"forward": lambda *_: None}, {}, "the forward of Own does not call super().forward"),
+        ({"forward": lambda self, x: nn.LSTM.forward(self, x)}, {}, "the forward of Own does not call super().forward"),
+        ({"permute_hidden": lambda _, hx, __: hx}, {}, "Own overrides permute_hidden"),
+        ({"step": None}, {}, "Own has an attribute step, as Raglane's layers do"),
+        ({}, {"cell": "lstm"}, "Own has an attribute cell, as Raglane's layers do"),
+        ({}, {"check_input": None}, "Own overrides check_input"),
+        ({}, {"forward": lambda *_: None}, "its forward was replaced on the instance"),
+    ],
+)
+def test_accelerate_leaves_a_subclass_that_changes_the_computation(
+    body: dict[str, Any], on_instance: dict[str, Any], reason: str
+) -> None:
+    own = type("Own", (nn.LSTM,), body)(5, 4)
+    vars(own).update(on_instance)
+    with pytest.warns(UserWarning, match=rf"did not convert a layer\. the model itself: {re.escape(reason)}\.$"):
+        rl.accelerate(own)
+    assert type(own).__name__ == "Own"
+
+
+def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
     layer = rl.accelerate(nn.LSTM(5, 4))
     assert isinstance(layer, rl.nn.LSTM)
     assert str(rl.explain(layer)) == "1 layer replaced: the model itself"
-    own = Own(5, 4)
-    with pytest.warns(
-        UserWarning, match=r"did not convert a layer\. the model itself: Own, a subclass of torch\.nn\.LSTM"
-    ):
-        rl.accelerate(own)
-    assert type(own) is Own
-    patched = nn.GRU(5, 4)
-    patched.forward = lambda *_: None  # type: ignore[method-assign,assignment]
-    with pytest.warns(UserWarning, match="replaced on the instance"):
-        rl.accelerate(nn.Sequential(patched))
+    model = nn.Sequential(*[nn.GRUCell(2, 2) for _ in range(30)], nn.RNNBase("LSTM", 2, 3))
+    assert [line.rpartition(" (")[0] for line in str(rl.explain(model)).splitlines()[1:]] == [
+        f"not converted: {', '.join(map(str, range(20)))} and 10 more",
+        "not converted: 30",
+    ]
     functions: list[Any] = [rl.accelerate, rl.explain, rl.unaccelerate]
     for function in functions:
         with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):

@@ -62,6 +62,14 @@ def test_the_number_of_graphs_over_ten_batches(cell: str, kind: str, bidirection
     assert 2 <= counter.frame_count <= 4
 
 
+class Doubled(nn.LSTM):
+    """A subclass that calls torch's forward."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        out, (h, c) = super().forward(input, hx)
+        return out, (2 * h, c)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_pack_made_and_unmade_within_a_model() -> None:
     """With the functions of torch and of rl.packing, around our layers and converted ones."""
@@ -78,7 +86,8 @@ def test_a_pack_made_and_unmade_within_a_model() -> None:
 
     # torch 2.11 and 2.12 cannot compile what unpacks a pack that comes from outside of the graph.
     theirs = rnn if _COMPILES_PADDING else rl.packing
-    for layer, functions in ((rl.nn.LSTM(2, 3), rl.packing), (rl.accelerate(nn.LSTM(2, 3)), theirs)):
+    converted = [(rl.accelerate(layer), theirs) for layer in (nn.LSTM(2, 3), Doubled(2, 3))]
+    for layer, functions in ((rl.nn.LSTM(2, 3), rl.packing), *converted):
         torch._dynamo.reset()
         model = Model(layer, functions)
         twin = torch.compile(model, backend="eager")
@@ -133,12 +142,15 @@ def test_torchs_tools_accept_converted_layers() -> None:
     for program in (traced, torch.fx.symbolic_trace(model), torch.export.export(model, (padded,)).module()):
         close(program(padded), model(padded))
     close(traced(other), model(other))
+    doubled = rl.accelerate(Doubled(2, 3))
+    close(torch.jit.trace(doubled, (padded,))(other)[1][0], doubled(other)[1][0])
     with pytest.raises(RaglaneError, match=r"Call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"):
         torch.jit.script(model)
     with pytest.warns(UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"):
         partly = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.Linear}, dtype=torch.qint8)
     assert isinstance(partly.encoder, rl.nn.LSTM)
     scripted = torch.jit.script(rl.unaccelerate(model))
+    assert rl.explain(scripted).left == {"encoder": "it is compiled by torch.jit"}
     close(scripted(other), model(other))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*rl.unaccelerate.*")

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser
 import raglane as rl
 from made_plans import make_plan
 from pages.browser import PHONE, WAYS, WIDE, start_browser, visit
+from raglane.cli import main
 from raglane.data.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
@@ -76,7 +77,7 @@ def test_every_chart_draws_in_the_colours_of_the_page(browser: Browser, pages: d
                 assert place.locator("svg path, svg rect").count() > 8, name
                 box = place.locator("svg").bounding_box()
                 assert box is not None
-                assert box["width"] > 900
+                assert box["width"] > 450
                 assert place.get_attribute("aria-label")
             assert "e+" not in (here.page.locator("#steps-drawn").text_content() or "")
             text = "getComputedStyle(document.querySelector('#fills-drawn svg text')).fill"
@@ -152,19 +153,26 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
     sizes = [float(len(one)) for one in data]
     shared: dict[str, Any] = {"epochs": 3, "hidden_size": 4, "threads": 1, "progress": False}
     rl.fit(data, labels, out=tmp_path / "classes", **shared)
+    rl.fit(data, labels, out=tmp_path / "wider", **shared | {"hidden_size": 8})
     rl.fit(data, sizes, out=tmp_path / "numbers", **shared)
     for name in ("classes", "numbers"):
         for width, scheme in WAYS if name == "classes" else WAYS[1:3]:
             with visit(browser, (tmp_path / name / "report.html").as_uri(), width, scheme) as here:
                 assert here.problems() == [], (name, width, scheme)
                 pictures = here.page.locator("figure.picture svg")
-                assert pictures.count() == (3 if name == "classes" else 4)
+                assert pictures.count() == (5 if name == "classes" else 6)
                 for place in range(pictures.count()):
                     box = pictures.nth(place).bounding_box()
                     assert box is not None
                     assert box["height"] > 100
                 ink = here.page.evaluate("getComputedStyle(document.querySelector('figure.picture svg')).color")
                 assert ink == {"light": "rgb(51, 51, 51)", "dark": "rgb(224, 224, 224)"}[scheme]
+    page = tmp_path / "runs.html"
+    assert main(["compare", *[str(tmp_path / name) for name in ("classes", "wider", "numbers")], "-o", str(page)]) == 0
+    for width, scheme in WAYS:
+        with visit(browser, page.as_uri(), width, scheme) as here:
+            assert here.problems() == [], (width, scheme)
+            assert here.page.locator("tr.best").count() == 2
     with visit(browser, (tmp_path / "classes" / "report.html").as_uri()) as here:
         here.page.get_by_role("button", name="Copy").first.click()
         here.page.wait_for_function("document.querySelector('.copied').textContent")

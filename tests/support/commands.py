@@ -11,7 +11,7 @@ import pytest
 
 from raglane.cli import main
 
-CARD_PICTURES = ("curves", "lengths_svg", "by_length_svg", "points")
+CARD_PICTURES = ("curve_svg", "lengths_svg", "rows_svg", "points")
 """Functions that draw the pictures of a card. Only the tests of the card run them."""
 
 FAST = ["--epochs", "2", "--hidden-size", "4", "--threads", "1"]

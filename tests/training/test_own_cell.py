@@ -56,7 +56,7 @@ def commands_of(run: str) -> list[list[str]]:
         ["predict", run, "ok.csv", "-o", "p", "--engine", "ray"],
         ["evaluate", run, "ok.csv"],
         ["sample", run],
-        ["export", run, "model.onnx"],
+        ["export", run, "-o", "model.onnx"],
         ["train", "--resume", "--out", run, "--epochs", "3"],
     ]
 

@@ -27,7 +27,7 @@ _Runs = Annotated[
 _Outputs = Annotated[
     list[Path] | None,
     option(
-        "File for the table (.md or .csv) or a picture (.png or .svg); may be repeated.",
+        "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
         options.RUN,
         "--output",
         "-o",
@@ -53,24 +53,29 @@ def compare(
 
     raglane compare runs/*
 
-    raglane compare runs/gru runs/lstm -o cells.md -o cells.png
+    raglane compare runs/gru runs/lstm -o cells.md -o cells.html
     """
     from raglane._utils.files import write_files
     from raglane._utils.table import as_text
     from raglane.report.figures import compared_picture
     from raglane.runs.comparison import compare as compare_runs
     from raglane.runs.comparison import has_model
+    from raglane.runs.comparison_page import comparison_page
 
     places = output or []
-    _check_outputs(places, ".md, .csv, .png, .svg")
+    _check_outputs(places, ".md, .csv, .png, .svg, .html")
     # As in runs/*, which may also match runs of which none is saved yet, and files.
     kept = list(filter(has_model, runs))
     groups = compare_runs(kept or runs)
     content = {}
     for place in places:
         suffix = place.suffix.lower()
-        is_picture = suffix in (".png", ".svg")
-        content[place] = compared_picture(groups, suffix == ".svg") if is_picture else _to_bytes(place, groups)
+        if suffix in (".png", ".svg"):
+            content[place] = compared_picture(groups, suffix == ".svg")
+        elif suffix == ".html":
+            content[place] = comparison_page(groups, "raglane compare", place.stem)
+        else:
+            content[place] = _to_bytes(place, groups)
     write_files(content)
     if not quiet:
         console.say(*as_text(groups).splitlines())

@@ -349,7 +349,7 @@ class _Layout(StrEnum):
     flat = "flat"
 
 
-_File = Annotated[Path, argument("File to write: .onnx.", parser=options.path)]
+_File = Annotated[Path, option("File to write: .onnx.", options.RUN, "--output", "-o", parser=options.path)]
 _LayoutOption = Annotated[_Layout, option("Inputs: padded values and lengths, or flat values and offsets.")]
 _Verify = Annotated[
     bool, option("Compare the outputs of the file with the model's.", options.RUN, "--verify/--no-verify")
@@ -359,7 +359,7 @@ _Verify = Annotated[
 @options.command
 def export(
     run: options.Run,
-    path: _File,
+    output: _File,
     *,
     layout: _LayoutOption = _Layout.padded,
     verify: _Verify = True,
@@ -373,18 +373,18 @@ def export(
 
     For example:
 
-    raglane export runs/vowels vowels.onnx
+    raglane export runs/vowels -o vowels.onnx
     """
     from raglane.runs.exported import description_path
     from raglane.runs.run import load
     from raglane.training.predictions import check_apart
 
-    for file in (path, description_path(path)):
+    for file in (output, description_path(output)):
         check_apart(file, run, run)
-    exported = load(run, cell=cell).export(path, layout=layout.value, verify=verify)
+    exported = load(run, cell=cell).export(output, layout=layout.value, verify=verify)
     if quiet:
         return
-    console.say(f"model: {path}, {path.stat().st_size:,} bytes; metadata: {description_path(path)}")
+    console.say(f"model: {output}, {output.stat().st_size:,} bytes; metadata: {description_path(output)}")
     if exported.verified is not None:
         verified = exported.verified
         console.say(

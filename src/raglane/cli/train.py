@@ -291,7 +291,7 @@ def _search(search: Search) -> None:
     """Run a search, and publish the best trial as a run."""
     from raglane.cli.models import report
     from raglane.runs.training import close_run
-    from raglane.runs.tuning import BEST_RUN, STUDY, TRIALS
+    from raglane.runs.tuning import BEST_RUN, STUDY
     from raglane.training.checkpoint import load_model
     from raglane.training.folder import LAST, at_work
     from raglane.training.inference import pick_device
@@ -302,7 +302,8 @@ def _search(search: Search) -> None:
     folder, say = search.folder, search.say
     tuned = search.run()
     trials = f"{tuned.done} of {search.trials} trials"
-    say(f"study: {folder / STUDY}, {trials}; compare: raglane compare {folder / TRIALS}/*")
+    compared = search.compare()
+    say(f"study: {folder / STUDY}, {trials}" + (f"; compared in {compared}" if compared else ""))
     if tuned.stopped_by is not None:
         say("stopped, and saved; the same command resumes")
         raise typer.Exit(128 + tuned.stopped_by)

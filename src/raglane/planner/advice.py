@@ -90,7 +90,7 @@ class Plan:
     def __str__(self) -> str:
         seen = words.shown(self.rows, self.best)
         rows = [("", *words.COLUMNS), *((">" if row is self.best else "", *words.fields(row)) for row in seen)]
-        lines = aligned(rows, words=5)
+        lines = aligned(rows, words=3)
         head = f"{self.count:,} sequences, {self.layer}; times of an epoch"
         if self.ranks > 1:
             head += f" on one of {self.ranks} processes, which wait for the slowest: {self.best.rank_spread:.2f} times"

@@ -15,7 +15,7 @@ from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
 from raglane.plot.picture import SMALL, Box, Picture, label, look, place
 
-COLUMNS = ("backend", "schedule", "batches", "dtype", "threads", "elements", "waste", "train", "infer", "p90", "memory")
+COLUMNS = ("backend", "schedule", "train", "infer", "p90", "batches", "memory", "dtype", "threads", "elements", "waste")
 """The columns of the table of a plan."""
 
 ROUGH = "~: its calls are much longer than any that was measured in this way, so the time may be off by a factor"
@@ -66,7 +66,7 @@ def fields(row: Row) -> tuple[str, ...]:
     about = "~" if row.is_rough else ""
     times = [about + seconds_in_words(taken) for taken in (row.train_seconds, row.infer_seconds, row.step_p90)]
     size, memory = f"{row.elements:,}", bytes_in_words(row.peak_bytes)
-    return row.backend, row.schedule, batches, row.dtype, str(row.threads), size, waste, *times, memory
+    return row.backend, row.schedule, *times, batches, memory, row.dtype, str(row.threads), size, waste
 
 
 def shown(rows: Sequence[Row], best: Row) -> list[Row]:

@@ -19,7 +19,8 @@ from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, 
 from raglane.schedules import lengths_of
 
 _WIDTH, _HEIGHT, _BOX = 7.4, 3.95, Box(0.85, 0.6, 5.4, 2.95)
-_MOST_BINS = 50
+# The most bars, and the most borders that are lines over the whole height.
+_MOST_BINS, _MOST_BORDERS = 50, 12
 _QUANTILES = (50, 90, 99)
 
 
@@ -62,8 +63,11 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
     edges = np.arange(0, most + 1 + width, width) - 0.5
     heights, _ = np.histogram(known, edges)
     counts.bar(edges[:-1], heights, width, align="edge", color=BLUE, edgecolor=look().paper, linewidth=0.6, zorder=2)
+    are_few = len(borders) <= _MOST_BORDERS
+    # Many lines would hide the bars, which end below the ticks.
+    style = {"linestyle": "--"} if are_few else {"ymin": 0.96}
     for border in borders:
-        counts.axvline(border, color=VERMILION, linestyle="--", linewidth=1, zorder=3)
+        counts.axvline(border, color=VERMILION, linewidth=1, zorder=3, **style)
     shares = counts.twinx()
     frame(shares, look(), hidden=("top", "left"), grid="")
     if count:
@@ -75,7 +79,7 @@ def histogram(lengths: Any, batch_size: int | None = None, *, axes: Any = None) 
         ring: dict[str, Any] = {"color": look().paper, "markeredgecolor": look().ink, "markersize": 5, "clip_on": False}
         shares.plot(list(at.values()), list(at), "o", **ring)
     _limit(counts, shares, float(edges[-1]), int(heights.max(initial=0)))
-    what = f"; dashed: borders of batches of {batch_size:,}" if borders else ""
+    what = f"; {'dashed' if are_few else 'ticks at the top'}: borders of batches of {batch_size:,}" if borders else ""
     label(counts, title, f"length{f', {width:,} to a bar' if width > 1 else ''}{what}", "sequences")
     label(shares, "", "", "share that is at most as long (line, %)")
     return Picture(picture.figure, (counts, shares), picture.is_given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raglane._utils.drawing import (
@@ -30,53 +31,73 @@ if TYPE_CHECKING:
 
 
 _DPI = 150
-# The most bars of a histogram, the most characters of a run's name, and the ratio of the largest to the smallest value
-# above which an axis is logarithmic.
-_BARS, _LONGEST, _WIDE = 60, 24, 20
+# The most bars of a histogram, the most characters of a run's name, the most drawn runs, the most runs with a colour,
+# and the ratio of the largest to the smallest value above which an axis is logarithmic.
+_BARS, _LONGEST, _MOST, _COLORED, _WIDE = 40, 24, 40, 6, 20
 _SCORES = ("recall", "precision", "F1")
+# The width of a picture of a page in inches, which is that of a phone, and its size of text in points.
+_WIDTH, _TEXT = 4.4, 10.5
 
 
-def curves(
-    history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0, *, is_svg: bool = False
-) -> bytes:
-    """Draw loss and metric over the epochs, side by side."""
-    look = DARK if is_svg else LIGHT
-    figure = _figure(9.0, 3.6, title, look)
-    from matplotlib.ticker import MaxNLocator
-
-    epochs = [row["epoch"] for row in history]
+def curves(history: Sequence[dict[str, float]], metric: str, title: str, best_epoch: int = 0) -> bytes:
+    """Draw loss and metric over the epochs, side by side, as PNG."""
+    figure = _figure(9.0, 3.6, title)
     for place, name in enumerate(("loss", metric)):
         axes = figure.add_subplot(1, 2, place + 1)
-        frame(axes, look)
-        for part, color in (("train", BLUE), ("validation", VERMILION)):
-            if f"{part}_{name}" in history[0]:
-                values = [row[f"{part}_{name}"] for row in history]
-                label = "training" if part == "train" else part
-                axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
-        others = (
-            key for key in history[0] if key.endswith(f"_{name}") and not key.startswith(("train_", "validation_"))
-        )
-        baseline = next(others, None)
-        if baseline is not None:
-            axes.axhline(history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0])
-        if best_epoch:
-            axes.axvline(best_epoch, color=look.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
-        axes.set_xlabel("epoch")
+        _draw_curve(axes, history, name, best_epoch)
         axes.set_title(name.replace("_", " "), fontsize=11)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
-        axes.set_ylim(*((None, 1.02) if name == "accuracy" else (0, None)))
-    return _render(figure, is_svg)
+    return png(figure, _DPI)
 
 
-def _figure(width: float, height: float, title: str, look: Look = LIGHT) -> Figure:
-    figure = new_figure(width, height, "train", look)
-    title_of(figure, title, look)
+def curve_svg(history: Sequence[dict[str, float]], name: str, best_epoch: int) -> bytes:
+    """Draw the loss or a metric over the epochs."""
+    figure, axes = _panel(2.9)
+    _draw_curve(axes, history, name, best_epoch, DARK)
+    axes.set_ylabel(name.replace("_", " "))
+    return svg(figure)
+
+
+def _draw_curve(
+    axes: Axes, history: Sequence[dict[str, float]], name: str, best_epoch: int, look: Look = LIGHT
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    frame(axes, look)
+    epochs = [row["epoch"] for row in history]
+    for part, color in (("train", BLUE), ("validation", VERMILION)):
+        if f"{part}_{name}" in history[0]:
+            values = [row[f"{part}_{name}"] for row in history]
+            label = "training" if part == "train" else part
+            axes.plot(epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3)
+    others = (key for key in history[0] if key.endswith(f"_{name}") and not key.startswith(("train_", "validation_")))
+    baseline = next(others, None)
+    if baseline is not None:
+        axes.axhline(history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0])
+    if best_epoch:
+        axes.axvline(best_epoch, color=look.ink, linestyle=":", linewidth=1, label=f"best (epoch {best_epoch})")
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
+    axes.set_ylim(*((None, 1.02) if name == "accuracy" else (0, None)))
+
+
+def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes, by default for a page."""
+    figure = new_figure(_WIDTH, height, "train", look)
+    if title is not None:
+        title_of(figure, title, look)
+    axes = figure.add_subplot(1, 1, 1)
+    frame(axes, look)
+    axes.tick_params(labelsize=_TEXT - 1)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(_TEXT)
+    return figure, axes
+
+
+def _figure(width: float, height: float, title: str) -> Figure:
+    figure = new_figure(width, height, "train")
+    title_of(figure, title)
     return figure
-
-
-def _render(figure: Figure, is_svg: bool) -> bytes:
-    return svg(figure) if is_svg else png(figure, _DPI)
 
 
 def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> Table:
@@ -137,12 +158,10 @@ def confusion_png(matrix: Sequence[Sequence[int]], labels: Sequence[str], title:
     return png(figure, _DPI)
 
 
-def points(points: Sequence[tuple[float, float]], title: str, *, is_svg: bool = False) -> bytes:
-    """Draw predicted numbers against the true ones."""
-    look = DARK if is_svg else LIGHT
-    figure = _figure(4.8, 4.8, title, look)
-    axes = figure.add_subplot(1, 1, 1)
-    frame(axes, look)
+def points(points: Sequence[tuple[float, float]], title: str | None = None) -> bytes:
+    """Draw predicted numbers against the true ones: for a page, or with a title as PNG."""
+    look = DARK if title is None else LIGHT
+    figure, axes = _panel(_WIDTH, title, look)
     true, predicted = zip(*points, strict=True)
     ends = [min(true), max(true)]
     axes.plot(ends, ends, color=look.faint, linestyle="--", linewidth=1, label="exact")
@@ -150,14 +169,12 @@ def points(points: Sequence[tuple[float, float]], title: str, *, is_svg: bool = 
     axes.set_xlabel("true")
     axes.set_ylabel("predicted")
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
-    return _render(figure, is_svg)
+    return svg(figure) if title is None else png(figure, _DPI)
 
 
-def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> bytes:
+def lengths_svg(parts: Mapping[str, Sequence[int]]) -> bytes:
     """Draw a histogram of the lengths of each part."""
-    figure = _figure(9.0, 3.0, title, DARK)
-    axes = figure.add_subplot(1, 1, 1)
-    frame(axes, DARK)
+    figure, axes = _panel(2.9)
     longest = max(max(lengths, default=0) for lengths in parts.values())
     least = min(min(lengths, default=longest) for lengths in parts.values())
     width = -(-(longest - least + 1) // _BARS)
@@ -173,17 +190,45 @@ def lengths_svg(parts: Mapping[str, Sequence[int]], title: str) -> bytes:
     return svg(figure)
 
 
-def by_length_svg(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> bytes:
-    """Draw loss and metric by length of sequence."""
-    figure = _figure(9.0, 3.0, title, DARK)
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(1, len(names), place + 1)
-        frame(axes, DARK, grid="y")
-        axes.bar([row["lengths"] for row in rows], [row[name] for row in rows], color=BLUE, width=0.7)
-        axes.set_title(name.replace("_", " "), fontsize=11)
-        axes.set_xlabel("steps of a sequence")
-        axes.tick_params(axis="x", labelsize=9)
+def rows_svg(names: Sequence[str], values: Sequence[float | None], label: str, *, are_dots: bool = False) -> bytes:
+    """Draw a bar from zero, or a dot, for each name, the first at the top."""
+    figure, axes = _panel(0.8 + 0.28 * len(names))
+    _draw_rows(axes, names, values, label, DARK, are_dots=are_dots)
     return svg(figure)
+
+
+def _draw_rows(
+    axes: Axes,
+    names: Sequence[str],
+    values: Sequence[float | None],
+    label: str,
+    look: Look = LIGHT,
+    *,
+    are_dots: bool = False,
+) -> None:
+    places = [place for place, value in enumerate(values) if value is not None and math.isfinite(value)]
+    finite: list[float] = [value for value in values if value is not None and math.isfinite(value)]
+    if are_dots:
+        axes.plot(finite, places, "o", color=BLUE, markersize=6)
+    else:
+        axes.barh(places, finite, color=BLUE, height=0.7)
+        axes.grid(visible=False, axis="y")
+    for place, value in zip(places, finite, strict=True):
+        offset: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(_short(value), (value, place), fontsize=9, color=look.ink, **offset)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    # The numbers follow the marks.
+    axes.margins(x=0.2)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    axes.locator_params(axis="x", nbins=4)
+    axes.set_xlabel(label)
+
+
+def _short(value: float) -> str:
+    """Return a number with three digits, or a whole number."""
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], size: float) -> None:
@@ -199,38 +244,83 @@ def _write_counts(axes: Axes, matrix: Sequence[Sequence[int]], shares: Sequence[
 
 @dataclass(frozen=True)
 class Compared(Table):
-    """A table of comparable runs, with the columns ``run``, ``weights`` and ``seconds``."""
+    """A table of comparable runs, the best first, with the columns ``run``, ``weights`` and ``seconds``."""
 
-    drawn: str = "seconds"  # the column that the picture shows
+    drawn: str = "seconds"  # the metric that pictures show
+    settings: Sequence[str] = ()  # the columns of settings, which differ
+    losses: Sequence[Sequence[float]] = ()  # of each run, by epoch
+
+    def column(self, name: str, *, whole: bool = False) -> list[Any]:
+        """Return a column of the drawn runs, or of all."""
+        return [row[self.columns.index(name)] for row in self.rows[: None if whole else _MOST]]
+
+    @property
+    def names(self) -> list[str]:
+        """The short names of the drawn runs."""
+        paths = self.column("run")
+        names = [Path(path).name for path in paths]
+        return [shorten(printable(name), _LONGEST) for name in (names if len(set(names)) == len(names) else paths)]
+
+
+MEASURES = {"seconds": "seconds of training", "weights": "weights"}
+"""The costs of a run with their labels."""
 
 
 def compared_picture(groups: Sequence[Compared], is_svg: bool) -> bytes:
-    """Draw a metric against training time and against weights, a row of axes per group."""
-    figure = _figure(10.0, 3.8 * len(groups) + 0.4, "Runs by time and size")
+    """Draw metric, training time and weights of each run, a row per run."""
+    heights = [1.0 + 0.26 * len(group.names) for group in groups]
+    figure = new_figure(10.0, sum(heights), "train")
+    grid = figure.add_gridspec(len(groups), 3, height_ratios=heights)
     for line, group in enumerate(groups):
-        for place, against in enumerate(("seconds", "weights")):
-            axes = figure.add_subplot(len(groups), 2, 2 * line + place + 1)
+        labels = {group.drawn: group.drawn.replace("_", " "), **MEASURES}
+        for place, (column, label) in enumerate(labels.items()):
+            axes = figure.add_subplot(grid[line, place])
             frame(axes)
-            axes.set_title(printable(group.caption), fontsize=10, parse_math=False)
-            for number, row in enumerate(group.rows):
-                named = dict(zip(group.columns, row, strict=True))
-                if named[group.drawn] is None:
-                    continue
-                name = shorten(printable(str(named["run"])), _LONGEST)
-                # When the colours are used up, the marker changes.
-                marker = "os^Dv*XP"[number // len(PALETTE) % 8]
-                color = PALETTE[number % len(PALETTE)]
-                axes.plot([named[against]], [named[group.drawn]], marker, color=color, markersize=7, label=name)
-            taken = [row[group.columns.index(against)] for row in group.rows]
-            if max(taken) > _WIDE * max(min(taken), 1e-9):
-                axes.set_xscale("log")
-            else:
-                axes.set_xlim(0, 1.05 * max(taken))
-                axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-            axes.set_xlabel("seconds of training" if against == "seconds" else "weights")
-            axes.set_ylabel(group.drawn.replace("_", " "))
-            if place == 1 and len(group.rows) <= 16:
-                legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-                for text in legend.get_texts():
-                    text.set_parse_math(False)
-    return _render(figure, is_svg)
+            names = group.names if place == 0 else [""] * len(group.names)
+            _draw_rows(axes, names, group.column(column), label, are_dots=column == group.drawn)
+            if place == 0:
+                axes.set_title(printable(group.caption), fontsize=10, color=LIGHT.ink, parse_math=False, loc="left")
+    return svg(figure) if is_svg else png(figure, _DPI)
+
+
+def losses_svg(group: Compared) -> bytes:
+    """Draw the loss of each run over the epochs, the best in colours."""
+    figure, axes = _panel(3.4)
+    for place, losses in reversed(list(enumerate(group.losses))):
+        is_colored = place < _COLORED
+        color = PALETTE[place] if is_colored else DARK.faint
+        label = group.names[place] if is_colored else None
+        width = 1.8 if is_colored else 0.8
+        axes.plot(range(1, len(losses) + 1), losses, color=color, label=label, linewidth=width)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss")
+    axes.locator_params(axis="x", integer=True)
+    legend = figure.legend(
+        frameon=False, fontsize=9, labelcolor=DARK.ink, reverse=True, ncols=2, loc="outside lower left"
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return svg(figure)
+
+
+def setting_svg(group: Compared, name: str) -> bytes:
+    """Draw the metric of each run against a setting; the best run has another colour."""
+    figure, axes = _panel(2.6)
+    values, metric = group.column(name), group.column(group.drawn)
+    try:
+        values = [float(value) for value in values]
+    except ValueError:
+        values = [str(value) for value in values]
+    listed = sorted(set(values))
+    if isinstance(values[0], str) or len(listed) <= _COLORED:
+        words = [value if isinstance(value, str) else _short(value) for value in listed]
+        values = [listed.index(value) for value in values]
+        axes.set_xticks(range(len(words)), words, parse_math=False)
+        axes.set_xlim(-0.5, len(words) - 0.5)
+    elif listed[0] > 0 and listed[-1] > _WIDE * listed[0]:
+        axes.set_xscale("log")
+    axes.plot(values, metric, "o", color=BLUE, alpha=0.7, markersize=6)
+    axes.plot(values[:1], metric[:1], "o", color=VERMILION, markersize=8)
+    axes.set_xlabel(name)
+    axes.set_ylabel(group.drawn.replace("_", " "))
+    return svg(figure)

@@ -105,16 +105,28 @@ class Picker:
     pictures: Sequence[Picture]
 
 
-Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker
+@dataclass(frozen=True)
+class Folded:
+    """A table that a page shows on request, under its caption."""
+
+    table: Table
+
+    def markdown(self) -> str:
+        """Return the table."""
+        return self.table.markdown()
+
+
+Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker | Folded
 
 
 @dataclass(frozen=True)
 class Part:
-    """A section of a page, with a heading."""
+    """A section of a page, with a heading; a wide screen has two columns of them."""
 
     title: str
     blocks: Sequence[Block]
     name: str
+    is_wide: bool = False  # it spans both columns
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,9 @@ class Page:
         """Return the page without its facts and the blocks that have no form in Markdown."""
         parts = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
         for part in self.parts:
-            written = (block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture))
+            written = (
+                block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture | Folded)
+            )
             parts += [f"## {part.title}", *filter(None, written)]
         return "\n\n".join([*parts, escaped(self.footer)]) + "\n"
 
@@ -164,6 +178,11 @@ def _environment() -> Any:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
+
+
+def picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
+    """Return an SVG of :mod:`raglane.report.figures` as a block."""
+    return Picture(inline(svg.decode(), prefix, DATA_COLORS), words, caption, in_markdown)
 
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:

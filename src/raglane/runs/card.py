@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from raglane.data.lengths import Distribution, summary
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
-from raglane.report.figures import by_length_svg, class_rows, curves, lengths_svg, points
-from raglane.report.page import DATA_COLORS, Block, Command, Matrix, Page, Part, Picture, inline
+from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
+from raglane.report.page import Block, Command, Folded, Matrix, Page, Part, picture
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
@@ -161,13 +161,13 @@ class _Measured:
         rows = [(name.replace("_", " "), *(part.get(name) for part in parts.values())) for name in names]
         return Table("The best model; a dash was not measured", ("metric", *parts), rows)
 
-    def mistakes(self, about: str) -> list[Block]:
+    def mistakes(self) -> list[Block]:
         """Return the confusion matrix, or a picture of predicted against true numbers."""
         if self.evaluation is None:
             return []
         if pairs := self.evaluation.measured.points:
             words = f"Predicted numbers against the true ones, {len(pairs):,} of them."
-            return [_picture(points(pairs, about, is_svg=True), "p", words, "Exact predictions are on the line.")]
+            return [picture(points(pairs), "p", words, "Exact predictions are on the line.")]
         if self.evaluation.confusion is None or not 0 < len(self.evaluation.labels) <= _WIDEST:
             return []
         caption = "Counts; rows are true classes, columns predicted ones"
@@ -186,8 +186,8 @@ class _Measured:
         more = f", the first {_LISTED} of {len(listed):,}" if len(listed) > _LISTED else ""
         return [Table.of(f"On the {self.on} part{more}", short)] if short else []
 
-    def by_length(self, about: str) -> list[Block]:
-        """Return loss and metric by length, as a picture and a table."""
+    def by_length(self) -> list[Block]:
+        """Return loss and metric by length, as pictures and a table."""
         if self.each is None or not len(self.each.rows):
             return []
         metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
@@ -199,9 +199,15 @@ class _Measured:
             for one in self.each.ranges()
         ]
         worst = max(rows, key=lambda row: row["loss"])
-        words = f"Loss and metric by length; the largest loss is {worst['loss']:.3f}, at {worst['lengths']} steps."
-        drawn = by_length_svg(rows, ("loss", metric), about)
-        return [_picture(drawn, "b", words, "Each bar is a range of lengths."), Table.of(caption, rows)]
+        names = [row["lengths"] for row in rows]
+        drawn: list[Block] = []
+        for name, words in (
+            ("loss", f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps."),
+            (metric, f"{metric.replace('_', ' ')} by length."),
+        ):
+            svg = rows_svg(names, [row[name] for row in rows], name.replace("_", " "))
+            drawn.append(picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps."))
+        return [*drawn, Table.of(caption, rows)]
 
     def hardest(self, device: Any) -> list[Block]:
         """Return a table of the sequences with the largest losses."""
@@ -218,15 +224,19 @@ class _Measured:
         ]
         return [Table.of(f"The largest losses of the {self.on} part", rows, words=3 if has_classes else 1)]
 
-    def curves(self, about: str) -> list[Block]:
-        """Return a picture of loss and metric by epoch."""
+    def curves(self) -> list[Block]:
+        """Return pictures of loss and metric by epoch."""
         state, metric = self.result.state, self.result.metric.replace("_", " ")
         part = "validation" if "validation_loss" in state.history[-1] else "train"
-        words = f"Loss and {metric} over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
+        words = f"Loss over {len(state.history)} epochs; the best is epoch {state.best_epoch}, "
         words += f"with a {part} loss of {self.row[f'{part}_loss']:.4f}."
-        drawn = curves(state.history, self.result.metric, about, state.best_epoch, is_svg=True)
-        caption = f"Loss and {metric} after each epoch. The model of the best epoch is kept."
-        return [_picture(drawn, "c", words, caption, f"![loss and {escaped(metric)} by epoch](curves.png)")]
+        loss, score = (curve_svg(state.history, name, state.best_epoch) for name in ("loss", self.result.metric))
+        file = f"![loss and {escaped(metric)} by epoch](curves.png)"
+        caption = "The model of the best epoch is kept."
+        return [
+            picture(loss, "c0", words, caption, file),
+            picture(score, "c1", f"{metric} over {len(state.history)} epochs.", ""),
+        ]
 
 
 def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]) -> Page:
@@ -235,19 +245,19 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
     metric, (value, on) = measured.result.metric.replace("_", " "), measured.value
     seconds = sum(row["seconds"] for row in state.history)
     weights = sum(parameter.numel() for parameter in saved.model.parameters())
-    versions, drawn = machine.facts(("numpy",)), about(parts, settings)
+    versions = machine.facts(("numpy",))
     purpose = _PURPOSES.get(settings.task, f"to {settings.task}")
     blocks: dict[str, Sequence[Block]] = {
-        "Results": [measured.results(), *measured.mistakes(drawn)],
+        "Results": [measured.results(), *measured.mistakes()],
         "By class": measured.classes(),
-        "By length": measured.by_length(drawn),
+        "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),
-        "Curves": measured.curves(drawn),
+        "Curves": measured.curves(),
         "How to use it": _use(folder, settings),
-        "Data": [*_lengths(parts, drawn), _data(parts, saved), *_labels(parts)],
+        "Data": [*_lengths(parts), _data(parts, saved), *_labels(parts)],
         "Model": [_model(saved, weights)],
         "Time and versions": [_time(measured.result, seconds, versions)],
-        "Settings": [_settings(settings)],
+        "Settings": _settings(settings),
     }
     return Page(
         kind="raglane train",
@@ -269,11 +279,7 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
     )
 
 
-def _picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
-    return Picture(inline(svg.decode(), prefix, DATA_COLORS), words, caption, in_markdown)
-
-
-def _lengths(parts: Parts, about: str) -> list[Block]:
+def _lengths(parts: Parts) -> list[Block]:
     """Return a histogram of the lengths of each part."""
     lengths = {name: np.asarray(part.element_counts).tolist() for name, part in parts.known.items() if len(part)}
     if not lengths:
@@ -282,7 +288,7 @@ def _lengths(parts: Parts, about: str) -> list[Block]:
         f"{name} {len(listed):,} of {min(listed):,} to {max(listed):,} steps" for name, listed in lengths.items()
     )
     caption = "The number of sequences by length; the axis is logarithmic above 10."
-    return [_picture(lengths_svg(lengths, about), "l", f"Sequences by length: {counts}.", caption)]
+    return [picture(lengths_svg(lengths), "l", f"Sequences by length: {counts}.", caption)]
 
 
 def _data(parts: Parts, saved: SavedModel) -> Table:
@@ -333,13 +339,19 @@ def _model(saved: SavedModel, weights: int) -> Table:
     return Table("The network", ("fact", "value"), rows, words=2)
 
 
-def _settings(settings: Settings) -> Table:
+def _settings(settings: Settings) -> list[Block]:
+    """Return the options that differ from their defaults, and the others folded."""
     default = {entry.key: entry.value for entry in entries(Settings(task=settings.task))}
-    rows = []
+    rows: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for entry in entries(settings):
         value = entry.unset if entry.value is None else str(entry.value)
-        rows.append((entry.key, value, "" if entry.value == default[entry.key] else "chosen"))
-    return Table("All options; chosen ones differ from their defaults", ("option", "value", "chosen"), rows, words=3)
+        rows[entry.value != default[entry.key]].append((entry.key, value))
+    chosen, others = (Table("", ("option", "value"), rows[is_chosen], words=2) for is_chosen in (True, False))
+    chosen = replace(chosen, caption="Options that differ from their defaults")
+    return [
+        *([chosen] if chosen.rows else []),
+        Folded(replace(others, caption="All other options have their defaults")),
+    ]
 
 
 def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -> Table:

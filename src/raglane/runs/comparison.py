@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,8 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
         for key in differing:
             value, unset = settings[key].value, settings[key].unset
             row[key] = unset if value is None else _cell(value)
-        part = "validation" if "validation_loss" in best else "train"
-        row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(f"{part}_")}
+        part = f"{_watched(best)}_"
+        row |= {name.replace("_", " "): value for name, value in best.items() if name.startswith(part)}
         # Results on one test part share columns; each of several test parts has its own.
         where = "test" if len(tested_on) == 1 else labels.get(run.test.get("data", ""))
         row |= {f"{where} {name}".replace("_", " "): number for name, number in run.test.items() if name != "data"}
@@ -115,7 +115,14 @@ def _group(task: str, runs: Sequence[RunSummary]) -> Compared:
     title = f"{', '.join(names)}: {task}, {count_of(len(runs), 'run')}"
     candidates = (f"{part} {metric.replace('_', ' ')}" for part in ("validation", "train"))
     drawn = next((name for name in candidates if name in columns), "seconds")
-    return Compared(title, columns, [[row.get(name) for name in columns] for row in rows], drawn=drawn)
+    losses = [[row[f"{_watched(row)}_loss"] for row in run.state.history] for run in runs]
+    cells = [[row.get(name) for name in columns] for row in rows]
+    return Compared(title, columns, cells, best=0, drawn=drawn, settings=differing, losses=losses)
+
+
+def _watched(row: Mapping[str, float]) -> str:
+    """Return the part whose loss decides which epoch is the best."""
+    return "validation" if "validation_loss" in row else "train"
 
 
 def _cell(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +19,7 @@ from raglane._utils.files import as_path
 from raglane._utils.messages import message, nearest, quote, require
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
-from raglane.runs.progress import BarWatcher
+from raglane.runs.progress import BarWatcher, CallingWatcher
 from raglane.runs.run import Run
 from raglane.runs.sources import ColumnNames, Source, Sources, chosen_columns
 from raglane.runs.training import train_run
@@ -43,6 +43,7 @@ def fit(
     overwrite: bool = False,
     format: str | None = None,
     progress: bool | None = None,
+    callback: Callable[[dict[str, float]], bool | None] | None = None,
     **options: Any,
 ) -> Run:
     """Train a model, as ``raglane train`` does.
@@ -59,6 +60,9 @@ def fit(
         overwrite: replace the run in ``out`` when the new one has its first checkpoint.
         format: the format of a file; None detects it from the suffix.
         progress: show a progress bar; None shows it on a terminal and in a notebook.
+        callback: a function that is called after each epoch with its losses and metrics, a dict with the columns of
+            ``curves.csv``. If it returns True, training stops; the best epoch so far is kept. With several ``ranks``
+            training continues.
         **options: the fields of :class:`~raglane.training.settings.Settings`, and the columns ``sequence``, ``label``,
             ``id``, ``time`` and ``features``. ``batch_size`` or ``batch_elements`` may be ``"auto"``.
 
@@ -93,6 +97,7 @@ def fit(
     check_flag("overwrite", overwrite)
     if progress is not None:
         check_flag("progress", progress)
+    _check_callback(callback)
     source = Source(None, format, ColumnNames(**columns))
     validated = None if validation is None else source.of(*_pair(validation), "validation")
     tested = None if test is None else source.of(*_pair(test), "test")
@@ -106,7 +111,7 @@ def fit(
             resume=resume,
             overwrite=overwrite,
             say=notes.append,
-            watch=lambda metric: _bar(metric, progress),
+            watch=lambda metric: _watcher(metric, progress, callback),
         )
     if trained.result.stopped_by is not None:
         # After saving, the signal has its usual effect.
@@ -162,6 +167,18 @@ def _own_state(device: Any) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def _check_callback(callback: Any) -> None:
+    if callback is not None and not callable(callback):
+        rule = "a function of the losses and metrics of an epoch"
+        raise ArgumentTypeError(message("callback", quote(callback), rule, "pass e.g. print, or leave it out"))
+
+
+def _watcher(metric: str, progress: bool | None, callback: Any) -> Any:
+    """Return the watcher of a training: a bar, a call of the user's function, both or None."""
+    bar = _bar(metric, progress)
+    return bar if callback is None else CallingWatcher(bar, callback)
 
 
 def _bar(metric: str, progress: bool | None) -> BarWatcher | None:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,6 @@ class BarWatcher(Callback):
             fields = {"epoch": f"{epoch}/{self._epochs}", "numbers": numbers}
         self._progress.update(self._task, completed=(epoch - 1) * self._batches + batch, **fields)
 
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         """Stop the bar and leave it on the terminal."""
         self._progress.stop()
@@ -149,12 +146,37 @@ def check_logger(name: str | None) -> None:
         )
 
 
-class LoggingWatcher(Callback):
+class CallingWatcher(Callback):
+    """Calls another watcher, and after each epoch a function, which ends the training by returning True."""
+
+    def __init__(self, watcher: Any, function: Callable[[dict[str, float]], Any] | None = None) -> None:
+        self._watcher, self._function = watcher, function
+
+    def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
+        if self._watcher is not None:
+            self._watcher.started(state, epochs, batches)
+
+    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: D102
+        if self._watcher is not None:
+            self._watcher.batch_done(epoch, batch, totals)
+
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:  # noqa: D102
+        ends = self._watcher is not None and self._watcher.epoch_done(row, is_best) is True
+        return (self._function is not None and self._function(dict(row)) is True) or ends
+
+    def close(self) -> None:
+        """Close the other watcher."""
+        if self._watcher is not None:
+            self._watcher.close()
+
+
+class LoggingWatcher(CallingWatcher):
     """Logs each epoch with a logger of Lightning, and calls another watcher."""
 
     def __init__(self, settings: Settings, folder: Path, watcher: Any = None) -> None:
+        super().__init__(watcher)
         check_logger(settings.logger)
-        self._settings, self._folder, self._watcher = settings, folder, watcher
+        self._settings, self._folder = settings, folder
         self._logger: Any = None
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: D102
@@ -169,8 +191,7 @@ class LoggingWatcher(Callback):
             got = f"{quote(self._settings.logger)}, which failed: {shorten(' '.join(str(error).split()), _LONGEST)}"
             rule, fix = "a logger that can start", "configure it, or leave it out"
             raise ArgumentError(message("logger", got, rule, fix)) from error
-        if self._watcher is not None:
-            self._watcher.started(state, epochs, batches)
+        super().started(state, epochs, batches)
 
     def _create(self, loggers: Any) -> Any:
         """Create the logger, which writes to the folder of the run."""
@@ -185,19 +206,13 @@ class LoggingWatcher(Callback):
         more = {} if "MLFLOW_TRACKING_URI" in os.environ else {"artifact_location": str(place)}
         return loggers.MLFlowLogger(experiment_name="raglane", run_name=name, tracking_uri=where, **more)
 
-    def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:  # noqa: D102
-        if self._watcher is not None:
-            self._watcher.batch_done(epoch, batch, totals)
-
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:  # noqa: D102
         self._logger.log_metrics({name: value for name, value in row.items() if name != "epoch"}, int(row["epoch"]))
         self._logger.save()
-        if self._watcher is not None:
-            self._watcher.epoch_done(row, is_best)
+        return super().epoch_done(row, is_best)
 
     def close(self) -> None:
         """Finish the logger and the other watcher."""
         if self._logger is not None:
             self._logger.finalize("success")
-        if self._watcher is not None:
-            self._watcher.close()
+        super().close()

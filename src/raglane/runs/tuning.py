@@ -19,13 +19,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from raglane._utils.files import put_folder
+from raglane._utils.files import put_folder, write_file
 from raglane._utils.lock import locked, turn
 from raglane._utils.messages import argument, message, nearest, quote, require
 from raglane.errors import ArgumentError, CheckpointError, DivergedError
 from raglane.runs.card import Parts
+from raglane.runs.comparison import compare, has_model
+from raglane.runs.comparison_page import comparison_page
 from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
-from raglane.training.folder import LAST, check_folder, find
+from raglane.training.folder import LAST, REPORT, check_folder, find
 from raglane.training.job import identity
 from raglane.training.options import check_value, options
 from raglane.training.run import train
@@ -173,9 +175,6 @@ class _Watcher(Callback):
         for row in state.history:
             self._report(row)
 
-    def batch_done(self, epoch: int, batch: int, totals: Any) -> None:
-        """Do nothing."""
-
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: ARG002
         self._report(row)
         if time.monotonic() > self.until:
@@ -270,6 +269,15 @@ class Search:
                 stopped_by = self._try(trial, chosen, place, until)
         with turn(self.folder / _TURN):
             return self._result(stopped_by)
+
+    def compare(self) -> Path | None:
+        """Write the page that compares the trials with a model, and return it, or None without any."""
+        places = sorted(filter(has_model, (self.folder / TRIALS).iterdir()))
+        if not places:
+            return None
+        page = comparison_page(compare(places), "raglane tune", self.folder.name)
+        write_file(self.folder / REPORT, page)
+        return self.folder / REPORT
 
     def publish(self, best: Path) -> Path:
         """Copy the best trial to the folder of the study's best run, and return it."""

@@ -111,6 +111,8 @@ def _unsupported(part: nn.Module) -> tuple[str, str]:
     if isinstance(part, Stack):
         if part.bidirectional:
             return "which reads sequences from the end", "build the layer with bidirectional=False"
+        if not type(part).forward.__module__.startswith("raglane."):
+            return "which has a forward of its own", "build the layer as one of rl.nn"
     elif isinstance(part, nn.RNNBase):
         return "a layer of torch", "call rl.accelerate(model) first"
     elif isinstance(part, nn.MultiheadAttention):

@@ -31,12 +31,14 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 # Settings that are no parameters: the class determines the task, and the seed is called random_state.
 _OWN = ("task", "seed")
 _NO_LABELS = Columns(need_labels=False)
+# The layout of a sequence by the value of channels, and the other value.
+_LAYOUTS = {"first": ("(channels, steps)", "last"), "last": ("(steps, channels)", "first")}
 
 
 def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa: N803
     """Return X as a dataset: arrays, lists, texts, and panels of sktime and aeon."""
     channels = estimator.channels
-    check_choice("channels", channels, ("first", "last"))
+    check_choice("channels", channels, tuple(_LAYOUTS))
     if reset:
         for name in ("n_features_in_", "feature_names_in_", "_channels"):
             vars(estimator).pop(name, None)
@@ -55,9 +57,11 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
     elif len(records.values) and count != estimator._channels:
-        where = "(channels, steps)" if channels == "first" else "(steps, channels)"
-        fix = f"pass sequences {where}, or another value of channels, which is {channels!r}"
-        raise DataError(message("X", _kind(count), f"{_kind(estimator._channels)}, as in fit", fix))
+        where, other = _LAYOUTS[channels]
+        fix = f"pass sequences {where}, or channels={other!r} to the estimator"
+        raise DataError(
+            message("X", f"{_kind(count)} in sequences {where}", f"{_kind(estimator._channels)}, as in fit", fix)
+        )
     return records
 
 
@@ -93,7 +97,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     typical = next(iter(widths.values()), 0)
     odd = next((place for place, width in widths.items() if width != typical), None)
     if odd is not None:
-        where, other = ("(channels, steps)", "last") if channels == "first" else ("(steps, channels)", "first")
+        where, other = _LAYOUTS[channels]
         got, rule = f"{_kind(widths[odd])} in an array {where}", f"of {_kind(typical)}, as the first sequence"
         raise DataError(message(f"X[{odd}]", got, rule, f"correct it, or pass channels={other!r}"))
     return sequences
@@ -134,10 +138,10 @@ def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature of an estimator: the settings of a training, ``random_state`` and ``channels``."""
+    """Return the signature of an estimator: the settings of a training, and its own parameters."""
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
-    own = [("random_state", 0), ("channels", "first")]
+    own = [("random_state", 0), ("channels", "last"), ("callback", None)]
     parameters = [inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *own)]
     return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters])
 
@@ -159,7 +163,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
-        self.run_ = fit(records, task=self._task, seed=seed, progress=False, **options)
+        options |= {"task": self._task, "seed": seed, "callback": self.callback}
+        self.run_ = fit(records, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
 
     def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
@@ -182,16 +187,18 @@ vars(_Estimator)["__init__"].__signature__ = _PARAMETERS
 class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """A recurrent network that predicts a class for each sequence.
 
-    ``X`` is a list of sequences, ``(L,)`` or of several channels; an array ``(n, L)``, one sequence of one channel per
-    row; an array of three dimensions; texts; or a panel of sktime or aeon. In tables whose entries are Series, tables
-    with an index of (sequence, step), and lists of tables, channels are columns.
+    ``X`` is an array ``(n, L, C)`` of sequences, steps and channels, as for :func:`raglane.fit`; a list of sequences,
+    ``(L, C)``, or ``(L,)`` for one channel; an array ``(n, L)``, one sequence of one channel per row; texts; or a panel
+    of sktime or aeon. In tables whose entries are Series, tables with an index of (sequence, step), and lists of
+    tables, channels are columns.
 
     Args:
-        channels: the layout of arrays of two dimensions in a list, and of an array of three: ``"first"``,
-            ``(channels, steps)``, as in sktime and aeon; or ``"last"``, ``(steps, channels)``, as in tslearn and the
-            rest of Raglane. The layout is never guessed from sizes.
+        channels: ``"last"`` for sequences ``(steps, channels)``; ``"first"`` for ``(channels, steps)``, as in arrays of
+            sktime and aeon. The layout is never guessed from sizes.
         random_state: the seed of weights, order, dropout and validation split: a number, a ``RandomState`` or None.
+        callback: the function that :func:`raglane.fit` calls after each epoch.
         **parameters: the settings of :func:`raglane.fit`, see :class:`~raglane.training.settings.Settings`.
+            ``patience=5`` stops after 5 epochs without a lower loss on the ``validation_fraction`` of the data.
 
     Attributes:
         classes_: ``(K,)``, the sorted classes.

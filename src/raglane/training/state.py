@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,8 +94,8 @@ class TrainingState:
     start_loss: float | None = None
 
 
-class Callback(Protocol):
-    """Receives the progress of a training, e.g. for a progress bar or a log."""
+class Callback:
+    """Receives the progress of a training, e.g. for a progress bar or a log; each method does nothing by default."""
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:
         """Called when training starts or resumes at ``state``; an epoch has ``batches`` batches."""
@@ -103,8 +103,8 @@ class Callback(Protocol):
     def batch_done(self, epoch: int, batch: int, totals: Totals) -> None:
         """Called after a batch of an epoch (both from 1); reading a mean of ``totals`` synchronises with the device."""
 
-    def epoch_done(self, row: dict[str, float], is_best: bool) -> None:
-        """Called after an epoch, with its row of the history."""
+    def epoch_done(self, row: dict[str, float], is_best: bool) -> bool | None:
+        """Called after an epoch, with its row of the history; True ends a training of one process."""
 
 
 def state_files(state: TrainingState, optimizer: torch.optim.Optimizer, carried: Any = None) -> dict[str, bytes]:

@@ -317,10 +317,12 @@ class Trainer:
         self._mark_step()
         if self.ranks.is_first:
             self._save_epoch(is_best)
-        if self.callback is not None:
-            self.callback.epoch_done(row, is_best)
+        ends = self.callback is not None and self.callback.epoch_done(row, is_best) is True
         signal = self._stop.result()
-        if self.settings.patience is not None and state.waited >= self.settings.patience:
+        # Only one rank has a callback; the others would wait for it.
+        if (ends and self.ranks.count == 1) or (
+            self.settings.patience is not None and state.waited >= self.settings.patience
+        ):
             return True
         if signal is not None and state.epoch < self.epochs:
             raise Interrupted(signal)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import types
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from raglane._utils.checks import check_every, check_model
-from raglane._utils.messages import message
+from raglane._utils.messages import count_of, message
 from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentTypeError
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -18,15 +21,19 @@ from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
 M = TypeVar("M", bound=torch.nn.Module)
+# The most layers that a line names.
+_LISTED = 20
 
 
 class _Accelerated(RecurrentLayer):
     """The base of the converted layers, with what torch's transformations require of torch's own layers."""
 
+    _theirs: ClassVar[Any]  # the class before the conversion
+
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         if is_jit_traced() and not options:
-            return next(theirs for ours, theirs in _THEIRS.items() if isinstance(self, ours)).forward(self, input, hx)
+            return _base_of(type(self)).forward(self, input, hx)
         if "torch._dynamo" not in sys.modules:
             return super().forward(input, hx, **options)
         # torch.compile skips forward of torch's layers, but would compile each function that it calls.
@@ -40,6 +47,11 @@ class _Accelerated(RecurrentLayer):
             "call rl.unaccelerate(model) before torch.jit.script(model)",
         )
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        # The class of a converted subclass is made at run time, so a pickle contains the name of the subclass.
+        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
 
     @property
     def qconfig(self) -> Any:
@@ -76,13 +88,22 @@ class AcceleratedGRU(_Accelerated, GRU, torch.nn.GRU):
     """A converted ``torch.nn.GRU``: an instance of both that class and Raglane's."""
 
 
-_OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+_OURS: dict[type[torch.nn.Module], Any] = {
     torch.nn.RNN: AcceleratedRNN,
     torch.nn.LSTM: AcceleratedLSTM,
     torch.nn.GRU: AcceleratedGRU,
 }
+for _kind, _ours in _OURS.items():
+    _ours._theirs = _kind
 _OF_CELLS = "is a cell, which runs one step; rl.nn has layers"
-_THEIRS: dict[type[torch.nn.Module], Any] = {ours: theirs for theirs, ours in _OURS.items()}
+# The methods that torch's forward calls, and Raglane's does not.
+_CALLED = (
+    *("_init_flat_weights", "_update_flat_weights", "_weights_have_changed", "check_forward_args", "check_hidden_size"),
+    *("check_input", "get_expected_cell_size", "get_expected_hidden_size", "permute_hidden"),
+    *("__getattr__", "__getattribute__"),
+)
+# The attributes that Raglane's layers add to torch's.
+_ADDED = {name for name in {*dir(AcceleratedLSTM)} - {*dir(torch.nn.LSTM), "qconfig"} if not name.startswith("__")}
 
 
 @dataclass(frozen=True)
@@ -98,21 +119,36 @@ class Acceleration:
     left: dict[str, str]
 
     def __str__(self) -> str:
-        names = ", ".join(name or "the model itself" for name in self.replaced)
-        count = len(self.replaced)
-        lines = [f"{count} layer{'' if count == 1 else 's'} replaced{': ' if names else ''}{names}"]
-        lines += [f"not converted: {name or 'the model itself'} ({reason})" for name, reason in self.left.items()]
+        names = f": {_listed(self.replaced)}" if self.replaced else ""
+        lines = [f"{count_of(len(self.replaced), 'layer')} replaced{names}"]
+        lines += [f"not converted: {_listed(left)} ({reason})" for reason, left in _by_reason(self.left).items()]
         return "\n".join(lines)
+
+
+def _by_reason(left: dict[str, str]) -> dict[str, list[str]]:
+    """Return the names of layers by the reason why they are not converted."""
+    return {reason: [name for name in left if left[name] == reason] for reason in left.values()}
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names, and the number of the others."""
+    listed = [name or "the model itself" for name in names]
+    more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
+    return ", ".join(listed[:_LISTED]) + more
 
 
 def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     """Convert every ``torch.nn.RNN``, ``LSTM`` and ``GRU`` of a model to Raglane's layer, in place.
 
     The layers stay the same objects, with the same parameters, buffers and hooks, and stay instances of their torch
-    class. They also accept Ragged batches and lengths. Subclasses are not converted, because they may rely on methods
-    that they inherit; a warning names them. ``rl.explain(model)`` lists both kinds, and :func:`unaccelerate` reverts
-    the conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's own; a layer built as
-    ``rl.nn.LSTM`` compiles without a break.
+    class. They also accept Ragged batches and lengths. ``rl.explain(model)`` lists converted and other layers, and
+    :func:`unaccelerate` reverts the conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's
+    own; a layer built as ``rl.nn.LSTM`` compiles without a break.
+
+    A subclass is converted too, and keeps its methods: only the ``forward`` of torch that it inherits is replaced, or
+    that it calls as ``super().forward(...)``. A warning names the subclasses that are not converted: those whose
+    ``forward`` does not call ``super().forward``, and those that override a method which torch's ``forward`` calls,
+    e.g. ``permute_hidden``, or that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
     Args:
         model: any module, or one such layer.
@@ -135,14 +171,14 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     check_every(checkpoint_every)
     left = {name: reason for name, reason in acceleration_of(model).left.items() if not reason.endswith(_OF_CELLS)}
     for module in model.modules():
-        if _can_convert(module):
+        if _is_torchs(module) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
             vars(module)["__module__"] = type(module).__module__
-            module.__class__ = _OURS[type(module)]
+            module.__class__ = _converted(type(module))
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
     if left:
-        names = "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in left.items())
+        names = "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
         warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
     return model
 
@@ -178,7 +214,7 @@ def unaccelerate(model: M) -> M:
     check_model(model)
     for place, module in model.named_modules():
         if isinstance(module, _Accelerated):
-            if type(module) not in _THEIRS:
+            if "_theirs" not in vars(type(module)):
                 rule, fix = (
                     "a layer without parametrizations",
                     "call torch.nn.utils.parametrize.remove_parametrizations first",
@@ -186,25 +222,72 @@ def unaccelerate(model: M) -> M:
                 raise ArgumentTypeError(message(place or "model", "a layer with a parametrization", rule, fix))
             for name in ("__module__", "_qconfig", *OPTIONS):
                 vars(module).pop(name, None)
-            module.__class__ = _THEIRS[type(module)]
+            module.__class__ = module._theirs
     return model
 
 
-def _can_convert(module: torch.nn.Module) -> bool:
-    """Return True if a module is exactly one of torch's three layers, with its ``forward`` unchanged."""
-    return type(module) in _OURS and "forward" not in vars(module)
+def _is_torchs(module: torch.nn.Module) -> bool:
+    """Return True for a layer of torch that is not converted."""
+    return isinstance(module, torch.nn.RNNBase) and not isinstance(module, RecurrentLayer)
+
+
+def _base_of(kind: type[torch.nn.Module]) -> Any:
+    """Return the class of torch's three layers that a class is or inherits from, or None."""
+    return next((base for base in _OURS if issubclass(kind, base)), None)
+
+
+def _converted(kind: type[torch.nn.Module]) -> Any:
+    """Return the class of a converted layer; that of a subclass inherits from it first, so it keeps its methods."""
+    if kind in _OURS:
+        return _OURS[kind]
+    for made in kind.__subclasses__():
+        if vars(made).get("_theirs") is kind:
+            return made
+    body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return types.new_class(
+        f"Accelerated{kind.__name__}", (kind, _OURS[_base_of(kind)]), exec_body=lambda names: names.update(body)
+    )
+
+
+def _new(kind: type[torch.nn.Module]) -> Any:
+    """Return an empty converted layer, for unpickling."""
+    made = _converted(kind)
+    return made.__new__(made)
 
 
 def _reason_to_leave(module: torch.nn.Module) -> str:
     """Return why a recurrent module cannot be converted, or "" for all other modules."""
-    kind = type(module)
-    if kind in _OURS:
-        return "" if _can_convert(module) else "its forward was replaced on the instance"
-    if isinstance(module, RecurrentLayer):
-        return ""
-    if isinstance(module, torch.nn.RNNBase):
-        base = next(ours for ours in (*_OURS, torch.nn.RNNBase) if isinstance(module, ours))
-        return f"{kind.__name__}, a subclass of torch.nn.{base.__name__}, may rely on what it inherits"
+    name = type(module).__name__
+    if _is_torchs(module):
+        return _reason_of_layer(module)
     if isinstance(module, torch.nn.RNNCellBase):
-        return f"{kind.__name__} {_OF_CELLS}"
-    return "it is compiled by torch.jit" if kind.__name__ == "RecursiveScriptModule" else ""
+        return f"{name} {_OF_CELLS}"
+    is_layer = name == "RecursiveScriptModule" and hasattr(module, "weight_ih_l0")
+    return "it is compiled by torch.jit" if is_layer else ""
+
+
+def _reason_of_layer(module: torch.nn.Module) -> str:
+    """Return why a layer of torch, or of a subclass, cannot be converted, or "" if it can."""
+    kind, base = type(module), _base_of(type(module))
+    if base is None:
+        return f"{kind.__name__}, a subclass of torch.nn.RNNBase, has a computation of its own"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    own = [vars(part) for part in kind.__mro__ if part not in base.__mro__]
+    on_instance = {**vars(module), **module._parameters, **module._buffers, **module._modules}
+    for names in (*own, on_instance):
+        changed = next((name for name in _CALLED if name in names), None)
+        if changed is not None:
+            return f"{kind.__name__} overrides {changed}"
+        taken = next((name for name in names if name in _ADDED), None)
+        if taken is not None:
+            return f"{kind.__name__} has an attribute {taken}, as Raglane's layers do"
+    if not all(_calls_inherited(names["forward"]) for names in own if "forward" in names):
+        return f"the forward of {kind.__name__} does not call super().forward"
+    return ""
+
+
+def _calls_inherited(forward: Any) -> bool:
+    """Return True if a method's code contains ``super().forward``."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and {"super", "forward"} <= set(code.co_names)

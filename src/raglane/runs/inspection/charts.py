@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,12 +78,15 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
         for row, (length, names) in enumerate(labels.items())
     ]
     base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("length:Q", scale=scale))
-    names = [
-        base.transform_filter(f"datum.row == {row}")
-        .mark_text(align="left", dx=4, color="var(--ink)", fontSize=12)
-        .encode(text="name:N", y=alt.value(10 + 16 * row))
-        for row in range(len(values))
-    ]
+    (low, high), place = scale.domain, math.log if scale.type == "log" else float
+    names = []
+    for row, length in enumerate(labels):
+        # In the right half to the left of the line, where there is room, and below the curve.
+        is_right = 2 * place(length) > place(low) + place(high)
+        text = base.transform_filter(f"datum.row == {row}").mark_text(
+            align="right" if is_right else "left", dx=-4 if is_right else 4, color="var(--ink)", fontSize=12
+        )
+        names.append(text.encode(text="name:N", y=alt.value((130 if is_right else 10) + 16 * row)))
     return base.mark_rule(color="var(--ink)", strokeDash=[3, 3]), alt.layer(*names)
 
 
@@ -199,7 +203,13 @@ def _finish(chart: Any) -> dict[str, Any]:
             "domainColor": "var(--faint)",
             "tickColor": "var(--faint)",
         },
-        "legend": {**text, "symbolBaseFillColor": "var(--ink)", "symbolBaseStrokeColor": "var(--ink)"},
+        # Legends below each other fit on a phone.
+        "legend": {
+            **text,
+            "layout": {"top": {"direction": "vertical", "anchor": "start"}},
+            "symbolBaseFillColor": "var(--ink)",
+            "symbolBaseStrokeColor": "var(--ink)",
+        },
     }
     sized = chart.properties(width="container", height=_HEIGHT, autosize={"type": "fit-x", "contains": "padding"})
     spec: dict[str, Any] = sized.to_dict(validate=False)

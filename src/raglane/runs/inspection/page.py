@@ -9,7 +9,7 @@ from raglane import plot
 from raglane._utils.table import Table
 from raglane.errors import ArgumentError
 from raglane.planner import words
-from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Picker, Picture, Text, inline
+from raglane.report.page import Block, Chart, Command, Folded, Heading, Page, Part, Picker, Picture, Text, inline
 from raglane.runs.inspection import charts
 from raglane.runs.inspection.inspect import ORDERS, QUANTILES, Inspection, data_facts, length_facts, what_beside
 
@@ -44,8 +44,8 @@ def as_page(inspection: Inspection) -> bytes:
             Part("Recommendation", _advice(inspection), "advice"),
             Part("Lengths", _lengths(inspection), "lengths"),
             Part("Batches and padding", _batches(inspection), "batches"),
-            Part("Example batches", _pictures(inspection), "look"),
-            Part("Backends and schedules", _ways(inspection), "ways"),
+            Part("Example batches", _pictures(inspection), "look", is_wide=True),
+            Part("Backends and schedules", _ways(inspection), "ways", is_wide=True),
             Part("Time of a step", _steps(inspection), "steps"),
             Part("Several processes", _ranks(inspection), "ranks"),
             Part("Contents of the data", _data(inspection), "data"),
@@ -98,10 +98,8 @@ def _lengths(inspection: Inspection) -> list[Block]:
             "Bars: the number of sequences by length. Line: the share of sequences of at most this length.",
             Table("Sequences by length", ["length", "sequences", "share"], bins),
         ),
-        Heading("Quantiles"),
-        Table("Quantiles of the lengths", ["share", "length"], quantiles),
-        Heading("Buckets"),
-        Table("Buckets with similar numbers of sequences", columns, buckets, bars=4),
+        Folded(Table("Quantiles of the lengths", ["share", "length"], quantiles)),
+        Folded(Table("Buckets with similar numbers of sequences", columns, buckets, bars=4)),
     ]
 
 
@@ -155,13 +153,13 @@ def _ways(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
     rows = words.shown(plan.rows, plan.best)
     about = (
-        f"An epoch of the layer {plan.layer}: computed elements, their share of padding, seconds of training and of "
-        "inference, the 90th percentile of a step's time, and the memory of a step. The best row is marked."
+        f"An epoch of the layer {plan.layer}: time of training and of inference, the 90th percentile of a step's time, "
+        "the memory of a step, computed elements, and their share of padding. The best row is marked."
     )
     about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
     caption = "The best batches of each backend and schedule, and all sizes of the recommended one"
     best = next((place for place, row in enumerate(rows) if row is plan.best), None)
-    return [Text(about), Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=4, best=best)]
+    return [Text(about), Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=2, best=best)]
 
 
 def _steps(inspection: Inspection) -> list[Block]:

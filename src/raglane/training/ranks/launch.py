@@ -237,7 +237,7 @@ def _words_for(code: int | None) -> str:
 # The following functions run in the process of a rank.
 
 
-class _Sender:
+class _Sender(Callback):
     """Sends progress to the callback in the monitoring process."""
 
     def __init__(self, pipe: Connection) -> None:

@@ -98,7 +98,7 @@ class _Messages:
         return kept
 
 
-class _Reporter:
+class _Reporter(Callback):
     """Reports progress to Ray, on all ranks at the same steps, and to the waiting process."""
 
     def __init__(self, ranks: Ranks, messages: Any, folder: Path) -> None:
