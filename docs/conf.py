@@ -16,8 +16,19 @@ from sphinx.pycode import ModuleAnalyzer
 import raglane
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "benchmarks" / "results"  # copied to docs/results, which git ignores
-URLS = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+ROOT = DOCS.parent
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+RESULTS = ROOT / "benchmarks" / "results"
+# Files outside of docs that are pages too. They are copied to docs/project, which git ignores.
+COPIED = [
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tools" / "faults" / "README.md",
+    *ROOT.glob("examples/**/README.md"),
+    *RESULTS.glob("*.md"),
+]
+PAGES = {ROOT / "README.md": DOCS / "index.md", ROOT / "CHANGELOG.md": DOCS / "changelog.md"}
+PAGES |= {path: DOCS / "project" / path.relative_to(ROOT) for path in COPIED}
 sys.path.insert(0, str(DOCS))
 
 import charts  # noqa: E402
@@ -78,27 +89,43 @@ pygments_style = "default"
 pygments_dark_style = "github-dark"
 
 
-def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
-    """Convert links to Markdown files outside of docs/: to pages of results, or to files, which are not pages.
-
-    Also draws the charts of results, and removes the blank line that ends an example in the source.
-    """
-    folder = (DOCS / page).parent
+def _with_links(text: str, source: Path, page: Path) -> str:
+    """Return the text of a file with the links of its page: to other pages, or to files that are no pages."""
 
     def link(found: re.Match[str]) -> str:
-        path = (folder / found["name"]).resolve()
-        if path.is_relative_to(RESULTS):
-            return f"]({os.path.relpath(DOCS / 'results' / path.name, folder)})"
-        return found[0] if path.is_relative_to(DOCS) else f"](path:{found['name']})"
+        path = (source.parent / found["name"]).resolve()
+        if not path.is_file():
+            return found[0]
+        target = PAGES.get(path, path)
+        name = os.path.relpath(target, page.parent)
+        return f"]({name}{found['anchor'] or ''})" if target.is_relative_to(DOCS) else f"](path:{name})"
 
-    text = re.sub(r"\]\((?P<name>\.\./[^)#\s]+\.md)(#[^)\s]*)?\)", link, source[0])
-    text = re.sub(r"\n\n( *```\n)", r"\n\1", text)
+    return re.sub(r"\]\((?P<name>[^)#\s:]+\.\w+)(?P<anchor>#[^)\s]*)?\)", link, text)
+
+
+def _copy_pages() -> None:
+    """Write the pages of files outside of docs, those of results with charts."""
+    for old in (DOCS / "project").rglob("*.md"):
+        if old not in PAGES.values():
+            old.unlink()
+    for source in COPIED:
+        page = PAGES[source]
+        text = _with_links(source.read_text(encoding="utf-8"), source, page)
+        if source.is_relative_to(RESULTS):
+            # Only the summary of the results is in the navigation and in the search.
+            front = "" if source.stem == "README" else "---\norphan: true\nnosearch: true\n---\n\n"
+            text = front + charts.with_charts(text)
+        if not page.exists() or page.read_text(encoding="utf-8") != text:  # else Sphinx would read the page again
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+
+
+def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let links lead to pages or files, and remove the blank line that ends an example in the source."""
+    path = DOCS / f"{page}.md"
+    text = re.sub(r"\n\n( *```\n)", r"\n\1", _with_links(source[0], path, path))
     if page == "start" and (address := notebook.colab(URLS)):
         text = text.replace("[notebook](start.ipynb)", f"[notebook](start.ipynb), which [Colab opens]({address})")
-    if page.startswith("results/"):
-        # Only the summary of the results is in the navigation and in the search.
-        front = "" if page.endswith("README") else "---\norphan: true\nnosearch: true\n---\n\n"
-        text = front + charts.with_charts(text)
     source[0] = text
 
 
@@ -158,7 +185,7 @@ def _with_pictures(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect the functions to the build; ``_accessible`` after the theme, whose priority is 500."""
-    shutil.copytree(RESULTS, DOCS / "results", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.csv", "*.json"))
+    _copy_pages()
     app.connect("source-read", _for_the_site)
     app.connect("autodoc-process-signature", _readable)
     app.connect("html-page-context", _accessible, priority=900)

@@ -79,7 +79,7 @@ def test_the_names_are_those_of_the_library() -> None:
         {"tie_weights": True, "task": "classify"},
         {"activation_penalty": 1.0, "task": "tag"},
         {"loss": "mae", "task": "classify"},
-        {"quantile": 0.9, "task": "regress"},
+        {"quantile": [0.9], "task": "regress"},
         {"layer_norm": True, "cell": "sru"},
         {"pooling": "mean", "task": "tag"},
         {"initial_state": "lengths", "task": "forecast"},

@@ -93,11 +93,39 @@ def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
     records = _records(200)
     noise = np.random.default_rng(3).normal(size=(200, 1))
     for quantile in (0.2, 0.8):
-        settings = Settings("regress", loss="quantile", quantile=quantile, epochs=12, hidden_size=4, lr=0.02, threads=1)
+        settings = Settings(
+            "regress", loss="quantile", quantile=[quantile], epochs=12, hidden_size=4, lr=0.02, threads=1
+        )
         data = _with(records, Targets(noise, names=("noise",)))
         train(settings, data, None, tmp_path, overwrite=True)
         share = evaluate(load_model(tmp_path), data).numbers["share_below"]
         assert abs(share - quantile) < 0.1
+
+
+@pytest.mark.parametrize("task", ["regress", "forecast"])
+def test_several_quantiles(tmp_path: Path, task: str) -> None:
+    random, shares = np.random.default_rng(3), [0.1, 0.5, 0.9]
+    records = dataset(random.normal(size=(4000, 1)).astype(np.float32), offsets_of([20] * 200), channels=("x",))
+    if task == "regress":
+        records = _with(records, Targets(random.normal(size=(200, 1)), names=("noise",)))
+    settings = Settings(task, loss="quantile", quantile=shares, epochs=15, hidden_size=4, lr=0.02, threads=1)
+    train(settings, records, None, tmp_path)
+    saved = load_model(tmp_path)
+    columns = predict(saved, records, horizon=2 if task == "forecast" else 1).columns
+    assert columns["prediction"] == columns["q0.5"]
+    low, middle, high = (np.array(columns[f"q{share}"]) for share in shares)
+    assert (low < middle).mean() > 0.9 < (middle < high).mean()
+    if task == "regress":
+        for share in shares:
+            assert abs(evaluate(saved, records).numbers[f"share_below_q{share}"] - share) < 0.1
+    else:
+        # The middle one is fed back.
+        assert low.shape == (200, 2, 1)
+        assert np.mean(high - low) == pytest.approx(2 * 1.28, rel=0.3)
+        rows = np.hstack([records.values.reshape(200, 20), middle[:, 0]]).astype(np.float32)
+        longer = dataset(rows.reshape(-1, 1), offsets_of([21] * 200), channels=("x",))
+        again = predict(saved, longer).columns["q0.9"]
+        np.testing.assert_allclose(np.array(again)[:, 0], high[:, 1], rtol=1e-3, atol=1e-4)
 
 
 def test_thresholds_against_every_cut() -> None:

@@ -198,7 +198,7 @@ def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int |
     return {
         "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
         "input_size": preprocessor.input_size,
-        "output_size": TASKS[settings.task].output_size(preprocessor),
+        "output_size": TASKS[settings.task].output_size(preprocessor) * len(settings.quantiles),
         "per_element": preprocessor.per_element,
         "gap_column": channels.index(TIME_GAP) if reads_times else None,
         "categories": list(preprocessor.categories),
@@ -262,8 +262,15 @@ class SequenceModel(nn.Module):
         """Add the previous elements to a forecast of numbers; return other outputs unchanged."""
         if self.config.task != "forecast" or self.is_binary:
             return scores
-        known = inputs.values[:, : self.config.output_size]
-        return scores.map(lambda change: known + change)
+        known = inputs.values[:, : self.channels]
+        count = len(self.config.quantiles)
+        before = known if count == 1 else torch.cat([known] * count, 1)
+        return scores.map(lambda change: before + change)
+
+    @property
+    def channels(self) -> int:
+        """The number of outputs per quantile."""
+        return self.config.output_size // len(self.config.quantiles)
 
     def answers(self, encoded: Tensor) -> Tensor:
         """Return the outputs of the head, ``(M, output_size)``."""
@@ -311,13 +318,14 @@ class SequenceModel(nn.Module):
 
         Returns:
             ``(B, horizon, output_size)``; NaN for an empty sequence. With the loss bce these are probabilities, and the
-            likelier of 0 and 1 is fed back.
+            likelier of 0 and 1 is fed back. Of several quantiles the middle one is fed back.
         """
-        size = self.config.output_size
+        size, count = self.channels, len(self.config.quantiles)
+        middle = slice(self.config.middle * size, (self.config.middle + 1) * size)
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(self.encoder.embed(inputs))
         known = inputs.last(empty=float("nan"))
-        forecast = self._next(known[:, :size], self.head(self.encoder.dropout(out.last())))
+        forecast = self._next(known[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
         # The was-missing channels of a forecast are 0.
         flags = torch.zeros_like(known[:, size : known.shape[1] - kept])
@@ -325,10 +333,11 @@ class SequenceModel(nn.Module):
         for _ in range(1, horizon):
             # 0 * forecast keeps NaN.
             fed_back = torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
+            fed_back = fed_back[:, middle]
             element = torch.cat([fed_back, flags, same], dim=1)
             embedded = element if self.encoder.embedding is None else self.encoder.embedding(element)
             output, state = recurrent.step(embedded, state)
-            forecast = self._next(forecast, self.head(self.encoder.dropout(output)))
+            forecast = self._next(fed_back.repeat(1, count), self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
 

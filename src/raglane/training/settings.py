@@ -24,7 +24,7 @@ LOSSES = {
     "tag": ("cross_entropy",),
     "regress": ("mse", "mae", "huber", "quantile"),
     "multilabel": ("bce",),
-    "forecast": ("mse", "mae", "huber", "bce"),
+    "forecast": ("mse", "mae", "huber", "quantile", "bce"),
     "language": ("cross_entropy",),
 }
 # Not read from raglane.nn, which would import torch.
@@ -134,11 +134,16 @@ class ModelSettings:
         metavar="NAME",
         unset="by the task",
     )
-    quantile: float = option(
-        0.5,
-        "Quantile to predict: the share of targets below the prediction (loss quantile).",
+    quantile: list[float] | None = option(
+        None,
+        "Quantile to predict, the share of targets below the prediction (loss quantile); may be repeated.",
         MODEL,
-        Rule(lambda share: 0 < share < 1, "above 0 and below 1", "pass e.g. 0.9"),
+        Rule(
+            lambda shares: all(0 < share < 1 for share in shares) and sorted(set(shares)) == list(shares) != [],
+            "above 0 and below 1, in ascending order",
+            "pass e.g. 0.1, 0.5 and 0.9",
+        ),
+        unset="0.5",
     )
 
     def __post_init__(self) -> None:
@@ -157,8 +162,8 @@ class ModelSettings:
         self._refuse("tie_weights", self.tie_weights and self.task != "language", rule)
         rule, fix = f"a loss of the task {self.task}: {', '.join(losses)}", "choose one of them, or leave it out"
         self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
-        rule, fix = "0.5 for all losses except quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
-        self._refuse("quantile", self.quantile != 0.5 and self.loss != "quantile", rule, fix)
+        rule, fix = "unset for all losses except quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
+        self._refuse("quantile", self.quantile is not None and self.loss != "quantile", rule, fix)
 
     def to_config(self) -> dict[str, Any]:
         """Return the settings as a JSON-serialisable dictionary.
@@ -173,6 +178,16 @@ class ModelSettings:
     def loss_name(self) -> str:
         """The chosen loss, or the default of the task."""
         return self.loss or LOSSES[self.task][0]
+
+    @property
+    def quantiles(self) -> list[float]:
+        """The quantiles to predict; [0.5] for other losses."""
+        return self.quantile or [0.5]
+
+    @property
+    def middle(self) -> int:
+        """The place of the quantile that is the prediction, the nearest to 0.5."""
+        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - 0.5))
 
     def _refuse_pooling(self, is_per_element: bool) -> None:
         rule = f"summary for the task {self.task}, which has an output per element"

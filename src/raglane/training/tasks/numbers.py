@@ -26,7 +26,19 @@ _POINTS = 2000
 _LONGEST_SEASON, _COMPARED = 400, 5000
 
 
-def loss_of_errors(errors: Tensor, name: str, quantile: float = 0.5) -> Tensor:
+def by_quantile(output: Tensor, settings: ModelSettings) -> Tensor:
+    """Return outputs ``(..., Q * C)`` as ``(..., Q, C)``, for Q quantiles."""
+    count = len(settings.quantiles)
+    return output.reshape(*output.shape[:-1], count, output.shape[-1] // count)
+
+
+def mean_loss(errors: Tensor, settings: ModelSettings) -> Tensor:
+    """Return the losses of errors ``(..., Q, C)``, as means over the quantiles, ``(..., C)``."""
+    quantiles = torch.tensor(settings.quantiles, dtype=errors.dtype, device=errors.device).unsqueeze(1)
+    return loss_of_errors(errors, settings.loss_name, quantiles).mean(-2)
+
+
+def loss_of_errors(errors: Tensor, name: str, quantile: float | Tensor = 0.5) -> Tensor:
     """Return the loss of each error (prediction - target)."""
     if name == "mse":
         return errors.square()
@@ -80,10 +92,13 @@ class Regress(Task):
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
         """Return loss and error of numbers ``(M, T)``; the baseline is the mean of the training data."""
         targets = targets_of(batch)
-        errors, scale = values_of(output) - targets, self.std.to(targets.device)
+        errors, scale = (
+            by_quantile(values_of(output), self.settings) - targets.unsqueeze(1),
+            self.std.to(targets.device),
+        )
         return Score(
-            loss_of_errors(errors, self.settings.loss_name, self.settings.quantile).sum(),
-            (errors.detach().abs() * scale).sum(),
+            mean_loss(errors, self.settings).sum(),
+            (errors[:, self.settings.middle].detach().abs() * scale).sum(),
             torch.as_tensor(targets.numel()),
             (targets.abs() * scale).sum(),
         )
@@ -93,9 +108,17 @@ class Regress(Task):
         return _Errors(self)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
-        """Return a number, or a list of numbers, per row, in the units of the data."""
-        rows = output.double() * self.std + self.mean
-        return {"prediction": (rows[:, 0] if rows.shape[1] == 1 else rows).tolist()}
+        """Return a number, or a list of numbers, per row and quantile, in the units of the data."""
+        rows = by_quantile(output, self.settings).double() * self.std + self.mean
+        return named(rows[..., 0] if rows.shape[2] == 1 else rows, self.settings)
+
+
+def named(rows: Tensor, settings: ModelSettings) -> dict[str, list[Any]]:
+    """Return the predictions ``(B, Q, ...)`` of the middle quantile and, if there are several, of each, as columns."""
+    columns = {"prediction": rows[:, settings.middle].tolist()}
+    if len(settings.quantiles) > 1:
+        columns |= {f"q{share:g}": rows[:, place].tolist() for place, share in enumerate(settings.quantiles)}
+    return columns
 
 
 class _Errors:
@@ -106,14 +129,17 @@ class _Errors:
         self.pairs: list[Tensor] = []
 
     def add(self, output: Tensor, batch: Batch) -> None:
-        both = torch.stack([targets_of(batch), output]).cpu().double()
-        self.pairs.append(both * self.task.std + self.task.mean)
+        answers = by_quantile(output, self.task.settings).unbind(1)
+        rows = torch.stack([targets_of(batch), *answers]).cpu().double()
+        self.pairs.append(rows * self.task.std + self.task.mean)
 
     def measured(self) -> Measured:
         """Return means over the targets and, for several targets, a row for each."""
-        names = self.task.preprocessor.target_names
-        pairs = torch.cat(self.pairs, dim=1) if self.pairs else torch.zeros(2, 0, len(names), dtype=torch.float64)
-        targets, answers = pairs
+        names, shares = self.task.preprocessor.target_names, self.task.settings.quantiles
+        none = torch.zeros(1 + len(shares), 0, len(names), dtype=torch.float64)
+        targets, *each = torch.cat(self.pairs, dim=1) if self.pairs else none
+        answers = each[self.task.settings.middle]
+        pairs = torch.stack([targets, answers])
         error = answers - targets
         spread = (targets - targets.mean(0)).square().sum(0)
         # R2 is not defined for constant targets.
@@ -125,7 +151,9 @@ class _Errors:
             "mean_MAE": (targets - self.task.mean).abs().mean(0),
         }
         if self.task.settings.loss_name == "quantile":
-            parts["share_below"] = (targets <= answers).double().mean(0)
+            for share, below in zip(shares, each, strict=True):
+                name = f"share_below_q{share:g}" if len(shares) > 1 else "share_below"
+                parts[name] = (targets <= below).double().mean(0)
         numbers = {name: float(part.mean()) for name, part in parts.items()}
         table = [
             {"number": name, **{key: float(part[place]) for key, part in parts.items()}}
@@ -178,10 +206,11 @@ class Forecast(Task):
             frames = self.std.shape[0]
             return Score(losses.sum(), losses.detach().double().sum() * frames, real.sum(), torch.zeros(()))
         scale = self.std.to(known.device)
-        error = (forecasts - known) * real
+        errors = (by_quantile(forecasts, self.settings) - known.unsqueeze(1)) * real.unsqueeze(1)
+        error = errors[:, self.settings.middle]
         change = (self.parts(batch.inputs.values)[0] - known) * real
         return Score(
-            (loss_of_errors(error, self.settings.loss_name) * real).sum(),
+            (mean_loss(errors, self.settings) * real).sum(),
             (error.detach().abs() * scale).sum(),
             real.sum(),
             (change.abs() * scale).sum(),
@@ -224,7 +253,9 @@ class Forecast(Task):
             known, real = self.parts(torch.stack([sequence[-horizon:] for sequence in sequences]).cpu())
             last = self.parts(heads.last())[0].cpu().unsqueeze(1)
             scale = self.std * real
-            forecasts = self.answer(model, heads, horizon).cpu()
+            forecasts = by_quantile(self.answer(model, heads, horizon).cpu(), self.settings)[
+                ..., self.settings.middle, :
+            ]
             rules: list[Any] = [forecasts, last, 0.5 if self.is_binary else 0.0]
             if self.season:
                 rules.append(torch.stack([self._repeated(head.cpu(), horizon) for head in heads]))
@@ -257,9 +288,13 @@ class Forecast(Task):
 
         The entry of an empty sequence is None.
         """
-        rows = output.double() if self.is_binary else output.double() * self.std + self.mean
+        rows = output.double() if self.is_binary else by_quantile(output, self.settings).double() * self.std + self.mean
         nothing = output.isnan().flatten(1).all(1).tolist()
-        return {"prediction": [None if empty else row for row, empty in zip(rows.tolist(), nothing, strict=True)]}
+        columns = {"prediction": rows.tolist()} if self.is_binary else named(rows.transpose(1, 2), self.settings)
+        return {
+            name: [None if empty else row for row, empty in zip(column, nothing, strict=True)]
+            for name, column in columns.items()
+        }
 
 
 class _ForecastErrors:
