@@ -104,7 +104,7 @@ def test_test_data_of_one_name_in_two_folders_are_two(runs: Path, tmp_path: Path
         assert main(["evaluate", str(tmp_path / place), str(data), "-q"]) == 0
     group = compare([tmp_path / "a", tmp_path / "b"])[0]
     places = [str(tmp_path / folder / "test.csv") for folder in ("x", "y")]
-    assert {name for name in group.columns if name.endswith(" accuracy") and "test" in name} == {
+    assert {name for name in group.columns if name.endswith(".csv accuracy")} == {
         f"{place} accuracy".replace("_", " ") for place in places
     }
     for row in group.rows:
