@@ -43,6 +43,16 @@ def case(title: str, command: str, code: int, *patterns: str) -> Case:
 
 
 CASES = [
+    # What the sequences are, and what the model is worth.
+    case("names", "train names.csv --sequence-column name", 0, "words? .*are split into characters"),
+    case("names as words", "train names.csv --sequence-column name --split words", 0, "pass --split characters"),
+    case("columns as steps", "train wide.csv", 0, "whose steps are the columns t0 to t5"),
+    case("a model that has learned little", "train wide.csv", 0, "^note: .*last epoch was the best: try --epochs"),
+    case(
+        "one series by months", "train months.csv --task forecast", 0, "all rows are one series", "the end of the seq"
+    ),
+    case("one series without its task", "train months.csv", 2, "if all rows are one series, pass --task forecast"),
+    case("its seasons", "evaluate months months.csv --horizon 12 --origins 3", 0, "season 12 MAE"),
     # Options before the task is known.
     case("an option of another task", "train lines.txt --bptt-steps 5", 0, "task: language"),
     case("tied weights of a text", "train lines.txt --tie-weights", 0, "task: language"),
@@ -70,7 +80,6 @@ CASES = [
     case("its fix", "predict run renamed.csv --feature-column x --feature-column z", 0, r"^s0,(up|down),0\.\d+$"),
     case("evaluation without labels", "evaluate run unlabelled.csv", 2, "data without labels only to predict"),
     case("rows that are texts", "train names.csv", 2, "if each row is a text.*--sequence-column"),
-    case("their fix", "train names.csv --sequence-column name", 0, "each row is a sequence"),
     case("rolls without labels", "train rolls.jsonl", 2, "without labels, pass --task forecast"),
     case("their fix", "train rolls.jsonl --task forecast", 0, "loss: bce"),
     case("tabs", "train steps.tsv", 0, "features: x, y"),
@@ -146,6 +155,13 @@ def make_files(folder: Path) -> None:
     )
     words = ["anna", "emma", "otto", "hanna"]
     _write(folder / "names.csv", ["name", "language"], [[words[n % 4], ["de", "en"][n % 2]] for n in range(24)])
+    _write(
+        folder / "wide.csv",
+        ["id", *(f"t{step}" for step in range(6)), "label"],
+        [[f"s{n}", *((7 * n + 3 * step) % 11 for step in range(6)), "ab"[n % 2]] for n in range(24)],
+    )
+    months = [[f"{1949 + n // 12}-{n % 12 + 1:02}", round(n + 20 * math.sin(n * math.pi / 6))] for n in range(96)]
+    _write(folder / "months.csv", ["month", "passengers"], months)
     (folder / "lines.txt").write_text("\n".join([*words, "a longer line"] * 6))
     rolls = [[[60 + (number + step) % 5, 67][: step % 3] for step in range(6)] for number in range(24)]
     (folder / "rolls.jsonl").write_text(_lines([{"roll": roll} for roll in rolls]))
@@ -159,7 +175,7 @@ def make_files(folder: Path) -> None:
     (folder / "parts").mkdir()
     for name in ("a.csv", "b.csv"):
         _write(folder / "parts" / name, names, rows)
-    for data, run in (("steps.csv", "run"), ("whole.jsonl", "whole")):
+    for data, run in (("steps.csv", "run"), ("whole.jsonl", "whole"), ("months.csv --task forecast", "months")):
         code, printed = play(f"train {data} --out {run}", folder)
         assert code == 0, printed
 

@@ -59,6 +59,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raglane.runs.progress._LINE_EVERY", 0.0)
+        train = ["train", str(work / "steps.csv"), "--out", str(tmp_path / "run"), *FAST]
+        assert main([*train, "--batch-size", "6", "--validation-fraction", "0"]) == 0
+    lines = [line.partition("  loss")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch 2")]
+    assert lines == ["epoch 2/2  batch 1/4", "epoch 2/2  batch 2/4", "epoch 2/2  batch 3/4", "epoch 2/2"]
+
+
 def test_train_says_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
     test = _write_csv(tmp_path / "later.csv", _steps(6))

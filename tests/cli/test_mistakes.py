@@ -74,8 +74,6 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
     ("text", "options", "flag"),
     [
         ("id,x,y,z\n1,1,a,b\n", [], "Name one with --label-column."),
-        ("id,x,y\n1,1,a\n", ["--label-column", "z"], "or name another with --label-column."),
-        ("x,y\n1,a\n", [], "Name it with --id-column; if each row is a text"),
         ("id,y\n1,a\n", [], "name it with --feature-column."),
         ("id,time,x,y\n1,noon at 12,1,a\n", [], "name another column with --time-column"),
         ("id,x,y\n1,1,a\n1,2,b\n", ["--label-column", "y"], "pass --task tag"),

@@ -77,6 +77,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     _assert_same_run(whole, gone_on)
 
 
+@pytest.mark.parametrize(("minutes", "saved"), [(0.0, [False, *[True] * 5]), (1.0, [False] * 6)])
+def test_checkpoints_within_an_epoch(tmp_path: Path, minutes: float, saved: list[bool]) -> None:
+    seen: list[bool] = []
+    watcher = Watcher(lambda epoch, batch: seen.append((tmp_path / "run" / "last").exists()))  # noqa: ARG005
+    settings = replace(QUICK, epochs=1, checkpoint_minutes=minutes)
+    train(settings, small_records(24), None, tmp_path / "run", callback=watcher)
+    assert seen == saved
+
+
 def _batches_scored(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Return a list that will contain the batches whose loss is computed."""
     scored: list[Batch] = []

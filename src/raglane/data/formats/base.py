@@ -148,11 +148,12 @@ def check_text(path: Path, content: bytes, first: int = 1) -> None:
 def decode(path: Path, content: bytes, first: int = 1) -> str:
     """Decode UTF-8 with or without a byte order mark; raise a DataError with the line of an invalid byte."""
     check_text(path, content, first)
+    # Only the first line may begin with the mark.
+    body = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
     try:
-        return content.decode("utf-8-sig")
+        return body.decode()
     except UnicodeDecodeError as error:
-        # Python counts bytes after the mark.
-        place = error.start + len(content) - len(content.removeprefix(codecs.BOM_UTF8))
+        place = error.start + len(content) - len(body)
         line = content.count(b"\n", 0, place) + first
         got = f"the byte 0x{content[place]:02x}, which is not UTF-8"
         raise data_error(path, got, "a text in UTF-8", "convert it, or remove the line", line) from error

@@ -122,7 +122,8 @@ def _id_column(path: Path, columns: Columns, present: list[str]) -> tuple[str, t
             f"a file with a column of ids, called {', '.join(_ID_NAMES)}",
         )
         texts = f"if each row is a text, name its column with {columns_argument('sequence')}"
-        raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}")
+        series = f"if all rows are one series, pass {columns_argument('task', 'forecast')}"
+        raise data_error(path, got, rule, f"name it with {columns_argument('id')}; {texts}; {series}")
     return name, notes
 
 
