@@ -85,6 +85,7 @@ html_title = "Raglane"
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
+highlight_language = "none"  # of blocks without one
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 

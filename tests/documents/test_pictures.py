@@ -55,6 +55,23 @@ def test_documents_show_each_picture_and_its_code() -> None:
         assert (f"pictures/{name}-dark.svg", f"pictures/{name}.svg") in shown_at_all, name
 
 
+def test_the_table_of_speedups_has_the_means_of_the_results() -> None:
+    script = _script()
+    known = {name: script.speedups(name) for name in ("layers", "layers-amd")}
+    ways = [(name, mode) for name in known for mode in script.MODES]
+    text = (_DOCS / "performance.md").read_text(encoding="utf-8")
+    for kind, words in zip(script.KINDS, ("different", "equal"), strict=True):
+        for name, cell in script.CELLS.items():
+            means = [f"{script.mean(known[page][mode, kind, cell]):.2f}" for page, mode in ways]
+            assert f"| {name}, {words} lengths | {' | '.join(means)} |\n" in text
+    slower = [
+        sum(speedup < 1 for key, speedups in known[page].items() if key[0] == mode for speedup in speedups)
+        for page, mode in ways
+    ]
+    shown = " | ".join(f"{count or 'none'} of 45" for count in slower)
+    assert f"| cases slower than PyTorch | {shown} |\n" in text
+
+
 def test_every_picture_that_a_document_names_is_there() -> None:
     for path in _DOCS.glob("*.md"):
         for name in re.findall(r'src(?:set)?="([^"]*)"', path.read_text(encoding="utf-8")):

@@ -42,7 +42,7 @@ def _texts(path: Path, words: list[str]) -> str:
 def test_the_length_of_a_training(count: int, options: dict[str, Any], steps: int) -> None:
     data = read(np.zeros((count, 2)), rl.data.Columns("forecast"))
     settings, notes = settle(Settings("forecast", loss="mse", **options), data)
-    epochs = min(max(math.ceil(STEPS / steps), FEWEST), MOST)
+    epochs = min(max(math.ceil(STEPS / steps), FEWEST["forecast"]), MOST)
     assert (settings.epochs, settings.lr_schedule) == (epochs, "cosine")
     assert settings.patience == (None if steps == 1 else max(math.ceil(500 / steps), 5))
     assert notes[0].startswith(f"epochs: {epochs:,} of {steps:,} step")

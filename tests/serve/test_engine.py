@@ -343,6 +343,14 @@ def test_statistics() -> None:
     assert 0 < stats["step_ms"]["p50"] <= stats["step_ms"]["p99"] <= stats["step_ms"]["most"]
 
 
+class Doubled(nn.LSTM):
+    """A subclass that changes the output of torch's layer."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        out, state = super().forward(input, hx)
+        return out.map(lambda values: 2 * values), state
+
+
 class Backwards(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -381,6 +389,7 @@ class Backwards(nn.Module):
         (Backwards("two"), "it returns 2 results"),
         (Backwards("tensor"), r"layer \(LSTM\): it is called with a tensor"),
         (nn.LSTM(3, 4), r"LSTM\), a layer of torch. Call rl.accelerate"),
+        (rl.accelerate(Doubled(3, 4)), r"AcceleratedDoubled\), which has a forward of its own"),
         (rl.nn.GRU(3, 4, initial_state="lengths"), "initial_state is 'lengths'"),
         ([rl.nn.GRU(3, 4), nn.Linear(5, 2)], r"parts.1 \(Linear\): it raised RuntimeError: mat1"),
     ],

@@ -26,6 +26,7 @@ class Table:
     words: int = 1  # left columns that are text; the others are numbers
     best: int | None = None  # a row that a page marks
     bars: int | None = None  # a column of percentages that a page draws
+    is_folded: bool = False  # a page shows it on request, under its caption
 
     @classmethod
     def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table:

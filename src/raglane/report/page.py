@@ -105,18 +105,7 @@ class Picker:
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Folded:
-    """A table that a page shows on request, under its caption."""
-
-    table: Table
-
-    def markdown(self) -> str:
-        """Return the table."""
-        return self.table.markdown()
-
-
-Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker | Folded
+Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker
 
 
 @dataclass(frozen=True)
@@ -151,9 +140,7 @@ class Page:
         """Return the page without its facts and the blocks that have no form in Markdown."""
         parts = [f"# {escaped(self.name)}", *map(escaped, (self.sentence, *self.notes))]
         for part in self.parts:
-            written = (
-                block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture | Folded)
-            )
+            written = (block.markdown() for block in part.blocks if isinstance(block, Command | Table | Picture))
             parts += [f"## {part.title}", *filter(None, written)]
         return "\n\n".join([*parts, escaped(self.footer)]) + "\n"
 

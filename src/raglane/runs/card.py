@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
 from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
-from raglane.report.page import Block, Command, Folded, Matrix, Page, Part, picture
+from raglane.report.page import Block, Command, Matrix, Page, Part, picture
 from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
@@ -346,12 +346,10 @@ def _settings(settings: Settings) -> list[Block]:
     for entry in entries(settings):
         value = entry.unset if entry.value is None else str(entry.value)
         rows[entry.value != default[entry.key]].append((entry.key, value))
-    chosen, others = (Table("", ("option", "value"), rows[is_chosen], words=2) for is_chosen in (True, False))
-    chosen = replace(chosen, caption="Options that differ from their defaults")
-    return [
-        *([chosen] if chosen.rows else []),
-        Folded(replace(others, caption="All other options have their defaults")),
-    ]
+    columns = ("option", "value")
+    chosen = Table("Options that differ from their defaults", columns, rows[True], words=2)
+    others = Table("All other options have their defaults", columns, rows[False], words=2, is_folded=True)
+    return [chosen, others] if chosen.rows else [others]
 
 
 def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -> Table:

@@ -81,7 +81,7 @@ def fit(
     Example:
         >>> import raglane as rl
         >>> run = rl.fit([[0.1, 0.4, 0.9], [0.8, 0.2]] * 4, ["up", "down"] * 4, epochs=40, hidden_size=8)
-        >>> run.notes[-1]
+        >>> run.notes[1]
         'validation: 1 sequence, 10 % of the training sequences, stratified by label, seed 0'
         >>> run.evaluate([[0.2, 0.3, 0.8]], ["up"])["accuracy"]
         1.0

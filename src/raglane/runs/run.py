@@ -74,7 +74,7 @@ class Run:
         saved: the model and its preprocessing.
         folder: the folder of the run or model; None if it is only in memory.
         result: the result of the training; None for a loaded run.
-        notes: the guesses about the training data, and its split.
+        notes: the guesses about the training data, its split, and advice on the model.
         test: the default data of :meth:`evaluate`.
 
     Attributes:

@@ -9,7 +9,7 @@ from raglane import plot
 from raglane._utils.table import Table
 from raglane.errors import ArgumentError
 from raglane.planner import words
-from raglane.report.page import Block, Chart, Command, Folded, Heading, Page, Part, Picker, Picture, Text, inline
+from raglane.report.page import Block, Chart, Command, Heading, Page, Part, Picker, Picture, Text, inline
 from raglane.runs.inspection import charts
 from raglane.runs.inspection.inspect import ORDERS, QUANTILES, Inspection, data_facts, length_facts, what_beside
 
@@ -98,8 +98,8 @@ def _lengths(inspection: Inspection) -> list[Block]:
             "Bars: the number of sequences by length. Line: the share of sequences of at most this length.",
             Table("Sequences by length", ["length", "sequences", "share"], bins),
         ),
-        Folded(Table("Quantiles of the lengths", ["share", "length"], quantiles)),
-        Folded(Table("Buckets with similar numbers of sequences", columns, buckets, bars=4)),
+        Table("Quantiles of the lengths", ["share", "length"], quantiles, is_folded=True),
+        Table("Buckets with similar numbers of sequences", columns, buckets, bars=4, is_folded=True),
     ]
 
 

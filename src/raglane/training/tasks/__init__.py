@@ -33,8 +33,9 @@ TASKS: dict[str, type[Task]] = {
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
 
-# Of a training whose length is left to the data: optimizer steps, fewest and most epochs, and steps of early stopping.
-STEPS, FEWEST, MOST, PATIENT = 2000, 10, 300, 500
+# Of a training whose length is left to the data: optimizer steps, most epochs, steps of early stopping, fewest epochs.
+STEPS, MOST, PATIENT = 2000, 300, 500
+FEWEST = dict.fromkeys(TASKS, 30) | {"classify": 10, "tag": 10}
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
 CHUNKS = 20, 100
 
@@ -50,6 +51,7 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
         notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}")
     is_long = settings.task == "forecast" and len(training) == 1 and int(training.lengths[0]) >= 2 * CHUNKS[0]
     is_whole = settings.bucket or settings.batch_elements is not None or settings.initial_state == "lengths"
+    is_whole = is_whole or settings.ranks > 1
     if settings.bptt_steps is None and is_long and not is_whole:
         chunk = min(max(int(training.lengths[0]) // 10, CHUNKS[0]), CHUNKS[1])
         settings = replace(settings, bptt_steps=chunk)
@@ -57,7 +59,7 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
     schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
     if settings.epochs is None:
         steps = steps_per_epoch(training, settings)
-        epochs, wait = min(max(-(-STEPS // steps), FEWEST), MOST), max(-(-PATIENT // steps), 5)
+        epochs, wait = min(max(-(-STEPS // steps), FEWEST[settings.task]), MOST), max(-(-PATIENT // steps), 5)
         patience = settings.patience or (wait if wait < epochs else None)
         settings = replace(settings, epochs=epochs, patience=patience)
         length = f"{epochs:,} of {count_of(steps, 'step')}" + (
