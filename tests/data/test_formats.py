@@ -368,7 +368,7 @@ def test_bad_arrays(tmp_path: Path, arrays: dict[str, Any], words: list[str]) ->
 
 def test_arrays_of_sequences_of_one_length(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-    np.savez_compressed(tmp_path / "data.npz", series=values, y=[0, 1, 0, 1])
+    np.savez_compressed(tmp_path / "data.npz", series=values.astype(">f8"), y=[0, 1, 0, 1])
     data = read(tmp_path / "data.npz")
     assert (data.lengths.tolist(), data.labels, data.label_kinds) == ([3] * 4, ("0", "1", "0", "1"), ("whole numbers",))
     np.testing.assert_array_equal(data.values, values.reshape(12, 2))

@@ -72,10 +72,12 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name."""
     try:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as file:
-            arrays = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else {}
+            found = dict(file) if isinstance(file, np.lib.npyio.NpzFile) else {}
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         got = f"no readable arrays ({' '.join(str(error).split()).rstrip('.')})"
         raise data_error(path, got, "a file of numpy.savez, without objects", "write it again") from error
+    # Arrow has only the byte order of the machine.
+    arrays = {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in found.items()}
     for name, array in (arrays or {"": np.zeros(())}).items():
         if array.ndim == 0 or array.dtype.kind not in "biufUS":
             got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}" if arrays else "no array"
