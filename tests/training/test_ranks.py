@@ -189,7 +189,7 @@ def test_messages_of_ranks_contain_their_tensors(monkeypatch: pytest.MonkeyPatch
 
 
 def test_files_contain_the_settings_as_passed(tmp_path: Path) -> None:
-    chosen = replace(_QUICK, ranks=2, threads=None, epochs=1)
+    chosen = replace(_QUICK, ranks=2, threads=None, epochs=1, lr_schedule="constant")
     train(chosen, _records(), None, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
     with pytest.raises(ArgumentError, match=r"at most .*, got 600"):

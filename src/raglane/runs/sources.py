@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -227,9 +227,11 @@ class Source:
         tables = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
         others = LABELLED if suffix in tables else ("regress",)
         others = ("language",) if suffix == ".txt" else others
-        if self.columns.on_bad_row == "fail":
-            return guess_task(self.read, others, loss)
-        return self._guess_skipping(others, loss)
+        tasks = tasks_of(loss) or ["classify", *others]
+        if self.columns.label is not None and len(tasks) > 1:
+            # A forecast has no label.
+            tasks = [task for task in tasks if task != "forecast"]
+        return guess_task(self.read, tasks) if self.columns.on_bad_row == "fail" else self._guess_skipping(tasks)
 
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
@@ -237,7 +239,7 @@ class Source:
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
-            return guess_task(self.read, LABELLED, loss)
+            return guess_task(self.read, tasks_of(loss) or ["classify", *LABELLED])
         data = data if labels is None else self.read("classify")
         if not data.is_in_memory:
             return data, data.columns.task
@@ -245,14 +247,14 @@ class Source:
             return data, "regress" if data.targets.is_numbers else "multilabel"
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
-    def _guess_skipping(self, others: tuple[str, ...], loss: str | None) -> tuple[Dataset, str]:
+    def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return the data with the task for which the fewest rows must be skipped."""
         strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
         try:
-            return guess_task(strict.read, others, loss)
+            return guess_task(strict.read, tasks)
         except DataError as error:
             readable: list[tuple[Dataset, str]] = []
-            for task in tasks_of(loss) or ("classify", *others):
+            for task in tasks:
                 with suppress(DataError):
                     readable.append((self.read(task), task))
             if not readable:
@@ -362,9 +364,9 @@ class SavedSource:
         return Source(None if path is None else Path(path), self.format, self.columns)
 
 
-def guess_task(read: Callable[[str], Dataset], others: tuple[str, ...], loss: str | None = None) -> tuple[Dataset, str]:
-    """Read data for the first task that its labels allow: classify, or one of the others."""
-    first, *rest = tasks_of(loss) or ("classify", *others)
+def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
+    """Read data for the first task that its labels allow."""
+    first, *rest = tasks
     try:
         return read(first), first
     except DataError as error:
