@@ -171,7 +171,8 @@ arm: $(READY)
 	for package in $(ARM)/debs/*.deb; do dpkg -x $$package $(ARM)/root; done
 	test -d $(ARM)/site || $(ARM_PIP) torch==$(ARM_TORCH) numpy typing_extensions filelock sympy mpmath networkx jinja2 \
 		markupsafe fsspec
-	rm -rf $(ARM)/raglane && cp -r src/raglane $(ARM) && cp $(ARM)/libraglane_cpu.so $(ARM)/raglane/native/lib/
+	rm -rf $(ARM)/raglane && cp -r src/raglane $(ARM) && mkdir -p $(ARM)/raglane/native/lib
+	cp $(ARM)/libraglane_cpu.so $(ARM)/raglane/native/lib
 	PYTHONPATH=$(ARM):$(ARM)/site qemu-aarch64-static -L $(ARM)/root $(ARM)/root/usr/bin/python3.11 tools/release/emulated.py
 
 # The tools that build and check a release have an environment of their own, without torch.
