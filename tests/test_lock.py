@@ -162,6 +162,46 @@ def test_without_locks_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found == {"a/x": b"1", "b/x": b"2"}
 
 
+# Windows has no fcntl, and its locks are those of msvcrt.
+_WINDOWS = """
+import errno, fcntl, os, sys, types
+
+def locking(descriptor, mode, count):
+    assert mode == 2
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, count, os.lseek(descriptor, 0, os.SEEK_CUR))
+    except OSError as error:
+        raise PermissionError(errno.EACCES, "Permission denied") from error
+
+sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=locking)
+sys.modules["fcntl"] = None
+"""
+_TRY = """
+import sys
+from pathlib import Path
+from raglane._utils.lock import locked
+try:
+    with locked(Path(sys.argv[1])):
+        print("held")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_locks_of_windows(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    first = _start(_WINDOWS + _HOLD, folder)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held\n"
+    told = _start(_WINDOWS + _TRY, folder).communicate()[0]
+    assert f"in which process {first.pid} on" in told
+    first.kill()
+    first.communicate()
+    assert (tmp_path / "run" / LOCK).exists()
+    assert _start(_WINDOWS + _TRY, folder).communicate()[0] == "held\n"
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "run").mkdir()

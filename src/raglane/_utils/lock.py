@@ -13,18 +13,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
+fcntl: Any
+msvcrt: Any
 try:
     import fcntl
-except ImportError:  # Windows
-    HAS_LOCKS = False
-else:
-    HAS_LOCKS = True
+except ImportError:
+    fcntl = None
+try:
+    import msvcrt  # Windows
+except ImportError:
+    msvcrt = None
+HAS_LOCKS = fcntl is not None or msvcrt is not None
 
 LOCK = ".lock"
+# O_NOFOLLOW: a link could lead to a file of the user.
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+# The byte that Windows locks: processes cannot read a locked byte, and the owner's name must be readable.
+_BYTE = 1 << 20
 # Attempts if other processes interfere; more would mean that the file system has no stable file identities.
 _TRIES = 1000
 
@@ -58,12 +68,12 @@ def locked(folder: Path, given_as: str = "folder") -> Iterator[None]:
 
 @contextmanager
 def turn(partial: Path) -> Iterator[None]:
-    """Wait until no other process writes a temporary file, if the system has locks."""
-    if not HAS_LOCKS:
+    """Wait until no other process writes a temporary file, if the system has locks of open files that are renamed."""
+    if not HAS_LOCKS or fcntl is None:
         yield
         return
     for _ in range(_TRIES):
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(partial, _FLAGS, 0o666)
         try:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -84,8 +94,7 @@ def _take(folder: Path, given_as: str) -> int | None:
         if not HAS_LOCKS:
             return None
         try:
-            # O_NOFOLLOW: a link could lead to a file of the user.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(path, _FLAGS, 0o666)
         except FileNotFoundError:
             # The previous owner removed the empty folder.
             continue
@@ -107,10 +116,16 @@ def _take(folder: Path, given_as: str) -> int | None:
 def _lock(descriptor: int) -> bool:
     """Lock a file; return False if another process holds it, True if the file system has no locks."""
     try:
-        # lockf is not inherited by forked DataLoader workers, which may outlive this process.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            # lockf is not inherited by forked DataLoader workers, which may outlive this process.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            os.lseek(descriptor, _BYTE, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     except OSError as error:
         return error.errno not in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
     return True
 
 
@@ -123,6 +138,12 @@ def _sign(descriptor: int) -> None:
 
 def _give_back(path: Path, descriptor: int | None) -> None:
     if descriptor is None:
+        return
+    if fcntl is None:
+        # Windows removes no open file, also not that of a process that has locked it since.
+        os.close(descriptor)
+        with suppress(OSError):
+            path.unlink()
         return
     try:
         # Keep the file of a folder that replaced this one.

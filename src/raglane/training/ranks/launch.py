@@ -324,7 +324,7 @@ def _listen(pipe: Connection, signals: SignalHandler, words: SimpleQueue[str]) -
         try:
             word, *more = pipe.recv()
         except (EOFError, OSError):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only SIGTERM
             return
         if word == "stop":
             signals.received = more[0]
