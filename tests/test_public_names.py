@@ -20,7 +20,8 @@ import raglane as rl
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
-            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""",
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
+            Hypotheses""",
         ),
         (
             rl.nn.losses,

@@ -12,6 +12,7 @@ from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.transduction.hypotheses import Hypotheses
 
 __all__ = [
     "CRF",
@@ -26,6 +27,7 @@ __all__ = [
     "CausalConv1d",
     "CfC",
     "CoupledLSTM",
+    "Hypotheses",
     "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
