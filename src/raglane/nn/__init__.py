@@ -13,6 +13,7 @@ from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, Laye
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.search import beam_search
 
 __all__ = [
     "CRF",
@@ -37,6 +38,7 @@ __all__ = [
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
+    "beam_search",
     "carry",
     "init",
     "losses",
