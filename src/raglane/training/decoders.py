@@ -38,7 +38,7 @@ class CTC(Decoder):
         """See :meth:`Decoder.loss`."""
         return ctc_loss(outputs.map(_log_softmax), targets, zero_infinity=True, reduction="none")
 
-    def answer(self, outputs: Ragged, beam: int, n_best: int = 1) -> Hypotheses:
+    def answer(self, outputs: Ragged, beam: int, n_best: int = 1) -> Hypotheses:  # noqa: ARG002
         """See :meth:`Decoder.answer`."""
         return best_path(outputs.map(_log_softmax))
 
