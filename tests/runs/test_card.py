@@ -56,6 +56,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "multilabel": (sequences, [["p"], ["p", "q"], [], ["q"], ["p"]] * 2, {}),
         "forecast": ([one + one for one in sequences], None, {}),
         "language": (words, None, {}),
+        "transcribe": (words, [list("ab")[: len(one)] for one in sequences], {}),
     }
     for task, (data, labels, more) in tasks.items():
         test = (data, labels) if labels is not None else data
@@ -81,6 +82,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert "http://" not in page.replace("http://www.w3.org", "")
         title = {"classify": "By class", "tag": "By class", "multilabel": "By label"}.get(task)
         assert [name for name in tables if name.startswith("By ")] == [*filter(None, [title]), "By length"], task
+        assert ("Errors" in tables) == ("Examples" in tables) == (task == "transcribe"), task
         if task == "classify":
             assert "</script><b>" not in page
             assert "\\</script\\>\\<b\\>\\|\\`\\*" in text
