@@ -12,6 +12,7 @@ from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.transduction.rnnt import rnnt_loss
 
 __all__ = [
     "CRF",
@@ -38,4 +39,5 @@ __all__ = [
     "carry",
     "init",
     "losses",
+    "rnnt_loss",
 ]
