@@ -20,7 +20,8 @@ import raglane as rl
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
-            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses""",
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
+            Hypotheses beam_search""",
         ),
         (
             rl.nn.losses,
@@ -50,6 +51,6 @@ def test_ragged() -> None:
     assert public == set(
         """concat cu_seqlens cumsum detach device dtype features fill first from_arrow from_flat from_nested
         from_packed from_padded host_lengths last lengths logsumexp map mask max max_length mean min offsets
-        order_by_length pin_memory positions requires_grad reverse segment_ids select shift softmax spread sum
-        to to_arrow to_list to_nested to_numpy to_packed to_padded truncate values windows with_values""".split()
+        order_by_length padding_free pin_memory positions requires_grad reverse segment_ids select shift softmax spread
+        sum to to_arrow to_list to_nested to_numpy to_packed to_padded truncate values windows with_values""".split()
     )

@@ -80,3 +80,34 @@ def test_arrow_memory_outlives_the_array() -> None:
     batch = rl.Ragged.from_arrow(pa.array([np.arange(1000.0)]))
     torch.randn(100_000).sum()  # reuse whatever memory was freed
     assert torch.equal(batch.values, torch.arange(1000.0, dtype=torch.float64))
+
+
+def test_series_of_other_libraries() -> None:
+    polars, pandas = pytest.importorskip("polars", reason="not installed"), pytest.importorskip("pandas")
+    rows = [[1.5, 2.0], [], [3.0]]
+    arrow = pa.array(rows, pa.large_list(pa.float64()))
+    for series in (polars.Series(rows), pandas.Series(arrow, dtype=pandas.ArrowDtype(arrow.type))):
+        batch = rl.Ragged.from_arrow(series)
+        assert [row.tolist() for row in batch.to_list()] == rows
+    frame = pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
+    batch = rl.Ragged.from_flat(frame, lengths=pandas.Series([0, 2]))
+    assert batch.values.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    assert batch.lengths.tolist() == [0, 2]
+
+
+def test_padding_free() -> None:
+    tokens = rl.Ragged([[4, 5], [], [6]]).padding_free()
+    assert {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in tokens.items()} == {
+        "input_ids": [[4, 5, 6]],
+        "position_ids": [[0, 1, 0]],
+        "seq_idx": [[0, 0, 2]],
+        "cu_seq_lens_q": [0, 2, 2, 3],
+        "cu_seq_lens_k": [0, 2, 2, 3],
+        "max_length_q": 2,
+        "max_length_k": 2,
+    }
+    assert [tokens[name].dtype for name in ("seq_idx", "cu_seq_lens_q")] == [torch.int32, torch.int32]
+    batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
+    embedded = batch.padding_free()["inputs_embeds"]
+    assert embedded.shape == (1, 3, 3)
+    assert embedded.data_ptr() == batch.values.data_ptr()

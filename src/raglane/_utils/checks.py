@@ -37,6 +37,8 @@ def as_tensor(data: Any, device: str | None = None) -> Tensor:
     """Convert to a tensor that shares memory with a tensor or NumPy array, and copies anything else."""
     if isinstance(data, Tensor):
         return data
+    if hasattr(data, "__array__"):  # e.g. of pandas and polars
+        data = np.asarray(data)
     if isinstance(data, np.ndarray) and (not data.dtype.isnative or min(data.strides, default=0) < 0):
         # torch supports neither foreign byte order nor negative strides.
         data = np.ascontiguousarray(data, dtype=data.dtype.newbyteorder("="))

@@ -12,7 +12,9 @@ from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.rnnt import rnnt_loss
+from raglane.nn.transduction.search import beam_search
 
 __all__ = [
     "CRF",
@@ -27,6 +29,7 @@ __all__ = [
     "CausalConv1d",
     "CfC",
     "CoupledLSTM",
+    "Hypotheses",
     "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
@@ -36,6 +39,7 @@ __all__ = [
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
+    "beam_search",
     "carry",
     "init",
     "losses",

@@ -165,7 +165,7 @@ class Conversions(FlatBatch):
 
     @classmethod
     def from_arrow(cls, array: Any) -> Self:
-        """Create a batch from an Arrow list array; numbers share its memory.
+        """Create a batch from an Arrow list array or a Series of lists of polars or pandas; numbers share its memory.
 
         Raises:
             MissingExtraError: pyarrow is not installed.
@@ -241,6 +241,35 @@ class Conversions(FlatBatch):
             True
         """
         return to_nested(self._values, self._offsets, self.max_length)
+
+    def padding_free(self) -> dict[str, Any]:
+        """Return the batch as one row, with the arguments by which models find its sequences.
+
+        They are the keyword arguments of models of Hugging Face transformers for padding-free batches. Kernels of
+        attention with variable lengths and of linear attention take ``cu_seq_lens_q``, those of Mamba ``seq_idx``.
+
+        Returns:
+            ``input_ids`` ``(1, N)`` of integers, or ``inputs_embeds`` ``(1, N, *features)`` of other values, both
+            views; ``position_ids`` ``(1, N)`` int64; ``seq_idx`` ``(1, N)`` int32, the sequence of each element;
+            ``cu_seq_lens_q`` and ``cu_seq_lens_k`` ``(B + 1,)`` int32; and the integers ``max_length_q`` and
+            ``max_length_k``.
+
+        Example:
+            >>> inputs = Ragged([[7, 8], [9]]).padding_free()
+            >>> inputs["input_ids"].tolist(), inputs["position_ids"].tolist(), inputs["cu_seq_lens_q"].tolist()
+            ([[7, 8, 9]], [[0, 1, 0]], [0, 2, 3])
+        """
+        is_token = self._values.dim() == 1 and not (self._values.is_floating_point() or self._values.is_complex())
+        ends, longest = self.cu_seqlens, self.max_length
+        return {
+            "input_ids" if is_token else "inputs_embeds": self._values.unsqueeze(0),
+            "position_ids": self.positions.unsqueeze(0),
+            "seq_idx": self.segment_ids.to(torch.int32).unsqueeze(0),
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
 
     def to_numpy(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return values and offsets as NumPy arrays, which share the memory on a CPU. Waits for a device.

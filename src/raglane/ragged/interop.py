@@ -123,6 +123,8 @@ def to_nested(values: Tensor, offsets: Tensor, longest: int) -> Tensor:
 def from_arrow(array: Any) -> tuple[Tensor, Tensor]:
     """Return values and offsets of an Arrow list array; one chunk of numbers shares its memory."""
     pyarrow = require("pyarrow", "data")
+    if not isinstance(array, pyarrow.Array | pyarrow.ChunkedArray) and hasattr(array, "__arrow_c_stream__"):
+        array = pyarrow.chunked_array(array)
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pyarrow.ChunkedArray):  # chunks too large for 32-bit offsets
