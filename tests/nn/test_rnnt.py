@@ -195,7 +195,7 @@ def test_kernel_and_plain_torch(dtype: torch.dtype, one_per_frame: bool) -> None
     rows = int((frames * (labels + 1)).sum())
     emissions = torch.randn(rows, 3, dtype=dtype).log_softmax(-1)[:, :2].contiguous()
     emissions[3] = -INFINITE
-    exact = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    exact: Any = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
     own = kernels.align(emissions, frames, labels, one_per_frame, True)
     expected = lattice.align_in_torch(emissions, frames, labels, one_per_frame, True)
     for part, other in zip(own, expected, strict=True):
@@ -238,7 +238,8 @@ def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
     whole, alone = case.loss("linear"), []
     frames, states = case.encoder.split(case.frames), case.predictor.split([n + 1 for n in case.labels])
     for e, p, labels in zip(frames, states, case.targets, strict=True):
-        alone.append(rnnt_loss(*(rl.Ragged([part]) for part in (e, p, labels)), case.joint, reduction="none"))
+        one = rl.Ragged([e]), rl.Ragged([p]), rl.Ragged([labels])
+        alone.append(rnnt_loss(*one, case.joint, reduction="none"))
     assert torch.equal(whole, torch.cat(alone))
 
 

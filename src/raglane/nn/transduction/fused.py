@@ -28,7 +28,7 @@ _ROWS = 2048
 _NEGLIGIBLE = {torch.float32: 2.0**-40, torch.float64: 2.0**-80}
 
 
-def supports(parts: list[Tensor], joint: Any) -> bool:
+def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
     """Return True if the joint is a plain linear layer of the dtype of frames and states, on a CPU."""
     if type(joint) is not torch.nn.Linear or joint._forward_hooks or joint._forward_pre_hooks:
         return False
