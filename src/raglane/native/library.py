@@ -30,7 +30,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 17
+ABI = 18
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -46,6 +46,7 @@ _SIZES = {
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
+    "raglane_lattices": 11 * 8,
 }
 
 
@@ -201,7 +202,7 @@ def library() -> Library:
                 f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
+    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products", "align"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
     for name in ("pack", "pack_program"):

@@ -14,6 +14,7 @@ from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, M
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "carry",
     "init",
     "losses",
+    "rnnt_loss",
 ]

@@ -25,7 +25,7 @@ from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.checkpoint import read_model
 from raglane.training.folder import DESCRIPTION, IS_BACK, LAST, claimed, find, to_resume
-from raglane.training.inference import evaluate, pick_device
+from raglane.training.inference import evaluate, pick_device, steps_ahead
 from raglane.training.job import RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
@@ -102,7 +102,7 @@ def train_run(
             say(line)
         if before is None:
             settings, lines = settle(settings, training)
-            for line in lines:
+            for line in (*lines, *TASKS[settings.task].notes(training, validation, settings)):
                 say(line)
         _report_too_long(settings, training, say)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
@@ -144,7 +144,8 @@ def _watched(
     if result.stopped_by is not None or parts.validation is None:
         return result, None
     saved = read_model(result.best, Path("a run in memory"))
-    evaluation = evaluate(saved, parts.validation, device=pick_device(settings.device))
+    part, device = parts.validation, pick_device(settings.device)
+    evaluation = evaluate(saved, part, device=device, horizon=steps_ahead(saved, part))
     return result, advise(settings, result, evaluation, "validation")
 
 
@@ -296,7 +297,7 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
         rows = rows[_known(apart.labels, kept.labels)]
     elif apart.tags is not None and kept.tags is not None:
         rows = rows[_all_elements(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
-    elif apart.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
+    elif apart.targets is not None and kept.targets is not None and kept.targets.kind == "set":
         seen = set(chain.from_iterable(kept.targets.values))
         known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
         rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from raglane._utils.memory import check_memory
 from raglane._utils.messages import argument, message, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
+from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
@@ -33,6 +35,9 @@ from raglane.training.tasks.base import values_of
 
 # Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
 _FORECAST = 48
+
+# The most steps ahead that are measured unasked.
+_FURTHEST = 48
 
 # Rows and characters per entry in the repr of a table.
 _SHOWN, _WIDEST = 10, 40
@@ -123,15 +128,10 @@ class Evaluation:
 
     def better_rule(self) -> str | None:
         """Return the metric and the best simple rule in words, if the model is not better than this rule."""
-        for metric, reached in self.numbers.items():
-            rules = {name: rule for name, rule in self.numbers.items() if name.endswith(f"_{metric}")}
-            if not rules:
-                continue
-            is_score = metric in _SCORES
-            name = (max if is_score else min)(rules, key=rules.__getitem__)
-            is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
-            return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
-        return None
+        steps = [row for row in self.measured.table if "step" in row]
+        ahead = {name: fmean(row[name] for row in steps) for name in (steps[0] if steps else {}) if name != "step"}
+        found = _better_rule(ahead)
+        return _better_rule(self.numbers) or (found and f"{found}, as the mean of {len(steps)} steps ahead")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -156,6 +156,25 @@ class Evaluation:
         }
 
 
+def _better_rule(numbers: Mapping[str, float]) -> str | None:
+    for metric, reached in numbers.items():
+        rules = {name: rule for name, rule in numbers.items() if name.endswith(f"_{metric}")}
+        if not rules:
+            continue
+        is_score = metric in _SCORES
+        name = (max if is_score else min)(rules, key=rules.__getitem__)
+        is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
+        return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+    return None
+
+
+def steps_ahead(saved: SavedModel, records: Dataset) -> int:
+    """Return the horizon that measures forecasts of one series whose end is held out, 1 for other data."""
+    if any(not encoder.per_sequence for encoder in saved.preprocessor.features):
+        return 1
+    return min(max(elements_held_out(records), 1), _FURTHEST)
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device for ``auto`` (a GPU if available), ``cpu`` or ``cuda``; raise if it does not exist."""
     if name not in DEVICES:
@@ -176,12 +195,14 @@ def predict(
     probabilities: bool = False,
     top: int = 1,
     horizon: int = 1,
+    beam: int | None = None,
+    n_best: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
     """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
     check_whole("batch_size", batch_size, 1)
-    task = make_task(saved.preprocessor, saved.model.config)
-    check_options(task, horizon=horizon, probabilities=probabilities, top=top)
+    task = make_task(saved.preprocessor, saved.model.config, saved.model)
+    check_options(task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best)
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -191,9 +212,9 @@ def predict(
     with answering(model):
         # Without targets a forecast reads the whole sequence.
         batches = (batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size)))
-        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
-    answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
-    columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
+        options = {"top": top, "beam": beam, "n_best": n_best}
+        options = {name: value for name, value in options.items() if name in task.options}
+        columns = task.predict(model, batches, horizon=horizon, probabilities=probabilities, **options)
     if task.is_per_element:
         own = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[part] for part in own] for name, values in columns.items()}
@@ -208,6 +229,7 @@ def evaluate(
     top: int = 1,
     horizon: int = 1,
     origins: int = 1,
+    beam: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the CPU.
@@ -219,8 +241,8 @@ def evaluate(
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
-    task = make_task(preprocessor, saved.model.config)
-    check_options(task, horizon=horizon, top=top)
+    task = make_task(preprocessor, saved.model.config, saved.model)
+    check_options(task, horizon=horizon, top=top, beam=beam)
     check_whole("origins", origins, 1)
     if origins > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
@@ -228,7 +250,8 @@ def evaluate(
     where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
-    totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
+    options = {name: value for name, value in (("top", top), ("beam", beam)) if name in task.options}
+    totals, meter = Totals(), task.meter(model, records, **options)
     with answering(model):
         for batch in in_order(dataset, BatchLimit(sequences=batch_size)):
             moved = batch.to(device)
@@ -317,14 +340,20 @@ def answering(model: SequenceModel) -> Iterator[None]:
         yield
 
 
-def check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
+def check_options(
+    task: Task, *, horizon: int = 1, top: int = 1, probabilities: bool = False, beam: int | None = None, n_best: int = 1
+) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
-    check_whole("horizon", horizon, 1)
-    check_whole("top", top, 1)
+    numbers = {"horizon": horizon, "top": top, "n_best": n_best}
+    for name, number in (numbers if beam is None else {**numbers, "beam": beam}).items():
+        check_whole(name, number, 1)
+    if beam is not None and beam < n_best:
+        fix = f"pass a larger {argument('beam')}, or leave it out"
+        raise ArgumentError(message("n_best", f"{n_best}", f"at most the beam, {beam}", fix))
     for name, value, given in (
-        ("horizon", horizon, horizon != 1),
-        ("top", top, top != 1),
+        *((name, number, number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
+        ("beam", beam, beam is not None),
     ):
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]
