@@ -21,7 +21,7 @@ import raglane as rl
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
-            AttentionDecoder Hypotheses beam_search rnnt_loss""",
+            AttentionDecoder Hypotheses Transducer beam_search rnnt_loss""",
         ),
         (
             rl.nn.losses,

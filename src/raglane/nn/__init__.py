@@ -16,6 +16,7 @@ from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
+from raglane.nn.transduction.transducer import Transducer
 
 __all__ = [
     "CRF",
@@ -41,6 +42,7 @@ __all__ = [
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
+    "Transducer",
     "beam_search",
     "carry",
     "init",
