@@ -12,7 +12,10 @@ from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
 from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.ngram import NGram
+from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
 
 __all__ = [
     "CRF",
@@ -24,6 +27,7 @@ __all__ = [
     "SLSTM",
     "SRU",
     "AttentionPooling",
+    "CTCBeamSearch",
     "CausalConv1d",
     "CfC",
     "CoupledLSTM",
@@ -33,11 +37,16 @@ __all__ = [
     "LayerNormLSTM",
     "MinGRU",
     "MinLSTM",
+    "NGram",
     "PeepholeLSTM",
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
     "carry",
+    "ctc_align",
+    "edit_distance",
     "init",
     "losses",
+    "pairs",
+    "soft_dtw",
 ]
