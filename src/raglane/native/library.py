@@ -201,8 +201,9 @@ def library() -> Library:
                 f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    names = "forward backward flatten gather scatter run_program outer_products best_alignment soft_dtw soft_dtw_shares edits"
-    for name in names.split():
+    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
     for name in ("pack", "pack_program"):

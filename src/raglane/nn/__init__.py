@@ -16,6 +16,7 @@ from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
 from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.search import beam_search
 
 __all__ = [
     "CRF",
@@ -42,6 +43,7 @@ __all__ = [
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
+    "beam_search",
     "carry",
     "ctc_align",
     "edit_distance",
