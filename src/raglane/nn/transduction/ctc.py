@@ -59,11 +59,11 @@ class CTCBeamSearch(torch.nn.Module):
         >>> search = CTCBeamSearch(beam=4, n_best=2)
         >>> log_probs = Ragged([torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
         >>> found, state = search(log_probs)
-        >>> found.tokens.to_list(), found.scores.exp().tolist()  # 1 is likelier than no token: 0.4 + 0.6 * 0.4
-        ([tensor([1]), tensor([])], [0.6..., 0.36...])
+        >>> [tokens.tolist() for tokens in found.tokens], found.scores.exp().tolist()  # 0.4 + 0.6 * 0.4, and 0.6 * 0.6
+        ([[1], []], [0.6..., 0.36...])
         >>> found, state = search(log_probs, state)  # the next two steps
-        >>> found.tokens.to_list()
-        [tensor([1]), tensor([1, 1])]
+        >>> [tokens.tolist() for tokens in found.tokens]
+        [[1], [1, 1]]
     """
 
     def __init__(
