@@ -327,6 +327,26 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* Copy rows from `flat` to the table, with zeros in padding. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
+/* The alignments of the frames and labels of B sequences, T frames and U labels each, for the loss of a transducer. A
+ * row is a pair of a frame t and a number of labels u before it; row t * (U + 1) + u of its sequence. */
+#define RAGLANE_LATTICES_FIELDS(FIELD)                                                                               \
+  FIELD(int64_t, abi)            /* RAGLANE_ABI */                                                                   \
+  FIELD(int64_t, threads)        /* at least 1 */                                                                    \
+  FIELD(int64_t, dtype)          /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64, of `real`; sums are double */                \
+  FIELD(int64_t, sequences) FIELD(int64_t, rows) /* B, and the sum of T * (U + 1) */                                 \
+  FIELD(int64_t, one_per_frame)  /* 1: a label ends its frame, as a blank does; 0: only a blank does */              \
+  FIELD(const int64_t*, frames) FIELD(const int64_t*, labels) /* (B), the lengths T and U, copied before use */      \
+  FIELD(const void*, emissions)  /* real (rows, 2): log-probabilities of the blank and of label u, which is not      \
+                                    used where u = U */                                                              \
+  FIELD(void*, losses)           /* real (B): minus the log-probability of the labels, inf if there is no path */    \
+  FIELD(void*, shares)           /* real (rows, 2): the probability that a path of the labels has each emission,     \
+                                    minus the derivative of the loss; 0 without a path. Null if not needed */
+typedef struct raglane_lattices { RAGLANE_LATTICES_FIELDS(RAGLANE_FIELD) } raglane_lattices;
+
+/* Compute losses and shares. A sequence's results depend only on its own emissions. Scratch: with shares a double for
+ * each row, and U + 1 doubles per thread. */
+RAGLANE_EXPORT int32_t raglane_align(const raglane_lattices* lattices, char* message, int64_t size);
+
 /* A beam search over the prefixes of CTC (connectionist temporal classification), or its continuation. Doubles may be
  * -inf where stated, and no number is NaN. Without n-grams, `order` is 0 and their arrays are not read. An n-gram model is
  * an automaton: a context of at most order - 1 tokens has the grams that follow it, and another context, shorter by the

@@ -8,14 +8,10 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "transduction/lattice.h"
 #include "transduction/sequences.h"
 
 namespace raglane {
-
-inline double log_add(double a, double b) {
-  const double most = std::max(a, b), least = std::min(a, b);
-  return least == -infinity ? most : most + std::log1p(std::exp(least - most));
-}
 
 // Return the log-probability of a token after a context, and replace the context by the next.
 inline double take_gram(const raglane_search& call, int64_t token, int64_t& context) {
@@ -104,7 +100,7 @@ template <class T> class Search {
       prefix.blank = number(1, e), prefix.label = number(2, e);
       prefix.best_blank = number(3, e), prefix.best_label = number(4, e);
       if (header[e] == 0) prefix.label = prefix.best_label = -infinity;  // no token, no piece
-      prefix.total = log_add(prefix.blank, prefix.label);
+      prefix.total = log_sum(prefix.blank, prefix.label);
       const int64_t end = at + header[e];
       int64_t context = call_.begin;
       for (int64_t place = at; place < end; place++) {
@@ -141,7 +137,7 @@ template <class T> class Search {
     int64_t node = 0;
     double blank = -infinity, label = -infinity;            // all alignments by their end
     double best_blank = -infinity, best_label = -infinity;  // the best of each
-    double total = -infinity;                               // log_add(blank, label)
+    double total = -infinity;                               // log_sum(blank, label)
     int64_t path = -1;                                      // the pieces of the best that ends in a blank
     int64_t before = -1, first = 0;  // of the best that ends in the last token, the pieces before, and its first step
     double mass = 0;
@@ -203,7 +199,7 @@ template <class T> class Search {
   void start(int64_t e, int64_t token, double log_prob, Prefix& to) {
     const Prefix& prefix = beam_[e];
     const bool repeats = nodes_[prefix.node].token == token;
-    to.label = log_add(to.label, (repeats ? prefix.blank : prefix.total) + log_prob);
+    to.label = log_sum(to.label, (repeats ? prefix.blank : prefix.total) + log_prob);
     const double best = (repeats ? prefix.best_blank : std::max(prefix.best_blank, prefix.best_label)) + log_prob;
     if (!(best > to.best_label)) return;
     to.best_label = best, to.before = repeats ? prefix.path : ended(e), to.first = steps_, to.mass = std::exp(log_prob);
@@ -240,7 +236,7 @@ template <class T> class Search {
           start(parent, node.token, log_prob, prefix);
         }
       }
-      prefix.total = log_add(prefix.blank, prefix.label);
+      prefix.total = log_sum(prefix.blank, prefix.label);
       offer({prefix.total + node.scorer, e, -1, 0, 0, 0});
     }
   }

@@ -78,7 +78,7 @@ static void check_plain(const char* config) {
 
 /* What config.json says of a model; its weights are still to be read. */
 static model read_config(const char* path) {
-  static const char* const tasks[] = {"classify", "regress", "multilabel", "tag", "language", "forecast"};
+  static const char* const tasks[] = {"classify", "regress", "multilabel", "tag", "language", "forecast", "transcribe"};
   static const char* const layers[] = {"lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"};
   static const char* const poolings[] = {"summary", "last", "first", "mean", "max"};
   static const char* const losses[] = {"bce", "null", "mse", "mae", "huber"};

@@ -192,7 +192,7 @@ def test_every_setting_is_an_option(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
 def test_every_role_of_a_column_is_an_option(command: str) -> None:
-    assert tuple(options(ColumnNames)) == (*ROLES, "split", "tokens", "wide", "time_gaps", "on_bad_row")
+    assert tuple(options(ColumnNames)) == (*ROLES, "split", "label_split", "tokens", "wide", "time_gaps", "on_bad_row")
     page = _page(command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for name, option in options(ColumnNames).items():

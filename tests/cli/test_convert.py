@@ -114,10 +114,13 @@ def test_converted_data_of_every_task_trains_what_the_data_does() -> None:
         ("regress", ("--sequence-column", "x", "--label-column", "total", *features)),
         ("multilabel", ("--sequence-column", "x", "--label-column", "kinds")),
         ("language", ("--sequence-column", "ids")),
+        ("transcribe", ("--sequence-column", "x", "--label-column", "kinds")),
+        ("transcribe", ("--sequence-column", "x", "--label-column", "town", "--label-split", "words")),
         ("classify", ("--sequence-column", "ids", "--label-column", "town", "--tokens", "yes")),
     ):
-        assert main(["convert", "all.jsonl", task, "--task", task, *named, "--quiet"]) == 0
-        _same("all.jsonl", task, "--task", task, "--validation-fraction", "0", named=named)
+        folder = f"{task}-{named[-1]}"
+        assert main(["convert", "all.jsonl", folder, "--task", task, *named, "--quiet"]) == 0
+        _same("all.jsonl", folder, "--task", task, "--validation-fraction", "0", named=named)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: pytest.Ca
     assert main(["convert", "tags.jsonl", "tags", "--task", "tag", *named, "--quiet"]) == 0
     assert main(["train", "tags", *FAST, "--out", "run"]) == 0
     assert "task: tag" in capsys.readouterr().out
-    for task in ("multilabel", "regress", "classify"):
+    for task in ("multilabel", "regress", "classify", "transcribe"):
         fails(["train", "tags", "--task", task], capsys, "--task", "tag, for which 'tags' was converted")
     assert sorted(path.name for path in Path().iterdir()) == ["run", "tags", "tags.jsonl"]
     balanced = ["--task", "tag", "--class-weights", "balanced", "--validation-fraction", "0"]

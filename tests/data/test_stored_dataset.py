@@ -45,6 +45,8 @@ _TASKS = [
     Columns(task="tag", sequence="words", label="tags", features=("each",), static=("kind",)),
     Columns(task="regress", sequence="words", label="total", static=("kind",)),
     Columns(task="forecast", sequence="x", static=("kind",)),
+    Columns(task="transcribe", sequence="x", label="text", label_split="words"),
+    Columns(task="transcribe", sequence="words", label="kinds"),
 ]
 
 

@@ -68,6 +68,8 @@ def a_run(task: str, cell: str, *, tokens: bool = False, **options: Any) -> Run:
     learned: dict[str, Any] = {}
     if task in ("classify", "tag", "multilabel"):
         learned = {"labels": ("x", "y", "z")}
+    elif task == "transcribe":
+        learned = {"labels": ("x", "y")}
     elif task == "regress":
         learned = {"target_names": ("u", "v"), "target_mean": (30.0, 0.1), "target_std": (7.0, 3.0)}
     if not tokens:
@@ -78,7 +80,7 @@ def a_run(task: str, cell: str, *, tokens: bool = False, **options: Any) -> Run:
     preprocessor = Preprocessor(task, per_element=options.pop("per_element", None), **learned)
     answers = {"regress": 2, "forecast": 2, "language": len(VOCABULARY)}.get(task, 3)
     options |= {"input_size": len(VOCABULARY), "embedding": 5} if tokens else {"input_size": 2, "embedding": None}
-    per_element = preprocessor.per_element
+    per_element = preprocessor.per_element or task == "transcribe"
     config = ModelConfig(task, cell, hidden_size=9, per_element=per_element, output_size=answers, **options)
     return Run(SavedModel(SequenceModel(config).eval(), preprocessor, {}))
 
@@ -120,6 +122,7 @@ TASKS: dict[str, list[dict[str, Any]]] = {
     + [{"cell": "gru", "loss": "bce"}, {"cell": "lstm", "loss": "huber"}],
     "language": [{"cell": layer, "tokens": True} for layer in CELLS]
     + [{"cell": "lstm", "tokens": True} | {f"{kind}dropout": 0.2 for kind in DROPOUTS}],
+    "transcribe": [{"cell": "lstm", "tokens": True}, {"cell": "gru", "bidirectional": True}],
 }
 
 

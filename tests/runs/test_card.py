@@ -56,6 +56,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "multilabel": (sequences, [["p"], ["p", "q"], [], ["q"], ["p"]] * 2, {}),
         "forecast": ([one + one for one in sequences], None, {}),
         "language": (words, None, {}),
+        "transcribe": (words, [list("ab")[: len(one)] for one in sequences], {}),
     }
     for task, (data, labels, more) in tasks.items():
         test = (data, labels) if labels is not None else data
@@ -80,6 +81,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert page.count("<svg") >= 3
         assert "http://" not in page.replace("http://www.w3.org", "")
         assert ("By class" in tables) == (task in ("classify", "tag", "multilabel")), task
+        assert ("Errors" in tables) == ("Examples" in tables) == (task == "transcribe"), task
         if task == "classify":
             assert "</script><b>" not in page
             assert "\\</script\\>\\<b\\>\\|\\`\\*" in text

@@ -14,7 +14,7 @@ from raglane.data import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
-from raglane.training.batches import in_order, loader, make_batch, training_order
+from raglane.training.batches import in_order, loader, make_batch, targets_of, training_order
 from raglane.training.settings import Settings
 
 _LENGTHS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
@@ -40,14 +40,13 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
     bounds = dataset.tensors().offsets.tolist()
     sequences = [dataset.tensors().values[bounds[row] : bounds[row + 1]] for row in rows]
     assert batch.index.tolist() == rows
-    assert batch.targets is not None
     if task == "forecast":
         expected = [sequence[:-1] for sequence in sequences]
-        assert torch.equal(batch.targets, torch.cat([sequence[1:] for sequence in sequences]))
+        assert torch.equal(targets_of(batch), torch.cat([sequence[1:] for sequence in sequences]))
     else:
         expected = sequences
         parts = [dataset[row]["target"] for row in rows]
-        assert torch.equal(batch.targets, torch.stack(parts) if task == "classify" else torch.cat(parts))
+        assert torch.equal(targets_of(batch), torch.stack(parts) if task == "classify" else torch.cat(parts))
     reference = Ragged(expected)
     assert torch.equal(batch.inputs.values, reference.values)
     assert torch.equal(batch.inputs.lengths, reference.lengths)

@@ -22,7 +22,7 @@ from raglane.cli import main as raglane
 _ODD = ["", " ", "-1", "0", "1", "2", "nan", "inf", "1e999", "x", "9" * 30, "9" * 5000, "\x1b[31m", "[red]", "0.5",
         "\u202e", "a,b", "--", "None", "true", "..", "/", "/dev/null", "~", "*", "%s"]  # fmt: skip
 _MODEL = {
-    "--task": ["classify", "tag", "regress", "multilabel", "forecast", "language"],
+    "--task": ["classify", "tag", "regress", "multilabel", "forecast", "language", "transcribe"],
     "--cell": ["gru", "lstm", "rnn", "sru", "indrnn", "minlstm"],
     "--pooling": ["summary", "last", "mean", "attention"],
     "--initial-state": ["learned", "lengths"],

@@ -42,6 +42,7 @@ def evaluate(
     top: options.Top = 1,
     horizon: options.Horizon = 1,
     origins: _Backtests = 1,
+    beam: options.Beam = None,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
     cell: options.Cell = None,
@@ -75,7 +76,7 @@ def evaluate(
         model = load(run, cell=cell)
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
-        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
         report(run, model.saved, records, device=where, say=say, name="evaluation", more=more)
         if columns.get("on_bad_row") == "skip":
             tell_skipped(len(records.skipped), run / EVALUATION, say)
@@ -102,7 +103,7 @@ def report(
     device: torch.device,
     say: Callable[[str], None],
     name: str,
-    more: Mapping[str, int] | None = None,
+    more: Mapping[str, Any] | None = None,
     is_short: bool = False,
 ) -> None:
     """Evaluate the best model of a run, print its metrics, and write files to its folder."""
@@ -193,6 +194,8 @@ def predict(
     probabilities: _Probabilities = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
+    beam: options.Beam = None,
+    n_best: options.NBest = 1,
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
@@ -205,7 +208,8 @@ def predict(
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
     The columns are id (of the data, or the row number from 0), prediction and its probability. For the task tag, they
-    contain one list per sequence; a forecast is a list of steps, each a list of channels. With --on-bad-row skip,
+    contain one list per sequence; a forecast is a list of steps, each a list of channels. For transcribe they are the
+    text, its log-probability and the first and last step of each label. With --on-bad-row skip,
     predictions.skipped.jsonl lists the rows that are missing from predictions.csv. A .csv keeps texts unchanged, also
     those that a spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
@@ -225,6 +229,8 @@ def predict(
         "probabilities": probabilities,
         "top": top,
         "horizon": horizon,
+        "beam": beam,
+        "n_best": n_best,
         "batch_size": batch_size,
         "device": device,
     }

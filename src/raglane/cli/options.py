@@ -326,6 +326,10 @@ Out = Annotated[Path | None, option("Folder of the run.", parser=path, show_defa
 Resume = Annotated[bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")]
 Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
 Horizon = Annotated[int, option("Number of elements to forecast (forecast, language).")]
+Beam = Annotated[
+    int | None, option("Hypotheses of a beam search (transcribe).", show_default="1, greedy; 16 with --n-best")
+]
+NBest = Annotated[int, option("Also report the N best hypotheses (transcribe).")]
 Top = Annotated[int, option("Also report the N most likely classes.")]
 PredictionBatchSize = Annotated[int, option("Sequences per batch.", RUN, "--batch-size")]
 Config = Annotated[Path | None, "replaced by the options of _config"]

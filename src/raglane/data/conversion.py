@@ -271,7 +271,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
 
 def _read_with(columns: Columns) -> dict[str, Any]:
     """Return the attributes of columns with which other data is read in the same way."""
-    return {name: getattr(columns, name) for name in (*LISTS, "split", "tokens", "time_gaps", "wide")}
+    return {name: getattr(columns, name) for name in (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")}
 
 
 def _write_lengths(folder: Path, state: State) -> None:

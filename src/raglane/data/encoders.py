@@ -40,7 +40,9 @@ OPTIONAL = ("mean", "std", "vocabulary", "labels")
 TUPLES = ("channels", *OPTIONAL, "target_names", "target_mean", "target_std")
 _NUMBERS = ("mean", "std", "target_mean", "target_std")
 # Entries that the first format of stored models lacks.
-_LATER = ("split", "per_element", "target_names", "target_mean", "target_std", "features", "whole_labels")
+_LATER = (
+    *("split", "label_split", "per_element", "target_names", "target_mean", "target_std", "features", "whole_labels"),
+)
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
         if not labels:
             rule = "data with at least one label"
             raise DataError(message(source, "no label", rule, "check the column of labels"))
-        return {"labels": labels, "per_element": statistics.per_element}
+        return {"labels": labels, "per_element": statistics.per_element and kind == "set"}
     if not statistics.targets:
         raise nothing_to_learn(source, task)
     if not sum(channel.count for channel in statistics.targets.values()):
@@ -267,8 +269,9 @@ def nothing_to_learn(source: str, task: str) -> DataError:
     if kind.label == "class":
         got = "no label for each element" if kind.per == "element" else "no labels"
         return DataError(message(source, got, f"data with one label per {kind.per}, for the task {task}", column))
-    names = "numbers" if kind.label == "numbers" else "sets of labels"
-    rule = f"data with {names} per sequence or per element, for the task {task}"
+    names = {"numbers": "numbers", "sequence": "sequences of labels"}.get(kind.label or "", "sets of labels")
+    per = "per sequence" + " or per element" * (kind.per == "either")
+    rule = f"data with {names} {per}, for the task {task}"
     fix = f"{column}, and read with {argument('task', task)}"
     return DataError(message(source, f"no {names} to learn", rule, fix))
 

@@ -22,6 +22,10 @@ Rows = Callable[[Index], npt.NDArray[Any]]
 """A function from indices of sequences or elements to their entries."""
 
 
+# The kinds of targets in the description of a converted folder.
+_KINDS = {"numbers": "numbers", "set": "sets", "sequence": "sequences"}
+
+
 @dataclass(frozen=True)
 class Layout:
     """The kind of the columns, which all shards share."""
@@ -44,7 +48,7 @@ class Layout:
         if records.ids is not None:
             ids = "numbers" if all(isinstance(name, int) for name in records.ids) else "texts"
         has_tags, targets = records.tags is not None, records.targets
-        kind = "none" if targets is None else "numbers" if targets.is_numbers else "sets"
+        kind = "none" if targets is None else _KINDS[targets.kind]
         return cls(
             records.is_tokens,
             records.channels,
@@ -69,7 +73,7 @@ class Layout:
         wanted = TASKS[task]
         if wanted.label == "class":
             return self.has_tags if wanted.per == "element" else self.has_labels
-        return wanted.label is None or self.targets == ("sets" if wanted.label == "set" else "numbers")
+        return wanted.label is None or self.targets == _KINDS[wanted.label]
 
     def check(self, records: Records, first: str = "") -> None:
         """Raise if records have another layout; sequences without elements fit any kind."""
@@ -131,6 +135,8 @@ def _label_kinds(records: Records) -> tuple[str, ...]:
         return records.label_kinds
     if records.targets is None:
         return kinds_of(records.labels or () if records.tags is None else records.tags.tolist())
+    if records.targets.ordered and records.columns.label_split is not None:
+        return ("texts",)
     return () if records.targets.is_numbers else kinds_of(chain.from_iterable(records.targets.values))
 
 
@@ -188,7 +194,8 @@ class Fragment:
         if self.targets is None:
             return None
         per_element = self.layout.targets_per_element
-        return Targets(self.targets(elements if per_element else rows), per_element, self.layout.target_names)
+        values, is_ordered = self.targets(elements if per_element else rows), self.layout.targets == "sequences"
+        return Targets(values, per_element, self.layout.target_names, is_ordered)
 
     def features_of(self, rows: npt.NDArray[np.int64], elements: Index) -> tuple[Feature, ...]:
         """Return the feature columns of some sequences."""
@@ -243,7 +250,7 @@ def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
 
 def _targets_in(column: Any, layout: Layout) -> Rows:
     column = column.values if layout.targets_per_element else column
-    if layout.targets == "sets":
+    if layout.targets != "numbers":
         return partial(_sets_at, column.offsets.to_numpy(), column.values)
     flat = column.flatten() if len(layout.target_names) > 1 else column
     numbers: Rows = flat.to_numpy().reshape(-1, len(layout.target_names)).__getitem__

@@ -36,7 +36,7 @@ from raglane.data.encoders import (
 from raglane.data.fragments import Fragment
 from raglane.data.gathering import Gathered, Places
 from raglane.data.missing import BLOCKS, check_policy, fill_missing, how_to_fill, refuse_absent
-from raglane.data.records import TASKS, TIME_GAP, Targets, check_task, place_of
+from raglane.data.records import TASKS, TIME_GAP, Targets, check_task, offsets_of, place_of
 from raglane.data.statistics import Statistics
 from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, CheckpointError, DataError
@@ -59,7 +59,8 @@ class Preprocessor:
         mean: ``C`` numbers that are subtracted from the features; None without scaling.
         std: ``C`` numbers above 0 that the features are divided by; 1 for a constant channel.
         vocabulary: the unknown token, then the tokens in order of falling frequency; None for features.
-        labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"``; else None.
+        labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of ``"multilabel"`` and
+            ``"transcribe"``; else None.
         missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for each channel, or
             ``"elapsed"``, which appends to these the time since each channel was last present: in elements, or with a
             channel ``time_gap`` in multiples of its mean.
@@ -71,6 +72,7 @@ class Preprocessor:
         features: the encoders of the further feature columns.
         whole_labels: whether the labels were whole numbers in their source, as predictions are then too.
         split: the tokenization of texts, see :class:`~raglane.data.Columns`; None without texts.
+        label_split: the tokenization of target texts, for ``"transcribe"``; None if targets are lists.
 
     Example:
         >>> from raglane.data import read
@@ -98,6 +100,7 @@ class Preprocessor:
     split: str | None = None
     features: tuple[FeatureEncoder, ...] = ()
     whole_labels: bool = False
+    label_split: str | None = None
 
     def __post_init__(self) -> None:
         check_policy(self.missing)
@@ -154,6 +157,8 @@ class Preprocessor:
             got = f"{known.sequences} sequences without an element"
             raise DataError(message(source, got, "data with at least one element to train on", "check the data"))
         learned = fit_targets(known, task, source)
+        if not isinstance(data, Statistics) and TASKS[task].label == "sequence":
+            learned["label_split"] = data.columns.label_split
         if known.features and task == "language":
             got = f"the features {quote_all(known.features)} with the tokens"
             rule = "no features, because a language model reads only tokens"
@@ -229,8 +234,9 @@ class Preprocessor:
             A :class:`~raglane.data.Dataset`. Its inputs are ``(N, input_size)`` float32, or ``(N,)`` int64 for tokens
             without features. The columns are the channels, numeric features, the places of categories, and the place
             of the token; a feature per sequence is repeated in each row. Targets are classes, int64 places in
-            ``labels``; for sets of labels ``(M, K)`` float32, 1 for the labels of the set; numbers ``(M, T)`` float32,
-            scaled; for a forecast the next elements.
+            ``labels``; for sequences of labels one sequence each of int64 places from 1, and 0 for a label that the
+            training part does not have; for sets ``(M, K)`` float32, 1 for the labels of the set; numbers ``(M, T)``
+            float32, scaled; for a forecast the next elements.
 
         Raises:
             ArgumentTypeError: not a Dataset, or ``require_targets`` is not a bool.
@@ -250,13 +256,17 @@ class Preprocessor:
             more = torch.from_numpy(encode(self.features, found.features, found.offsets, self.missing, found.source))
             # Tokens are last, with the other categories.
             values = torch.cat([values, more] if values.dim() == 2 else [more, values[:, None].float()], dim=1)
-        targets = self._targets(found) if with_targets and not follows else None
+        targets, target_offsets = None, None
+        if with_targets and TASKS[self.task].label == "sequence":
+            targets, target_offsets = self._target_sequences(found)
+        elif with_targets and not follows:
+            targets = self._targets(found)
         offsets = torch.from_numpy(found.offsets)
         if self.task == "language":
             values, offsets = between_ends(values, offsets, with_last=with_targets)
         per_element = bool(self.per_element) and not follows
         forecast = with_targets and follows
-        return Tensors(values, offsets, targets, per_element, forecast)
+        return Tensors(values, offsets, targets, per_element, forecast, target_offsets=target_offsets)
 
     def _values(self, found: Gathered) -> npt.NDArray[Any]:
         """Return ``(N,)`` int64 indices of tokens, or ``(N, C)`` float32 channels, scaled and filled."""
@@ -291,13 +301,25 @@ class Preprocessor:
         if kind == "numbers":
             scaled = (targets.values - np.array(self.target_mean)) / np.array(self.target_std)
             return torch.from_numpy(scaled.astype(np.float32))
-        counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
-        words: list[str] = list(chain.from_iterable(targets.values))
-        places, rows = self._class_places(words), np.repeat(np.arange(len(counts)), counts)
+        words, places, counts = self._label_places(targets)
+        rows = np.repeat(np.arange(len(counts)), counts)
         self._refuse_unknown(found, places, rows, lambda *_: words[int((places < 0).argmax())])
         result = torch.zeros(len(counts), self.class_count)
         result[torch.from_numpy(rows), torch.from_numpy(places)] = 1.0
         return result
+
+    def _target_sequences(self, found: Gathered) -> tuple[Tensor, Tensor]:
+        """Return the places of labels from 1, ``(M,)`` int64, 0 for an unknown label; and offsets ``(B + 1,)``."""
+        if found.layout is None:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(len(found.offsets), dtype=torch.int64)
+        _, places, counts = self._label_places(self._fitting(found))
+        return torch.from_numpy(places + 1), torch.from_numpy(offsets_of(counts))
+
+    def _label_places(self, targets: Targets) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the labels of all sets or sequences, their classes, -1 for an unknown one, and the number of each."""
+        counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
+        words: list[str] = list(chain.from_iterable(targets.values))
+        return words, self._class_places(words), counts
 
     def _refuse_unknown(
         self,
@@ -320,7 +342,7 @@ class Preprocessor:
     def _fitting(self, found: Gathered) -> Targets:
         """Return the targets, with the number and the kind of those of training."""
         targets = found.targets
-        if targets is None or targets.is_numbers != (TASKS[self.task].label == "numbers"):
+        if targets is None or targets.kind != TASKS[self.task].label:
             raise nothing_to_learn(found.source, self.task)
         if targets.per_element and not self.per_element:
             got, rule = "targets per element", "data with one target per sequence, as in training"
@@ -411,8 +433,10 @@ def check_fitted(fitted: Preprocessor) -> None:
     if fitted.task == "language" and (fitted.vocabulary is None or fitted.vocabulary[:2] != (UNKNOWN, END)):
         got, rule = f"vocabulary = {quote(fitted.vocabulary)}"[:80], f"tokens, the first two {UNKNOWN} and {END}"
         raise CheckpointError(message("preprocessing", got, rule, "train again"))
-    if not isinstance(fitted.split, str | None):
-        raise CheckpointError(message("preprocessing", f"split = {quote(fitted.split)}", "a text", "train again"))
+    for name in ("split", "label_split"):
+        if not isinstance(getattr(fitted, name), str | None):
+            got = f"{name} = {quote(getattr(fitted, name))}"
+            raise CheckpointError(message("preprocessing", got, "a text", "train again"))
     if not isinstance(fitted.per_element, bool):
         got = f"per_element = {quote(fitted.per_element)}"
         raise CheckpointError(message("preprocessing", got, "true, false or null", "train again"))
@@ -420,7 +444,7 @@ def check_fitted(fitted: Preprocessor) -> None:
         got, rule = f"whole_labels = {quote(fitted.whole_labels)}", "true only for labels that are whole numbers"
         raise CheckpointError(message("preprocessing", got, rule, "train again"))
     wanted = TASKS[fitted.task].label
-    for name, is_wanted in (("labels", wanted in ("class", "set")), ("target_names", wanted == "numbers")):
+    for name, is_wanted in (("labels", wanted in ("class", "set", "sequence")), ("target_names", wanted == "numbers")):
         value = getattr(fitted, name) or None
         if (value is not None) != is_wanted:
             got = f"{name} = {quote(value)} for the task {fitted.task!r}"

@@ -23,7 +23,7 @@ from raglane._utils.messages import argument, message, quote, require
 from raglane.data import formats
 from raglane.data.dataset import Dataset
 from raglane.data.formats import csv
-from raglane.data.formats.arrow import Reader, is_list, label_kinds, read_labels
+from raglane.data.formats.arrow import Reader, is_list, label_kinds, label_split_of, read_labels
 from raglane.data.formats.arrow import is_text as holds_text
 from raglane.data.formats.table import choose, records_of
 from raglane.data.records import Columns, Records, as_float32, offsets_of
@@ -143,7 +143,7 @@ def records_from(data: Any, labels: Any = None, columns: Columns | None = None) 
     if len(records) == 0:
         raise DataError(message("data", "no sequences", "at least one sequence", "pass some"))
     if labels is not None:
-        return _with_labels(records, labels, columns.task)
+        return _with_labels(records, labels, asked.label_split)
     if columns.wants_labels and not records.has_targets:
         rule = f"a list with one entry per sequence, for the task {columns.task}"
         raise DataError(message("labels", "none", rule, f"pass {argument('labels')}"))
@@ -265,7 +265,7 @@ def _tokens(sequences: Sequence[Any], split: str | None) -> Records:
     return _of_table(table, Columns(need_labels=False, sequence="data", split=split))
 
 
-def _with_labels(records: Records, labels: Any, task: str) -> Records:
+def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:
     """Return records with labels, which are read like a column of a file."""
     rule = "a list with one entry per sequence"
     if isinstance(labels, (str, bytes, dict)) or not hasattr(labels, "__len__"):
@@ -274,9 +274,11 @@ def _with_labels(records: Records, labels: Any, task: str) -> Records:
         got = f"{len(labels)} for {len(records)} sequences"
         raise ShapeError(message("labels", got, rule, "pass one label per sequence"))
     column = _arrow(list(labels), "labels", "labels of one kind: texts, whole numbers, booleans, or lists")
-    words, tags, targets = read_labels(Reader(_LABELS, records.ids, None), column, "labels", records.offsets, task)
-    kinds = label_kinds(column.type, task)
-    return replace(records, labels=words, tags=tags, targets=targets, label_kinds=kinds)
+    columns, reader = replace(records.columns, label_split=label_split), Reader(_LABELS, records.ids, None)
+    words, tags, targets = read_labels(reader, column, "labels", records.offsets, columns)
+    columns = replace(columns, label_split=label_split_of(column, columns))
+    kinds = label_kinds(column.type, columns.task)
+    return replace(records, labels=words, tags=tags, targets=targets, label_kinds=kinds, columns=columns)
 
 
 def _is_pandas(data: Any, name: str) -> bool:

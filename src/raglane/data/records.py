@@ -42,6 +42,7 @@ TASKS: dict[str, Wanted] = {
     "multilabel": Wanted("set", "either"),
     "forecast": Wanted(None, "element"),
     "language": Wanted(None, "element"),
+    "transcribe": Wanted("sequence", "sequence"),
 }
 """The tasks by name; :mod:`raglane.training.tasks` implements them."""
 
@@ -57,7 +58,8 @@ class Columns:
 
     Attributes:
         task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"`` (numbers for
-            either), ``"multilabel"`` (any number of labels for either), ``"forecast"`` or ``"language"`` (no label).
+            either), ``"multilabel"`` (any number of labels for either), ``"forecast"`` or ``"language"`` (no label), or
+            ``"transcribe"`` (a sequence of labels per sequence).
         need_labels: False for prediction: labels are not read, and their column is optional. If it is named, it is
             not used as a feature.
         sequence: the list or text column (Parquet, JSON lines).
@@ -70,6 +72,7 @@ class Columns:
         categorical: the features whose numbers are categories; words always are.
         split: the tokenization of texts: ``"words"``, ``"characters"``, ``"bytes"``, or the path of a tokenizer file;
             None splits columns of texts into words, and text files into characters.
+        label_split: the tokenization of target texts of ``"transcribe"``, as for ``split``; None is ``"characters"``.
         tokens: whether whole numbers are tokens; None means for a language model, and in a column named
             ``input_ids``, ``token_ids`` or ``tokens``.
         time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the first element, in
@@ -96,6 +99,7 @@ class Columns:
     static: tuple[str, ...] | None = None
     categorical: tuple[str, ...] | None = None
     split: str | None = None
+    label_split: str | None = None
     tokens: bool | None = None
     time_gaps: bool = False
     wide: bool = False
@@ -114,9 +118,11 @@ class Columns:
         check_flag("time_gaps", self.time_gaps)
         check_flag("wide", self.wide)
         check_kind("tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False")
-        check_kind("split", self.split, (str, type(None)), "a text, or None", "pass e.g. characters")
-        if self.split is not None:
-            check_split(self.split)
+        for name in ("split", "label_split"):
+            split = getattr(self, name)
+            check_kind(name, split, (str, type(None)), "a text, or None", "pass e.g. characters")
+            if split is not None:
+                check_split(split, name)
 
     def with_split(self, split: str) -> Columns:
         """Return the same columns with another split."""
@@ -149,13 +155,15 @@ def place_of(offsets: npt.NDArray[np.int64], element: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Numbers or sets of labels to learn, per sequence or per element."""
+    """Numbers, or sets or sequences of labels, to learn, per sequence or per element."""
 
     # (M, T) float64, finite; or (M,) object, tuples of labels (str).
     values: npt.NDArray[Any]
     per_element: bool = False
     # The names of the T numbers; () for labels.
     names: tuple[str, ...] = ()
+    # True for sequences of labels, which have an order and duplicates.
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         check_kind("targets", self.values, np.ndarray, "a NumPy array", "convert it with np.asarray")
@@ -173,8 +181,13 @@ class Targets:
 
     @property
     def is_numbers(self) -> bool:
-        """True for numbers, False for sets of labels."""
+        """True for numbers, False for sets and sequences of labels."""
         return bool(self.values.dtype != object)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the targets, as in :class:`Wanted`."""
+        return "numbers" if self.is_numbers else "sequence" if self.ordered else "set"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
         """Return the targets of some sequences, by their rows and the flat indices of their elements."""
@@ -424,7 +437,7 @@ def for_task(records: Records, task: str) -> Records:
     """Return the records with only the labels or numbers that a task learns."""
     label, per = TASKS[task].label, TASKS[task].per
     targets = records.targets
-    if targets is not None and label != ("numbers" if targets.is_numbers else "set"):
+    if targets is not None and label != targets.kind:
         targets = None
     labels = records.labels if (label, per) == ("class", "sequence") else None
     tags = records.tags if (label, per) == ("class", "element") else None

@@ -130,7 +130,7 @@ def _columns_beside(
     columns: dict[str, Any] = {}
     if layout.targets != "none":
         values = np.concatenate([records.targets.values for records in parts if records.targets is not None])
-        if layout.targets == "sets":
+        if layout.targets != "numbers":
             starts = offsets_of([len(labels) for labels in values]).astype(np.int32)
             words = [label for labels in values for label in labels]
             entries = arrow.ListArray.from_arrays(arrow.array(starts), arrow.array(words, arrow.string()))

@@ -17,13 +17,13 @@ SPLITS = ("words", "characters", "bytes")
 """The built-in ways to split texts; another is a tokenizer file of Hugging Face, whose name ends in ``.json``."""
 
 
-def check_split(split: str) -> None:
+def check_split(split: str, name: str = "split") -> None:
     """Raise unless ``split`` is one of ``SPLITS`` or an existing tokenizer file."""
     if split in SPLITS or (split.endswith(".json") and Path(split).is_file()):
         return
     got = quote(split) + (", and no such file" if split.endswith(".json") else "")
     rule = f"one of {', '.join(SPLITS)}, or a tokenizer file of Hugging Face (tokenizer.json)"
-    raise ArgumentError(message("split", got, rule, "pass e.g. characters"))
+    raise ArgumentError(message(name, got, rule, "pass e.g. characters"))
 
 
 def split_texts(texts: Sequence[str], split: str) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.int64]]:

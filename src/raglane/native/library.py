@@ -46,6 +46,7 @@ _SIZES = {
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
+    "raglane_lattices": 11 * 8,
 }
 
 
@@ -201,7 +202,7 @@ def library() -> Library:
                 f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
+    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products", "align"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]

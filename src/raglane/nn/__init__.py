@@ -13,9 +13,11 @@ from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, Laye
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
+from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
 from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "RNN",
     "SLSTM",
     "SRU",
+    "AttentionDecoder",
     "AttentionPooling",
     "CTCBeamSearch",
     "CausalConv1d",
@@ -50,5 +53,6 @@ __all__ = [
     "init",
     "losses",
     "pairs",
+    "rnnt_loss",
     "soft_dtw",
 ]

@@ -101,8 +101,8 @@ class SequenceEncoder(nn.Module):
         if embedding is not None:
             self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
             width = embedding
-        self.recurrent = _made(
-            _layer_class(cell, check_flag("layer_norm", layer_norm)),
+        self.recurrent = made(
+            layer_class(cell, check_flag("layer_norm", layer_norm)),
             width,
             check_count("hidden_size", hidden_size),
             num_layers=check_count("num_layers", num_layers),
@@ -179,7 +179,7 @@ class SequenceEncoder(nn.Module):
         return batch.map(self.embedding)
 
 
-def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
+def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     """Return the class or function that creates the recurrent layer."""
     classes = _NORMALISED if layer_norm else LAYERS
     if isinstance(cell, str) and cell in classes:
@@ -193,7 +193,7 @@ def _layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     raise ArgumentError(message("cell", repr(cell), rule, "choose one of them"))
 
 
-def _made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
+def made(make: Callable[..., Any], width: int, hidden_size: int, **options: Any) -> RecurrentLayer:
     """Create the recurrent layer."""
     rule = "a function (input_size, hidden_size, **options) that returns a layer of rl.nn"
     check_signature("cell", make, rule, width, hidden_size, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from raglane._utils.messages import argument, count_of, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, summary
+from raglane.data.splitting import join_tokens
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
@@ -24,7 +26,7 @@ from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
-from raglane.training.inference import Evaluation, evaluate, pick_device
+from raglane.training.inference import Evaluation, evaluate, pick_device, predict
 from raglane.training.own_cell import is_own, label_of
 from raglane.training.per_sequence import SequenceScores, measure_sequences, sampled_rows
 from raglane.training.run import TrainingResult, left_out
@@ -32,11 +34,14 @@ from raglane.training.settings import Settings
 
 # The most listed labels or classes, the most characters of one, and the most classes of a confusion matrix.
 _LISTED, _LONGEST, _WIDEST = 100, 40, 30
+# The number of examples of a transcription.
+_EXAMPLES = 8
 # The purposes of models whose task is not a verb.
 _PURPOSES = {
     "language": "as a language model of",
     "multilabel": "to assign sets of labels to",
     "regress": "to predict numbers of",
+    "transcribe": "to transcribe the sequences of",
 }
 
 
@@ -186,6 +191,26 @@ class _Measured:
         more = f", the first {_LISTED} of {len(listed):,}" if len(listed) > _LISTED else ""
         return [Table.of(f"On the {self.on} part{more}", short)] if short else []
 
+    def examples(self, device: Any) -> list[Block]:
+        """Return inputs, targets and predictions of some transcriptions."""
+        if self.each is None or self.saved.task != "transcribe":
+            return []
+        chosen = self.each.records.subset(self.each.rows[:_EXAMPLES])
+        targets, split = chosen.targets, self.saved.preprocessor
+        predicted = predict(self.saved, chosen, device=device)["prediction"]
+        rows = []
+        for place, (own, prediction) in enumerate(zip(pairwise(chosen.offsets.tolist()), predicted, strict=True)):
+            inputs = chosen.values[slice(*own)]
+            known = () if targets is None else targets.values[place]
+            rows.append(
+                {
+                    "input": _short(join_tokens(inputs.tolist(), split.split)) if chosen.is_tokens else len(inputs),
+                    "target": _short(join_tokens(known, split.label_split)),
+                    "prediction": _short(prediction if isinstance(prediction, str) else join_tokens(prediction, None)),
+                }
+            )
+        return [Table.of(f"The first sequences of the {self.on} part", rows, words=3)]
+
     def by_length(self) -> list[Block]:
         """Return loss and metric by length, as pictures and a table."""
         if self.each is None or not len(self.each.rows):
@@ -249,7 +274,8 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
     purpose = _PURPOSES.get(settings.task, f"to {settings.task}")
     blocks: dict[str, Sequence[Block]] = {
         "Results": [measured.results(), *measured.mistakes()],
-        "By class": measured.classes(),
+        "Errors" if settings.task == "transcribe" else "By class": measured.classes(),
+        "Examples": measured.examples(pick_device(settings.device)),
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),
         "Curves": measured.curves(),

@@ -23,7 +23,11 @@ from raglane.ragged import Ragged
 from raglane.training.model import SequenceModel
 
 # The outputs that are not probabilities, by task.
-_OUTPUTS = {"regress": "prediction", "forecast": "prediction"}
+_OUTPUTS = {"regress": "prediction", "forecast": "prediction", "transcribe": "log_probabilities"}
+
+
+# How a program turns the log-probabilities of a transcription into labels.
+_DECODE = "take the largest output of each element, merge equal neighbours, drop 0; k is labels[k - 1]"
 
 
 class RunModule(nn.Module):
@@ -36,6 +40,10 @@ class RunModule(nn.Module):
             rule = "in one column of numbers or tokens, because other columns are joined outside the network"
             fix = "preprocess the data outside the file, and export run.model with rl.export.onnx"
             raise ExportError(message("features", got, rule, fix))
+        if model.config.decoder_name not in (None, "ctc"):
+            fix = "predict with the run, or train with the decoder ctc"
+            got = f"a model with the decoder {model.config.decoder_name}"
+            raise ExportError(message("model", got, "a model with one output per element", fix))
         self.network, self.task, self.missing = model, preprocessor.task, preprocessor.missing
         self.gap_column = preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         usual = 1.0 if self.gap_column is None or preprocessor.mean is None else preprocessor.mean[self.gap_column]
@@ -77,6 +85,8 @@ class RunModule(nn.Module):
             return answers.softmax(-1)
         if self.task == "multilabel":
             return answers.sigmoid()
+        if self.task == "transcribe":
+            return answers.log_softmax(-1)
         # A forecast of binary channels is already a probability, and not scaled.
         return self.scale_out.invert(answers)
 
@@ -169,7 +179,7 @@ def _description(model: SequenceModel, preprocessor: Preprocessor, layout: str) 
         "layout": layout,
         "inputs": ["values", "lengths" if layout == "padded" else "offsets"],
         "output": f"output_{_OUTPUTS.get(preprocessor.task, 'probabilities')}",
-        "per_element": bool(preprocessor.per_element) and preprocessor.task != "forecast",
+        "per_element": bool(model.config.per_element) and preprocessor.task != "forecast",
     }
     if preprocessor.vocabulary is not None:
         description |= {"vocabulary": list(preprocessor.vocabulary), "unknown": UNKNOWN, "split": preprocessor.split}
@@ -180,6 +190,8 @@ def _description(model: SequenceModel, preprocessor: Preprocessor, layout: str) 
         description |= {"channels": list(preprocessor.channels), "missing": missing}
     if preprocessor.labels is not None:
         description["labels"] = list(preprocessor.labels)
+    if preprocessor.task == "transcribe":
+        description |= {"blank": 0, "label_split": preprocessor.label_split, "decode": _DECODE}
     if preprocessor.task == "multilabel":
         description["thresholds"] = model.get_buffer("thresholds").tolist()
     if preprocessor.target_names:

@@ -155,6 +155,8 @@ class Run:
         probabilities: bool = False,
         top: int = 1,
         horizon: int = 1,
+        beam: int | None = None,
+        n_best: int = 1,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -168,6 +170,9 @@ class Run:
             probabilities: add one column per class.
             top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
             horizon: the number of elements to forecast, only for the task ``forecast``.
+            beam: the number of hypotheses of a beam search, only for the task ``transcribe``; None is a greedy search,
+                or with ``n_best`` a beam of at least 16.
+            n_best: above 1, add this many of the best hypotheses and their scores, as lists (task ``transcribe``).
             batch_size: sequences per batch.
             device: ``"auto"`` (a GPU if available), ``"cpu"`` or ``"cuda"``.
             format: the format of a file; None detects it from the suffix.
@@ -191,6 +196,8 @@ class Run:
             probabilities=probabilities,
             top=top,
             horizon=horizon,
+            beam=beam,
+            n_best=n_best,
             device=where,
         )
 
@@ -216,6 +223,7 @@ class Run:
         top: int = 1,
         horizon: int = 1,
         origins: int = 1,
+        beam: int | None = None,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -229,6 +237,7 @@ class Run:
             top: above 1, add the accuracy of the ``top`` most likely classes.
             horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task ``forecast``).
             origins: the number of such forecasts of each sequence; each begins ``horizon`` elements before the next.
+            beam: as for :meth:`predict`.
             batch_size: sequences per batch.
             device: as for :meth:`predict`.
             format: as for :meth:`predict`.
@@ -241,7 +250,7 @@ class Run:
         where = inference.pick_device(device)
         records = self.test_part() if data is None else self.read(data, labels, format=format, **columns)
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
-        return inference.evaluate(self._on(where), records, device=where, **more)
+        return inference.evaluate(self._on(where), records, device=where, beam=beam, **more)
 
     def read(
         self, data: Any, labels: Any = None, *, need_labels: bool = True, format: str | None = None, **columns: Any

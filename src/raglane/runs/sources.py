@@ -79,6 +79,13 @@ class ColumnNames:
         metavar="words|characters|bytes|FILE",
         unset="columns: words, or characters if nearly all texts are one word; files: characters",
     )
+    label_split: str | None = option(
+        None,
+        "Split of target texts into tokens, as for --split (transcribe).",
+        DATA,
+        metavar="words|characters|bytes|FILE",
+        unset="characters",
+    )
     tokens: str | None = option(
         None,
         "Read whole numbers as tokens.",
@@ -236,6 +243,7 @@ class Source:
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
         from raglane.data.dataset import Dataset
+        from raglane.data.records import TASKS
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
@@ -244,7 +252,7 @@ class Source:
         if not data.is_in_memory:
             return data, data.columns.task
         if data.targets is not None:
-            return data, "regress" if data.targets.is_numbers else "multilabel"
+            return data, next(task for task, wanted in TASKS.items() if wanted.label == data.targets.kind)
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
 
     def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
@@ -263,8 +271,11 @@ class Source:
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """Return the columns that a reader is to read."""
-        from raglane.data.records import LISTS, Columns
+        from raglane.data.records import LISTS, TASKS, Columns
 
+        if self.columns.label_split is not None and TASKS[task].label != "sequence":
+            rule = "left out for all tasks except transcribe, whose labels are sequences"
+            raise ArgumentError(message("label_split", quote(self.columns.label_split), rule, "leave it out"))
         named = asdict(self.columns)
         del named["on_bad_row"]
         # ColumnNames has lists, because it is stored as JSON.
@@ -280,7 +291,8 @@ class Source:
         from raglane.data.records import LISTS
 
         found = records.columns
-        guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label, "split": found.split}
+        guessed: dict[str, Any] = {"sequence": found.sequence, "label": found.label}
+        guessed |= {"split": found.split, "label_split": found.label_split}
         for name in LISTS:
             names = getattr(found, name)
             guessed[name] = None if names is None else list(names)

@@ -102,7 +102,7 @@ def train_run(
             say(line)
         if before is None:
             settings, lines = settle(settings, training)
-            for line in lines:
+            for line in (*lines, *TASKS[settings.task].notes(training, validation, settings)):
                 say(line)
         _report_too_long(settings, training, say)
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
@@ -296,7 +296,7 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
         rows = rows[_known(apart.labels, kept.labels)]
     elif apart.tags is not None and kept.tags is not None:
         rows = rows[_all_elements(_known(apart.tags.tolist(), kept.tags.tolist()), apart.offsets)]
-    elif apart.targets is not None and kept.targets is not None and not kept.targets.is_numbers:
+    elif apart.targets is not None and kept.targets is not None and kept.targets.kind == "set":
         seen = set(chain.from_iterable(kept.targets.values))
         known = np.array([seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_)
         rows = rows[_all_elements(known, apart.offsets) if apart.targets.per_element else known]

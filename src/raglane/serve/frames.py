@@ -213,6 +213,9 @@ def frames_of(model: Any, features: Any, dtype: torch.dtype | None, passes_nan: 
 def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     """Return the stages of a run, which begin with its preprocessing."""
     preprocess = saved.preprocessor
+    if saved.task == "transcribe":
+        rule = "a run of a task other than transcribe, whose predictions are of whole sequences"
+        raise DispatchError(message("model", "a run of the task transcribe", rule, "call run.predict"))
     if preprocess.features:
         got = f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"
         rule = "a run of tokens, or of channels without further features"

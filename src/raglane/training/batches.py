@@ -21,7 +21,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.preprocess import Preprocessor
 from raglane.data.tbptt import TBPTTSampler
-from raglane.errors import DataError
+from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings
 
@@ -31,7 +31,8 @@ class Batch:
     """The inputs and targets of a batch."""
 
     inputs: Ragged
-    targets: Tensor | None
+    # A Ragged for sequences of labels, which have other lengths than the inputs.
+    targets: Tensor | Ragged | None
     # ``(B,)`` int64, positions in the dataset; -1 if a stream of chunks has ended.
     index: Tensor
     # ``(B,)`` bool on the CPU, the chunks that begin a sequence; None for whole sequences.
@@ -43,11 +44,20 @@ class Batch:
         return Batch(self.inputs.to(device, non_blocking=True), targets, self.index, self.begins)
 
 
+def targets_of(batch: Batch) -> Tensor:
+    """Return the targets of a batch, one per sequence or element; raise if it has none."""
+    if not isinstance(batch.targets, Tensor):
+        raise ArgumentError(message("batch", "no targets", "a batch with targets", "pass data with labels"))
+    return batch.targets
+
+
 def make_batch(samples: Sequence[Any]) -> Batch:
     """Return a batch of samples, collated by ``rl.collate``."""
     batch = collate(samples)
-    targets = batch.get("target")
-    return Batch(batch["inputs"], targets.values if isinstance(targets, Ragged) else targets, batch["index"])
+    inputs, targets = batch["inputs"], batch.get("target")
+    # Targets per element share the offsets of the inputs.
+    is_per_element = isinstance(targets, Ragged) and targets.offsets is inputs.offsets
+    return Batch(inputs, targets.values if is_per_element else targets, batch["index"])
 
 
 class ChunkedBatches:
@@ -69,7 +79,7 @@ class ChunkedBatches:
 def chunked_order(dataset: Dataset, settings: Settings, rank: int = 0, ranks: int = 1) -> TBPTTSampler:
     """Return the sampler of chunks for truncated backpropagation."""
     whole = make_batch(dataset.__getitems__(list(range(len(dataset)))))
-    targets = None if whole.targets is None else whole.inputs._like(whole.targets)
+    targets = None if whole.targets is None else whole.inputs._like(targets_of(whole))
     streams, steps = settings.batch_size, settings.bptt_steps or 1
     return TBPTTSampler(whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank)
 
@@ -210,7 +220,7 @@ class RareTokens:
         inputs = batch.inputs.map(self._replaced if batch.inputs.values.dim() == 1 else self._replaced_columns)
         targets = batch.targets
         if self.in_targets and targets is not None:
-            targets = self._replaced(targets)
+            targets = self._replaced(targets_of(batch))
         return replace(batch, inputs=inputs, targets=targets)
 
     def _replaced_columns(self, values: Tensor) -> Tensor:

@@ -176,12 +176,14 @@ def predict(
     probabilities: bool = False,
     top: int = 1,
     horizon: int = 1,
+    beam: int | None = None,
+    n_best: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
     """Return the predictions of a model, with one row per sequence; labels are ignored. ``device=None`` is the CPU."""
     check_whole("batch_size", batch_size, 1)
-    task = make_task(saved.preprocessor, saved.model.config)
-    check_options(task, horizon=horizon, probabilities=probabilities, top=top)
+    task = make_task(saved.preprocessor, saved.model.config, saved.model)
+    check_options(task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best)
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
     numbers = len(ids) * horizon * len(saved.preprocessor.channels)
@@ -191,9 +193,9 @@ def predict(
     with answering(model):
         # Without targets a forecast reads the whole sequence.
         batches = (batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size)))
-        parts = [task.answer(model, inputs, horizon).cpu() for inputs in batches]
-    answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
-    columns = task.columns(answers, saved.model, probabilities=probabilities, **({"top": top} if top > 1 else {}))
+        options = {"top": top, "beam": beam, "n_best": n_best}
+        options = {name: value for name, value in options.items() if name in task.options}
+        columns = task.predict(model, batches, horizon=horizon, probabilities=probabilities, **options)
     if task.is_per_element:
         own = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[part] for part in own] for name, values in columns.items()}
@@ -208,6 +210,7 @@ def evaluate(
     top: int = 1,
     horizon: int = 1,
     origins: int = 1,
+    beam: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the CPU.
@@ -219,8 +222,8 @@ def evaluate(
     device = device or torch.device("cpu")
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
-    task = make_task(preprocessor, saved.model.config)
-    check_options(task, horizon=horizon, top=top)
+    task = make_task(preprocessor, saved.model.config, saved.model)
+    check_options(task, horizon=horizon, top=top, beam=beam)
     check_whole("origins", origins, 1)
     if origins > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
@@ -228,7 +231,8 @@ def evaluate(
     where = str(records.source)
     task.check(records)
     model = saved.model.to(device)
-    totals, meter = Totals(), task.meter(model, records, **({"top": top} if top > 1 else {}))
+    options = {name: value for name, value in (("top", top), ("beam", beam)) if name in task.options}
+    totals, meter = Totals(), task.meter(model, records, **options)
     with answering(model):
         for batch in in_order(dataset, BatchLimit(sequences=batch_size)):
             moved = batch.to(device)
@@ -306,14 +310,20 @@ def answering(model: SequenceModel) -> Iterator[None]:
         yield
 
 
-def check_options(task: Task, *, horizon: int, top: int, probabilities: bool = False) -> None:
+def check_options(
+    task: Task, *, horizon: int = 1, top: int = 1, probabilities: bool = False, beam: int | None = None, n_best: int = 1
+) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
-    check_whole("horizon", horizon, 1)
-    check_whole("top", top, 1)
+    numbers = {"horizon": horizon, "top": top, "n_best": n_best}
+    for name, number in (numbers if beam is None else {**numbers, "beam": beam}).items():
+        check_whole(name, number, 1)
+    if beam is not None and beam < n_best:
+        fix = f"pass a larger {argument('beam')}, or leave it out"
+        raise ArgumentError(message("n_best", f"{n_best}", f"at most the beam, {beam}", fix))
     for name, value, given in (
-        ("horizon", horizon, horizon != 1),
-        ("top", top, top != 1),
+        *((name, number, number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
+        ("beam", beam, beam is not None),
     ):
         if given and name not in task.options:
             tasks = [known for known, kind in TASKS.items() if name in kind.options]

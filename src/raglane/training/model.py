@@ -20,6 +20,7 @@ from raglane.errors import ArgumentError
 from raglane.nn import SequenceEncoder, carry
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.ragged import Ragged
+from raglane.training.decoders import DECODERS
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ALWAYS_PER_ELEMENT, ModelSettings
 from raglane.training.stored import build
@@ -132,7 +133,7 @@ class ModelConfig(ModelSettings):
     def encoder(self) -> SequenceEncoder:
         """Return the encoder of the model; its arguments have the names of the settings."""
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)}
-        for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights"):
+        for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights", "decoder"):
             del options[name]
         if self.per_element:
             options["pooling"] = None
@@ -199,7 +200,7 @@ def _sizes(settings: ModelSettings, preprocessor: Preprocessor, embedding: int |
         "embedding": embedding if preprocessor.is_tokens or preprocessor.categories else None,
         "input_size": preprocessor.input_size,
         "output_size": TASKS[settings.task].output_size(preprocessor) * len(settings.quantiles),
-        "per_element": preprocessor.per_element,
+        "per_element": preprocessor.per_element or settings.task in ALWAYS_PER_ELEMENT,
         "gap_column": channels.index(TIME_GAP) if reads_times else None,
         "categories": list(preprocessor.categories),
     }
@@ -237,6 +238,7 @@ class SequenceModel(nn.Module):
         self.penalties: tuple[float, float] = (0.0, 0.0)
         self.penalty: Tensor | None = None
         self.head = RowLinear(self.encoder.output_size, answers)
+        self.decoder = None if config.decoder_name is None else DECODERS[config.decoder_name]()
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
 

@@ -12,17 +12,18 @@ from torch import Tensor
 from raglane.data.dataset import Dataset
 from raglane.data.lengths import Distribution, buckets
 from raglane.data.order import BatchLimit
+from raglane.data.splitting import join_tokens
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch, in_order
+from raglane.training.batches import Batch, in_order, targets_of
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import answering, predict
 from raglane.training.tasks import make_task
-from raglane.training.tasks.base import targets_of, values_of
+from raglane.training.tasks.base import values_of
 
 # The maximum number of sequences, and the number of ranges of lengths.
 _MOST, _RANGES = 5_000, 6
 # Tasks whose prediction for a sequence fits into a row of a table.
-_SHORT = ("classify", "regress", "multilabel")
+_SHORT = ("classify", "regress", "multilabel", "transcribe")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class SequenceScores:
         if saved.task in _SHORT and not saved.preprocessor.per_element and len(chosen):
             predicted = [_format(entry) for entry in predict(saved, chosen, device=device)["prediction"]]
             known = chosen.labels if chosen.labels is not None else chosen.targets.values if chosen.targets else ()
-            true = [_format(entry) for entry in known]
+            split = saved.preprocessor.label_split
+            true = [_format(entry) if split is None else join_tokens(entry, split) for entry in known]
         return tuple(
             HardSequence(str(name), int(length), float(self.loss[place]), float(self.metric[place]), target, prediction)
             for name, length, place, target, prediction in zip(
@@ -99,7 +101,7 @@ def measure_sequences(saved: SavedModel, records: Dataset, device: torch.device,
     """Measure a model on each sequence, or on 5,000 random ones."""
     rows = sampled_rows(records, seed)
     dataset = saved.preprocessor.apply(records.subset(rows))
-    task = make_task(saved.preprocessor, saved.model.config)
+    task = make_task(saved.preprocessor, saved.model.config, saved.model)
     model = saved.model.to(device)
     sums: list[Tensor] = []
     with answering(model):
@@ -126,12 +128,14 @@ def sampled_rows(records: Dataset, seed: int = 0) -> npt.NDArray[np.int64]:
 def _apart(batch: Batch, answers: Tensor, per_element: bool) -> list[tuple[Batch, Tensor]]:
     """Return each sequence of a batch as a batch, with the outputs of the model for it."""
     ends = batch.inputs.offsets.cpu().tolist()
-    targets, found = targets_of(batch), []
+    found = []
     for place in range(len(ends) - 1):
         elements = slice(ends[place], ends[place + 1])
         own = elements if per_element else slice(place, place + 1)
         inputs = Ragged.from_flat(batch.inputs.values[elements], lengths=[elements.stop - elements.start])
-        found.append((Batch(inputs, targets[own], batch.index[place : place + 1]), answers[own]))
+        index, targets = batch.index[place : place + 1], batch.targets
+        targets = targets.select([place]) if isinstance(targets, Ragged) else targets_of(batch)[own]
+        found.append((Batch(inputs, targets, index), answers[own]))
     return found
 
 

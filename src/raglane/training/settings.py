@@ -13,9 +13,9 @@ from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, op
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 
-TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language")
+TASKS = ("classify", "tag", "regress", "multilabel", "forecast", "language", "transcribe")
 # Tasks with an output for each element, whatever the labels.
-ALWAYS_PER_ELEMENT = ("tag", "forecast", "language")
+ALWAYS_PER_ELEMENT = ("tag", "forecast", "language", "transcribe")
 # Tasks that predict the next element, and so run forwards only.
 FORWARDS = ("forecast", "language")
 # The losses of each task, the default first.
@@ -26,7 +26,10 @@ LOSSES = {
     "multilabel": ("bce",),
     "forecast": ("mse", "mae", "huber", "quantile", "bce"),
     "language": ("cross_entropy",),
+    "transcribe": ("likelihood",),
 }
+# The decoders of the task transcribe, the default first.
+DECODERS = ("ctc",)
 # Not read from raglane.nn, which would import torch.
 LAYERS = (
     *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
@@ -81,8 +84,8 @@ class ModelSettings:
     task: str = option(
         "classify",
         "classify, tag: a class per sequence, per element; regress, multilabel: numbers, or any number of labels, "
-        "per sequence or element; forecast: the next element; language: the next token. Default: guessed from the "
-        "labels.",
+        "per sequence or element; forecast: the next element; language: the next token; transcribe: a sequence of "
+        "labels, such as a text. Default: guessed from the labels, except transcribe.",
         MODEL,
         choices=TASKS,
     )
@@ -145,6 +148,13 @@ class ModelSettings:
         ),
         unset="0.5",
     )
+    decoder: str | None = option(
+        None,
+        "How outputs become a sequence of labels (transcribe); ctc: one label or none per element.",
+        MODEL,
+        choices=DECODERS,
+        unset="ctc for transcribe",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -164,6 +174,8 @@ class ModelSettings:
         self._refuse("loss", self.loss is not None and self.loss not in losses, rule, fix)
         rule, fix = "unset for all losses except quantile", f"pass {argument('loss', 'quantile')} too, or leave it out"
         self._refuse("quantile", self.quantile is not None and self.loss != "quantile", rule, fix)
+        is_invalid = self.decoder is not None and self.task != "transcribe"
+        self._refuse("decoder", is_invalid, "unset for all tasks except transcribe")
 
     def to_config(self) -> dict[str, Any]:
         """Return the settings as a JSON-serialisable dictionary.
@@ -178,6 +190,11 @@ class ModelSettings:
     def loss_name(self) -> str:
         """The chosen loss, or the default of the task."""
         return self.loss or LOSSES[self.task][0]
+
+    @property
+    def decoder_name(self) -> str | None:
+        """The chosen decoder, or the default of the task transcribe; None for other tasks."""
+        return (self.decoder or DECODERS[0]) if self.task == "transcribe" else None
 
     @property
     def quantiles(self) -> list[float]:
@@ -361,6 +378,8 @@ class Settings(ModelSettings):
         limit = argument("batch_elements")
         is_unlimited = self.too_long != "refuse" and self.batch_elements is None
         self._refuse("too_long", is_unlimited, f"refuse without {limit}", f"pass {limit}, or leave it out")
+        is_cut = self.too_long == "split" and self.task == "transcribe"
+        self._refuse("too_long", is_cut, "another choice for the task transcribe, whose targets cannot be split")
         fix = f"pass {argument('missing', 'elapsed')}, or choose another cell"
         is_unobserved = self.cell == "grud" and self.missing != "elapsed"
         self._refuse("missing", is_unobserved, "elapsed for the cell grud", fix)
@@ -368,6 +387,7 @@ class Settings(ModelSettings):
         self._refuse("missing", self.missing == "elapsed" and self.task in FORWARDS, rule, "pass forward or zero")
         for is_invalid, why in (
             (self.task not in ALWAYS_PER_ELEMENT, f"the task {self.task} has one output per sequence"),
+            (self.task == "transcribe", "the target of a chunk is not known"),
             (self.bidirectional, "a bidirectional layer needs whole sequences"),
             (self.initial_state == "lengths", "chunks do not have the length of their sequence"),
             (self.bucket or self.batch_elements is not None, "all chunks have the same length"),

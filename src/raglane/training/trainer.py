@@ -87,7 +87,7 @@ class Trainer:
         self.rare = RareTokens.of(training, self.preprocessor, settings)
         self.training, self.order, elements = training_batches(training, settings, ranks.rank, ranks.count)
         check_size(config, settings, self.device, elements)
-        self.model = SequenceModel(config)
+        self.model = self.task.model = SequenceModel(config)
         self.state = TrainingState()
         # 1 if the settings leave it to the data, which `settle` prevents.
         self.epochs = settings.epochs or 1

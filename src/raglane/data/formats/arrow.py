@@ -7,7 +7,7 @@ that all rows share (several per sequence), or a list of lists (several per elem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,12 +88,18 @@ def _is_label_set(kind: Any) -> bool:
     return is_text(kind) or _is_label_list(kind) or (is_list(kind) and _is_label_list(kind.value_type))
 
 
+def _is_label_sequence(kind: Any) -> bool:
+    return is_text(kind) or _is_label_list(kind)
+
+
 def label_test(task: str) -> tuple[Callable[[Any], bool], str]:
     """Return the test of a type for the labels of a task, and its description."""
     if TASKS[task].label == "numbers":
         return _is_numeric, "column of numbers, or of lists of them"
     if TASKS[task].label == "set":
         return _is_label_set, "column of lists of labels, of lists of lists of them, or of texts"
+    if TASKS[task].label == "sequence":
+        return _is_label_sequence, "column of texts, or of lists of strings, integers or booleans"
     if TASKS[task].per == "element":
         return _is_label_list, "column of lists of strings, integers or booleans, one per element"
     return is_label, "column of strings, integers or booleans"
@@ -299,8 +305,11 @@ def labels_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for part in text.split(";") if (label := part.strip())))
 
 
-def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, task: str) -> _Labels:
+def read_labels(reader: Reader, column: Any, name: str, offsets: _Integers, columns: Columns) -> _Labels:
     """Read the labels of a task: classes per sequence, classes per element, or targets; the others are None."""
+    task = columns.task
+    if TASKS[task].label == "sequence":
+        return None, None, _target_sequences(reader, column, name, columns)
     if TASKS[task].label == "numbers":
         return None, None, _numbers(reader, column, name, offsets)
     if TASKS[task].label == "set":
@@ -360,6 +369,32 @@ def _matrix(reader: Reader, entries: Any, name: str, width: int, rows: _Integers
     return Targets(values.reshape(-1, width), per_element=per_element, names=names)
 
 
+def label_split_of(column: Any, columns: Columns) -> str | None:
+    """Return the tokenization of target texts; None for other labels, and for lists, whose entries are the tokens."""
+    is_split = TASKS[columns.task].label == "sequence" and is_text(column.type)
+    return columns.label_split or "characters" if is_split else None
+
+
+def _target_sequences(reader: Reader, column: Any, name: str, columns: Columns) -> Targets:
+    """Read a sequence of labels per sequence: a list, or a text that is split."""
+    reader.check_nulls(column, name, "target, empty for none,")
+    if not _is_label_sequence(column.type):
+        raise _label_type_error(reader, column, name, "texts, or lists of strings, integers or booleans")
+    split = label_split_of(column, columns)
+    if split is not None:
+        return split_targets(words_of(reader, column, name).tolist(), split)
+    lengths, entries = explode(column)
+    offsets = offsets_of(lengths)
+    reader.check_inner_nulls(entries, offsets, name)
+    return Targets(_cut(words_of(reader, entries, name, offsets), offsets, tuple), ordered=True)
+
+
+def split_targets(texts: list[str], split: str) -> Targets:
+    """Return texts as sequences of labels."""
+    words, lengths = split_texts(texts, split)
+    return Targets(_cut(words, offsets_of(lengths), tuple), ordered=True)
+
+
 def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets:
     """Read a set of labels per sequence or per element."""
     reader.check_nulls(column, name, "list of labels, [] for none,")
@@ -372,7 +407,7 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     starts = offsets_of(lengths)
     if not is_list(entries.type):
         reader.check_inner_nulls(entries, starts, name)
-        return Targets(_cut(words_of(reader, entries, name, starts), starts))
+        return Targets(_cut(words_of(reader, entries, name, starts), starts, dict.fromkeys))
     _check_lengths(reader, lengths, offsets, name, "lists of labels")
     reader.check_inner_nulls(entries, offsets, name)
     lengths, entries = explode(entries)
@@ -380,13 +415,15 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
     if entries.null_count:
         row, _ = place_of(offsets, place_of(inner, _first_null(entries))[0])
         raise reader.entry_error("a null", row, name, "labels that are not null", "remove it")
-    return Targets(_cut(words_of(reader, entries, name), inner), per_element=True)
+    return Targets(_cut(words_of(reader, entries, name), inner, dict.fromkeys), per_element=True)
 
 
-def _cut(words: npt.NDArray[np.object_], offsets: _Integers) -> npt.NDArray[np.object_]:
-    """Return the labels between offsets as tuples, each label once."""
+def _cut(
+    words: npt.NDArray[np.object_], offsets: _Integers, collect: Callable[[list[str]], Iterable[str]]
+) -> npt.NDArray[np.object_]:
+    """Return the labels between offsets as tuples; ``collect`` keeps all of them, or each once."""
     labels = words.tolist()
-    return _objects([tuple(dict.fromkeys(labels[start:end])) for start, end in pairwise(offsets.tolist())])
+    return _objects([tuple(collect(labels[start:end])) for start, end in pairwise(offsets.tolist())])
 
 
 def _objects(sets: list[tuple[str, ...]]) -> npt.NDArray[np.object_]:

@@ -40,6 +40,7 @@ from raglane.data.formats.base import (
     TIME_NAMES,
     check_named,
     check_readable,
+    choose_column,
     columns_argument,
     data_error,
     decode,
@@ -110,6 +111,11 @@ def _text_column(path: Path, columns: Columns, present: list[str]) -> str | None
         return columns.sequence
     texts = [name for name in present if name.lower() in _TEXTS]
     id_name, _ = id_column(path, columns, present, present, _ID_NAMES)
+    if id_name is None and len(texts) != 1 and TASKS[columns.task].label == "sequence" and columns.features is None:
+        others = (columns.label, *(columns.static or ()))
+        others = others if columns.label is not None else (*others, *ROLE_NAMES["label"])
+        free = [name for name in present if name not in others]
+        return choose_column(path, "sequence", free, "column of texts", present)[0]
     return texts[0] if id_name is None and len(texts) == 1 else None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, quote_all, require
-from raglane.data.formats.arrow import labels_in
+from raglane.data.formats.arrow import labels_in, split_targets
 from raglane.data.formats.base import PERIOD_NAMES, TIME_NAMES, check_named, choose_column, columns_argument, data_error
 from raglane.data.formats.table import feature_columns
 from raglane.data.records import TASKS, TIME_GAP, Columns, Feature, Records, Targets, as_float32, offsets_of, place_of
@@ -107,6 +107,7 @@ def records_of_rows(
         time=time,
         features=tuple(features),
         categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None,
+        label_split=None if targets is None or not targets.ordered else columns.label_split or "characters",
     )
     notes = (time_note, *notes, *feature_notes)
     return Records(values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more)
@@ -332,7 +333,10 @@ def _labels(
 
 
 def _targets(table: _Table, columns: Columns, label: str) -> Targets:
-    """Return numbers or sets of labels, per sequence if they are constant in each, else per element."""
+    """Return a sequence of labels; or numbers or sets of labels, per sequence if constant in each, else per element."""
+    if TASKS[columns.task].label == "sequence":
+        _check_one_label(table, label)
+        return split_targets(table.entries[label][table.offsets[:-1]].tolist(), columns.label_split or "characters")
     names = table.label_columns(label)
     per_element = not all(table.constant(name).all() for name in names)
     rows = np.arange(int(table.offsets[-1])) if per_element else table.offsets[:-1]

@@ -36,6 +36,7 @@ from raglane.data.formats.arrow import (
     is_sequence,
     is_text,
     label_kinds,
+    label_split_of,
     label_test,
     read_labels,
     sequences_of,
@@ -50,7 +51,7 @@ from raglane.data.formats.base import (
     id_column,
     takes_tokens,
 )
-from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
+from raglane.data.records import LISTS, TASKS, Columns, Feature, Records, as_float32
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ def choose(path: Path, schema: Any, columns: Columns) -> Chosen:
     else:
         free = [name for name in present if name not in (id_name, columns.label, *static)]
         candidates = [name for name in free if is_sequence(kinds[name])]
+        if columns.wants_labels and TASKS[columns.task].label == "sequence":
+            # Both columns may be lists or texts, but only sequences are numbers.
+            candidates = [name for name in candidates if not is_text(kinds[name].value_type)] or candidates
         texts = [name for name in free if is_text(kinds[name])]
         if columns.wants_labels and columns.task != "classify":
             # A list may be the label here, but a text with the name of a sequence is not.
@@ -147,14 +151,16 @@ def records_of(
     labels, tags, targets, kinds = None, None, None, None
     if chosen.label is not None:
         kinds = label_kinds(table.column(chosen.label).type, columns.task)
-        labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns.task)
+        labels, tags, targets = read_labels(reader, table.column(chosen.label), chosen.label, offsets, columns)
     width = values.shape[1] if values.ndim == 2 else 0
     channels = tuple(f"x{channel}" for channel in range(width))
     features: tuple[Feature, ...] = ()
     if chosen.features or chosen.static:
         values, channels, features = _with_features(reader, table, chosen, columns, values, offsets)
     # A guessed id column is not required of other files.
-    used = replace(columns, sequence=chosen.sequence, label=chosen.label or columns.label, split=split)
+    label_split = None if chosen.label is None else label_split_of(table.column(chosen.label), columns)
+    label = chosen.label or columns.label
+    used = replace(columns, sequence=chosen.sequence, label=label, split=split, label_split=label_split)
     return Records(
         values, offsets, ids, labels, tags, channels, path, notes, used, targets, features, label_kinds=kinds
     )

@@ -107,6 +107,10 @@ def _content_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, stripped
 
 
+# The labels of the tasks that the format has none for.
+_OTHERS = {"tag": "a label per element", "multilabel": "sets of labels", "transcribe": "sequences of labels"}
+
+
 def _learns_target(columns: Columns) -> bool:
     return columns.wants_labels and columns.task == "regress"
 
@@ -114,8 +118,8 @@ def _learns_target(columns: Columns) -> bool:
 def _check_task(header: _Header, columns: Columns) -> None:
     """Raise a DataError if the file lacks the labels of the task; note a target that is not used."""
     path = header.path
-    if columns.task in ("tag", "multilabel"):
-        rule = f"a file with {'a label per element' if columns.task == 'tag' else 'sets of labels'}"
+    if columns.task in _OTHERS:
+        rule = f"a file with {_OTHERS[columns.task]}"
         fix = f"pass {columns_argument('task', 'classify')}, or another format"
         got = f"a .ts file, with one label per sequence, for the task {columns.task}"
         raise data_error(path, got, rule, fix)

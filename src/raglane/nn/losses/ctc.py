@@ -22,7 +22,15 @@ from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
+from raglane.nn.losses.comparison import (
+    Once,
+    Reduction,
+    check_predictions,
+    check_reduction,
+    reduce_per_label,
+    sequence_weights,
+    wide,
+)
 from raglane.ragged import Ragged
 from raglane.segments import conjugate
 
@@ -89,18 +97,10 @@ def ctc_loss(
     losses, _ = _align(values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares)
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
-    # A weight of 0 times an infinite loss would be NaN.
-    weighted = losses.masked_fill(shares == 0, 0) * shares
-    if reduction == "none":
-        return weighted.to(log_probs.dtype)
-    labels = torch.maximum(targets.lengths, log_probs.lengths.clamp(max=1))
-    if reduction == "element":
-        return ratio(weighted.sum(), (labels * shares).sum()).to(log_probs.dtype)
-    means = ratio(weighted, labels.to(dtype))
-    return ratio(means.sum(), (labels.clamp(max=1) * shares).sum()).to(log_probs.dtype)
+    return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(log_probs.dtype)
 
 
-def check_classes(log_probs: Ragged, blank: int) -> None:
+def check_blank(log_probs: Ragged, blank: int) -> None:
     """Raise if the classes are not the only dimension of an element, or the blank is not a class."""
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
@@ -111,21 +111,31 @@ def check_classes(log_probs: Ragged, blank: int) -> None:
 
 def check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
     """Raise if log-probabilities and targets do not match, or a label on a CPU does not exist."""
-    check_classes(log_probs, blank)
+    check_blank(log_probs, blank)
+    check_labels(targets, log_probs, "log_probs")
+    check_classes(targets, log_probs.values.shape[1], blank)
+
+
+def check_labels(targets: Any, batch: Ragged, name: str) -> None:
+    """Raise if targets are not one sequence of labels per sequence of a batch, the argument ``name``."""
     is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         fix = "wrap them with rl.Ragged(list_of_labels)"
         raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
-    if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
+    if targets.values.dim() != 1 or len(targets) != len(batch) or targets.device != batch.device:
         got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
-        rule = f"one sequence of labels for each of the {len(log_probs)} sequences of log_probs, on {log_probs.device}"
-        fix = "pass a Ragged (N,) with one sequence, possibly empty, per sequence of log_probs, moved with .to()"
+        rule = f"one sequence of labels for each of the {len(batch)} sequences of {name}, on {batch.device}"
+        fix = f"pass a Ragged (N,) with one sequence, possibly empty, per sequence of {name}, moved with .to()"
         raise ShapeError(message("targets", got, rule, fix))
+
+
+def check_classes(targets: Ragged, classes: int, blank: int) -> None:
+    """Raise if a label on a CPU is not one of the classes, or is the blank."""
     if targets.values.is_cpu and not torch.compiler.is_compiling():
-        wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
+        wrong = (targets.values < 0) | (targets.values >= classes) | (targets.values == blank)
         if bool(wrong.any()):
-            rule = f"from 0 to {log_probs.values.shape[1] - 1}, except the blank, {blank}"
+            rule = f"from 0 to {classes - 1}, except the blank, {blank}"
             fix = "check how the labels are numbered"
             raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 
@@ -226,7 +236,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     log_probs, shares, offsets = ctx.saved_tensors
     gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
     if torch.is_grad_enabled():  # with create_graph=True
-        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
+        gradient = Once.apply(gradient, log_probs, "ctc_loss", "log_probs")  # type: ignore[no-untyped-call]
     return gradient, *([None] * 7)
 
 
@@ -277,20 +287,3 @@ def _backward(log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor
         beta[:alive] = _joined(onward[:alive], after[:alive], two_after[:alive], is_last[:alive], bars_skips[:alive])
         end -= alive
     return shares.view_as(log_probs)
-
-
-class _Once(torch.autograd.Function):
-    """Returns a gradient, and raises if it is differentiated again.
-
-    torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, log_probs: Tensor) -> Tensor:  # noqa: ARG004
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        rule = "the first derivative, the only one of ctc_loss, as in torch"
-        fix = "leave out create_graph=True, or penalise another loss"
-        raise ArgumentError(message("log_probs", "a second derivative", rule, fix))

@@ -17,7 +17,7 @@ from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu import prefixes as kernels
 from raglane.native import missing_kernels
 from raglane.nn.losses.comparison import check_predictions, wide
-from raglane.nn.losses.ctc import check_classes, check_targets, lattice_of
+from raglane.nn.losses.ctc import check_blank, check_targets, lattice_of
 from raglane.nn.transduction import prefixes
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
@@ -122,7 +122,7 @@ class CTCBeamSearch(torch.nn.Module):
                 the state is not that of a search.
         """
         check_predictions("log_probs", log_probs)
-        check_classes(log_probs, self.blank)
+        check_blank(log_probs, self.blank)
         dtype, device = wide(log_probs.dtype), log_probs.device
         values, bounds = log_probs.values.detach().to("cpu", dtype), log_probs._host_offsets()
         if not bool((values < math.inf).all()):

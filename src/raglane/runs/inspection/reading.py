@@ -104,7 +104,7 @@ def contents_of_folder(path: Path) -> Contents:
 def _contents(
     path: Path | None, lengths: _Integers, counted: Statistics, layout: Layout, notes: tuple[str, ...]
 ) -> Contents:
-    labels, has_sets = None, layout.targets == "sets"
+    labels, has_sets = None, layout.targets in ("sets", "sequences")
     if layout.has_labels or layout.has_tags or has_sets:
         is_element = layout.has_tags or (has_sets and layout.targets_per_element)
         labels = labels_of("element" if is_element else "sequence", counted.labels)
@@ -284,7 +284,7 @@ def lengths_of_parquet(path: Path, columns: Columns, progress: Progress) -> Cont
 
 def _count(file: Any, chosen: Chosen, columns: Columns, progress: Progress) -> _Tally:
     rows = file.metadata.num_rows
-    _expect(rows > 0 and TASKS[columns.task].label not in ("numbers", "set"))
+    _expect(rows > 0 and TASKS[columns.task].label not in ("numbers", "set", "sequence"))
     names = [name for name in (chosen.sequence, chosen.label) if name is not None]
     groups = (file.metadata.row_group(place) for place in range(file.metadata.num_row_groups))
     per_row = sum(group.total_byte_size for group in groups) / rows

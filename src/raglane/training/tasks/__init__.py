@@ -7,6 +7,7 @@ A task defines the output size, loss, metrics, baseline and table of predictions
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from raglane._utils.messages import argument, count_of, message, quote
 from raglane.data.dataset import Dataset
@@ -19,6 +20,7 @@ from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel, Tag
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.numbers import Forecast, Regress
+from raglane.training.tasks.transcribe import Transcribe
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -29,6 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "multilabel": MultiLabel,
     "forecast": Forecast,
     "language": Language,
+    "transcribe": Transcribe,
 }
 """The tasks by name, as :data:`raglane.training.settings.TASKS` lists them."""
 
@@ -84,10 +87,13 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
         got, rule = f"only the class {quote((fitted.labels or ())[0])}", "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(message(str(training.source), got, rule, fix))
-    is_whole = training.label_kinds == ("whole numbers",) and are_whole(fitted.labels or ())
+    is_whole = training.label_kinds == ("whole numbers",) and fitted.label_split is None
+    is_whole = is_whole and are_whole(fitted.labels or ())
     return replace(fitted, whole_labels=is_whole)
 
 
-def make_task(preprocessor: Preprocessor, settings: ModelSettings) -> Task:
+def make_task(preprocessor: Preprocessor, settings: ModelSettings, model: Any = None) -> Task:
     """Return the task of a model."""
-    return TASKS[settings.task](preprocessor, settings)
+    task = TASKS[settings.task](preprocessor, settings)
+    task.model = model
+    return task

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
-from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -69,9 +68,10 @@ class Task(ABC):
     Attributes:
         metric: the name of the metric in the history.
         baseline: the name of the rule that the metric is compared with, or None.
-        options: the options of predictions that exist for the task: probabilities, top, horizon.
+        options: the options of predictions that exist for the task: probabilities, top, horizon, beam, n_best.
         kept: buffers of the model with an entry per output, by name, with their initial value.
         class_weights: ``(K,)``, the weight of each class in the training loss, or None.
+        model: the model, for tasks whose loss depends on its decoder.
 
     Raises:
         DataError: the data does not fit the task.
@@ -92,6 +92,7 @@ class Task(ABC):
         self.settings = settings
         self.metric, self.baseline = self.terms(settings)
         self.class_weights: Tensor | None = None
+        self.model: Any = None
 
     @classmethod
     def terms(cls, settings: ModelSettings) -> tuple[str, str | None]:  # noqa: ARG003
@@ -149,6 +150,27 @@ class Task(ABC):
         """
         return values_of(model(inputs))
 
+    def predict(
+        self, model: Any, batches: Iterable[Ragged], *, horizon: int = 1, probabilities: bool = False, **options: Any
+    ) -> dict[str, list[Any]]:
+        """Return the columns of a table of predictions for batches of whole sequences.
+
+        Args:
+            model: a :class:`SequenceModel`.
+            batches: whole sequences, on the device of the model.
+            horizon: the number of elements to forecast, for tasks with this option.
+            probabilities: True for a column per class.
+            **options: the other options that the task has.
+        """
+        parts = [self.answer(model, inputs, horizon).cpu() for inputs in batches]
+        answers = torch.cat(parts) if parts else torch.zeros(0, model.config.output_size)
+        return self.columns(answers, model, probabilities=probabilities, **options)
+
+    @staticmethod
+    def notes(training: Dataset, validation: Dataset | None, settings: ModelSettings) -> list[str]:  # noqa: ARG004
+        """Return lines for the user about the targets of a training."""
+        return []
+
     def ahead(
         self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
     ) -> tuple[dict[str, Any], ...]:
@@ -181,10 +203,3 @@ class Task(ABC):
 def values_of(output: Tensor | Ragged) -> Tensor:
     """Return the outputs of a model as a tensor, with a row per sequence or element."""
     return output.values if isinstance(output, Ragged) else output
-
-
-def targets_of(batch: Batch) -> Tensor:
-    """Return the targets of a batch; raise if it has none."""
-    if batch.targets is None:
-        raise ArgumentError(message("batch", "no targets", "a batch with targets", "pass data with labels"))
-    return batch.targets

@@ -12,8 +12,8 @@ from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch
-from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
+from raglane.training.batches import Batch, targets_of
+from raglane.training.tasks.base import Measured, Score, Task, values_of
 
 
 class Classify(Task):

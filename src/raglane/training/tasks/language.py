@@ -15,8 +15,8 @@ from raglane.data.encoders import END
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import characters_in
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch
-from raglane.training.tasks.base import Measured, Score, Task, targets_of, values_of
+from raglane.training.batches import Batch, targets_of
+from raglane.training.tasks.base import Measured, Score, Task, values_of
 
 
 class Language(Task):

@@ -16,9 +16,9 @@ from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.ragged import Ragged
-from raglane.training.batches import Batch
+from raglane.training.batches import Batch, targets_of
 from raglane.training.settings import ModelSettings
-from raglane.training.tasks.base import Measured, Meter, Score, Task, targets_of, values_of
+from raglane.training.tasks.base import Measured, Meter, Score, Task, values_of
 
 # The maximum number of points of a picture of true and predicted numbers.
 _POINTS = 2000

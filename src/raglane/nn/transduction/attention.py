@@ -1,0 +1,169 @@
+"""Attention of rows over the elements of their items, without padding.
+
+NOTE [blocks]: the rows of an item are adjacent, so its weights are one matrix, (rows, elements). A loop over the items
+computes each with products of exactly that size, which stay in the caches; padded products would compute and mask the
+rest. Only the weights are kept for backward, not the hidden layer of additive attention, which backward computes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+KINDS = ("additive", "dot", "location")
+
+# The numbers of a tile of the hidden layer of additive attention, which fits the caches.
+_TILE = 1 << 17
+
+
+class Block(NamedTuple):
+    """The rows of one item, its elements in the memory, and their pairs, rows first."""
+
+    rows: slice
+    elements: slice
+    pairs: slice
+    shape: tuple[int, int]
+
+
+def blocks_of(counts: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:
+    """Return the blocks of items with ``counts`` rows each, and ``lengths`` elements from ``starts`` in the memory."""
+    blocks, row, pair = [], 0, 0
+    for count, start, length in zip(counts, starts, lengths, strict=True):
+        pairs = slice(pair, pair + count * length)
+        blocks.append(Block(slice(row, row + count), slice(start, start + length), pairs, (count, length)))
+        row, pair = row + count, pairs.stop
+    return blocks
+
+
+class Attention(nn.Module):
+    """Weights of the elements of a memory for rows of queries, and the weighted sums of the elements."""
+
+    def __init__(self, kind: str, query_size: int, memory_size: int, size: int, width: int, placed: Any) -> None:
+        super().__init__()
+        self.kind = kind
+        self.query = nn.Linear(query_size, memory_size if kind == "dot" else size, bias=kind != "dot", **placed)
+        self.key = None if kind == "dot" else nn.Linear(memory_size, size, bias=False, **placed)
+        self.vector = None if kind == "dot" else nn.Parameter(torch.empty(size, **placed))
+        self.kernel = nn.Parameter(torch.empty(width, size, **placed)) if kind == "location" else None
+        for parameter, fan in ((self.vector, size), (self.kernel, width)):
+            if parameter is not None:
+                nn.init.uniform_(parameter, -(fan**-0.5), fan**-0.5)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Return the part of the scores that depends only on the memory, ``(M, size)``."""
+        keys: Tensor = memory if self.key is None else self.key(memory)
+        return keys
+
+    def forward(
+        self, outputs: Tensor, keys: Tensor, memory: Tensor, blocks: list[Block], previous: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and the weights ``(pairs,)``."""
+        parts = (self.query(outputs), keys, memory, self.vector, self.kernel, previous)
+        # Products of autocast in a Function would have no counterpart in backward.
+        with torch.autocast(memory.device.type, enabled=False):
+            cast = [part if part is None else part.to(memory.dtype) for part in parts]
+            contexts, weights = _Attend.apply(*cast, blocks)  # type: ignore[no-untyped-call]
+        return contexts, weights
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        memory: Tensor,
+        vector: Tensor | None,
+        kernel: Tensor | None,
+        previous: Tensor | None,
+        blocks: list[Block],
+    ) -> tuple[Tensor, Tensor]:
+        contexts = memory.new_zeros(queries.shape[0], memory.shape[1])
+        weights = memory.new_empty(blocks[-1].pairs.stop if blocks else 0)
+        for block in blocks:
+            if not block.shape[0] * block.shape[1]:
+                continue
+            rows, own = queries[block.rows], keys[block.elements]
+            if vector is None:
+                scores = rows @ own.t()
+            else:
+                windows = _windows(previous, kernel, block)
+                tiles = _tiles(rows, own, windows, kernel)
+                scores = torch.cat([hidden @ vector for _, hidden in tiles])
+            shares = scores.softmax(1)
+            weights[block.pairs] = shares.view(-1)
+            torch.mm(shares, memory[block.elements], out=contexts[block.rows])
+        ctx.blocks = blocks
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(queries, keys, memory, vector, kernel, previous, weights)
+        return contexts, weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_contexts: Tensor | None, of_weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        queries, keys, memory, vector, kernel, previous, weights = ctx.saved_tensors
+        grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in ctx.saved_tensors[:6]]
+        of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
+        for block in ctx.blocks:
+            if not block.shape[0] * block.shape[1]:
+                continue
+            rows, own, values = queries[block.rows], keys[block.elements], memory[block.elements]
+            shares = weights[block.pairs].view(block.shape)
+            of_shares = shares.new_zeros(()) if of_weights is None else of_weights[block.pairs].view(block.shape)
+            if of_contexts is not None:
+                of_shares = of_shares + of_contexts[block.rows] @ values.t()
+                of_memory[block.elements].addmm_(shares.t(), of_contexts[block.rows])
+            of_scores = shares * of_shares
+            of_scores -= shares * of_scores.sum(1, keepdim=True)
+            if vector is None:
+                of_queries[block.rows] = of_scores @ own
+                of_keys[block.elements].addmm_(of_scores.t(), rows)
+                continue
+            windows = _windows(previous, kernel, block)
+            of_windows = None if windows is None else torch.empty_like(windows)
+            for tile, hidden in _tiles(rows, own, windows, kernel):
+                part = of_scores[tile]
+                of_vector += part.flatten() @ hidden.flatten(0, 1)
+                # In place: the gradient before tanh.
+                slope = hidden.square_().neg_().add_(1).mul_(part.unsqueeze(2)).mul_(vector)
+                of_queries[block.rows][tile] = slope.sum(1)
+                of_keys[block.elements] += slope.sum(0)
+                if windows is not None and of_windows is not None:
+                    of_kernel += windows[tile].flatten(0, 1).t() @ slope.flatten(0, 1)
+                    of_windows[tile] = slope @ kernel.t()
+            if of_windows is not None:
+                of_previous[block.pairs] = _folded(of_windows).flatten()
+        return (*grads, None)
+
+
+def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Tensor | None:
+    """Return the previous weights around each element of a block, ``(rows, elements, width)``."""
+    if previous is None or kernel is None:
+        return None
+    width = kernel.shape[0]
+    padded = nn.functional.pad(previous[block.pairs].view(block.shape), (width // 2, (width - 1) // 2))
+    return padded.unfold(1, width, 1)
+
+
+def _folded(windows: Tensor) -> Tensor:
+    """Return the sum of the entries of windows for each element, the transpose of :func:`_windows`."""
+    rows, length, width = windows.shape
+    padded = windows.new_zeros(rows, length + width - 1)
+    for place in range(width):
+        padded[:, place : place + length] += windows[:, :, place]
+    return padded[:, width // 2 : width // 2 + length]
+
+
+def _tiles(rows: Tensor, keys: Tensor, windows: Tensor | None, kernel: Tensor | None) -> Any:
+    """Yield slices of rows with their hidden layer, ``tanh(query + key + location)``, ``(rows, elements, size)``."""
+    step = max(1, _TILE // max(1, keys.numel()))
+    for start in range(0, rows.shape[0], step):
+        tile = slice(start, start + step)
+        hidden = rows[tile].unsqueeze(1) + keys
+        if windows is not None and kernel is not None:
+            hidden += windows[tile] @ kernel
+        yield tile, hidden.tanh_()

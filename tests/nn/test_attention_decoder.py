@@ -1,0 +1,295 @@
+"""Attention decoders against a padded twin with masks, and their searches against enumerations of all outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.nn import AttentionDecoder
+from raglane.nn.transduction.attention import blocks_of
+from raglane.ragged import Ragged
+
+TOKENS, FEATURES, HIDDEN = 5, 3, 4
+KINDS = ["additive", "dot", "location"]
+
+
+def _decoder(kind: str, feeding: bool = False, cell: Any = "gru", **options: Any) -> AttentionDecoder:
+    sizes: dict[str, Any] = {"attention_size": 6, "attention_width": 4, "embedding": 7, "dtype": torch.float64}
+    settings = {"attention": kind, "input_feeding": feeding, **sizes, **options}
+    return AttentionDecoder(TOKENS, FEATURES, HIDDEN, cell, **settings)
+
+
+def _batch(steps: list[int], labels: list[int]) -> tuple[Ragged, Ragged]:
+    memory = Ragged.from_flat(torch.randn(sum(steps), FEATURES, dtype=torch.float64), lengths=steps)
+    return memory, Ragged.from_flat(torch.randint(1, TOKENS, (sum(labels),)), lengths=labels)
+
+
+def _padded(decoder: AttentionDecoder, memory: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits ``(B, U, V)`` and weights ``(B, U, T)`` of a padded batch, one step after the other."""
+    attention, layer = decoder.attention, decoder.recurrent
+    state: Any = None
+    fed = memory.new_zeros(len(memory), HIDDEN)
+    weights = memory.new_zeros(mask.shape)
+    logits, every = [], []
+    for token in tokens.unbind(1):
+        read = decoder.embedding(token)
+        out, state = layer.step(torch.cat([read, fed], 1) if decoder.input_feeding else read, state)
+        query = attention.query(out)
+        if attention.key is None or attention.vector is None:
+            scores = (memory @ query.unsqueeze(2)).squeeze(2)
+        else:
+            hidden = query.unsqueeze(1) + attention.key(memory)
+            if attention.kernel is not None:
+                width = len(attention.kernel)
+                taps = attention.kernel.t().unsqueeze(1)
+                around = nn.functional.pad(weights.unsqueeze(1), (width // 2, (width - 1) // 2))
+                hidden = hidden + nn.functional.conv1d(around, taps).transpose(1, 2)
+            scores = hidden.tanh() @ attention.vector
+        raised = scores.masked_fill(~mask, -1e9).softmax(1) * mask
+        weights = raised / raised.sum(1, keepdim=True).clamp(min=1e-30)
+        context = (weights.unsqueeze(1) @ memory).squeeze(1)
+        fed = decoder.combine(torch.cat([context, out], 1)).tanh()
+        logits.append(decoder.head(fed))
+        every.append(weights)
+    return torch.stack(logits, 1), torch.stack(every, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("feeding", [False, True])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru", rl.nn.PeepholeLSTM])
+def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell: Any) -> None:
+    decoder = _decoder(kind, feeding, cell)
+    memory, targets = _batch([5, 0, 1, 7, 2], [3, 2, 0, 1, 6])
+    leaf = memory.values.clone().requires_grad_()
+    inputs = [leaf, *decoder.parameters()]
+    logits = decoder(memory.with_values(leaf), targets)
+    padded, _ = memory.with_values(leaf).to_padded(batch_first=True)
+    tokens = torch.zeros(5, 7, dtype=torch.int64)
+    for item, target in enumerate(targets):
+        tokens[item, 1 : 1 + len(target)] = target
+    theirs, weights = _padded(decoder, padded, memory.mask(), tokens)
+    is_there = torch.arange(7) < (targets.lengths + 1).unsqueeze(1)
+    torch.testing.assert_close(logits.values, theirs[is_there], rtol=0, atol=1e-12)
+    for item, matrix in enumerate(decoder.weights(memory, targets)):
+        expected = weights[item, : matrix.shape[0], : matrix.shape[1]]
+        torch.testing.assert_close(matrix, expected, rtol=0, atol=1e-12)
+    factors = torch.randn_like(logits.values)
+    ours = torch.autograd.grad((logits.values * factors).sum(), inputs)
+    others = torch.autograd.grad((theirs[is_there] * factors).sum(), inputs)
+    for mine, other in zip(ours, others, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_contexts_and_weights(kind: str) -> None:
+    attention = _decoder(kind).attention
+    memory, _ = _batch([3, 0, 1], [0, 0, 0])
+    blocks = blocks_of([2, 1, 2], [0, 3, 3], [3, 0, 1])
+    previous = torch.rand(8, dtype=torch.float64, requires_grad=True) if kind == "location" else None
+    outputs = torch.randn(5, HIDDEN, dtype=torch.float64, requires_grad=True)
+    leaf = memory.values.clone().requires_grad_()
+    names = [name for name, _ in attention.named_parameters()]
+
+    def run(outputs: Tensor, leaf: Tensor, *others: Tensor) -> Any:
+        given = dict(zip(names, others, strict=False))
+        calls = (outputs, nn.functional.linear(leaf, given["key.weight"]) if "key.weight" in given else leaf, leaf)
+        return torch.func.functional_call(
+            attention, given, (*calls, blocks, others[-1] if previous is not None else None)
+        )
+
+    inputs = (outputs, leaf, *attention.parameters(), *([] if previous is None else [previous]))
+    assert torch.autograd.gradcheck(run, inputs)
+
+
+def test_large_tiles_of_additive_attention() -> None:
+    # More than one tile per item.
+    decoder = AttentionDecoder(9, memory_size=8, hidden_size=64, attention="additive", dtype=torch.float64)
+    memory = Ragged.from_flat(torch.randn(150 + 90, 8, dtype=torch.float64), lengths=[150, 90])
+    targets = Ragged([torch.randint(1, 9, (40,)), torch.randint(1, 9, (61,))])
+    both = decoder.loss(memory, targets, reduction="none")
+    one = decoder.loss(memory[1:], targets[1:], reduction="none")
+    torch.testing.assert_close(both[1], one[0], rtol=0, atol=1e-12)
+    decoder.loss(memory, targets).backward()
+    grads = [parameter.grad for parameter in decoder.parameters()]
+    decoder.zero_grad()
+    decoder.input_feeding = False
+    decoder.scheduled_sampling = 1e-300  # the loop over steps, without draws
+    decoder.loss(memory, targets).backward()
+    for grad, parameter in zip(grads, decoder.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+def test_an_initial_state(feeding: bool) -> None:
+    decoder = _decoder("dot", feeding, "lstm", num_layers=2)
+    memory, targets = _batch([4, 2, 3], [2, 5, 0])
+    hx = tuple(torch.randn(2, 3, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    logits = decoder(memory, targets, hx)
+    assert all(
+        bool((grad[:, item] != 0).any()) for grad in torch.autograd.grad(logits.values.sum(), hx) for item in range(3)
+    )
+    single = decoder(memory[1:2], targets[1:2], tuple(part[:, 1:2] for part in hx))
+    torch.testing.assert_close(logits[1], single[0], rtol=0, atol=1e-12)
+    found = decoder.eval().search(memory, beam=2, max_length=3, hx=hx)
+    alone = decoder.search(memory[1:2], beam=2, max_length=3, hx=tuple(part[:, 1:2] for part in hx))
+    assert found.best()[1].tolist() == alone.best()[0].tolist()
+    with pytest.raises(ShapeError, match="hx"):
+        decoder(memory, targets, tuple(part[:, :2] for part in hx))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("feeding", [False, True])
+def test_a_nan_stays_in_its_item(kind: str, feeding: bool) -> None:
+    decoder = _decoder(kind, feeding)
+    memory, targets = _batch([3, 2, 4], [2, 4, 1])
+    leaf = memory.values.clone()
+    leaf[3] = math.nan
+    leaf.requires_grad_()
+    logits = decoder(memory.with_values(leaf), targets)
+    clean = decoder(memory, targets)
+    assert bool(logits[1].isnan().any())
+    torch.testing.assert_close([logits[0], logits[2]], [clean[0], clean[2]], rtol=0, atol=1e-12)
+    (grad,) = torch.autograd.grad(logits[0].sum() + logits[2].sum(), leaf)
+    assert not grad[:3].isnan().any()
+    assert not grad[5:].isnan().any()
+
+
+def _scores(decoder: AttentionDecoder, memory: Ragged, item: int, most: int) -> list[tuple[float, tuple[int, ...]]]:
+    """The log-probabilities of all outputs of one item, the best first."""
+    outputs = [output for count in range(most + 1) for output in itertools.product(range(1, TOKENS), repeat=count)]
+    targets = Ragged([torch.tensor(output, dtype=torch.int64) for output in outputs])
+    with torch.no_grad():
+        logits = decoder(memory.select([item] * len(outputs)), targets)
+    found = []
+    for output, rows in zip(outputs, logits, strict=True):
+        chosen = rows.log_softmax(1)[torch.arange(len(output) + 1), [*output, 0]]
+        found.append((float(chosen[: most if len(output) == most else None].sum()), output))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("feeding", [False, True])
+@pytest.mark.parametrize("rows", [None, 100])
+def test_a_search_finds_the_best_of_all_outputs(kind: str, feeding: bool, rows: int | None) -> None:
+    decoder = _decoder(kind, feeding, "lstm").eval()
+    memory, _ = _batch([3, 0, 4, 1], [0] * 4)
+    found = decoder.search(memory, beam=100, max_length=3, n_best=3, rows=rows)
+    for item in range(4):
+        expected = _scores(decoder, memory, item, 3)[:3]
+        places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
+        assert [tuple(found.tokens[place].tolist()) for place in places] == [output for _, output in expected]
+        torch.testing.assert_close(found.scores[list(places)].tolist(), [s for s, _ in expected], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coverage_is_that_of_the_weights(kind: str) -> None:
+    decoder = _decoder(kind, True).eval()
+    memory, _ = _batch([3, 0, 4, 1], [0] * 4)
+    found = decoder.search(memory, beam=100, max_length=2, coverage=0.7, n_best=30)
+    for item in range(4):
+        plain = {output: score for score, output in _scores(decoder, memory, item, 2)}
+        for place in range(int(found.offsets[item]), int(found.offsets[item + 1])):
+            output = found.tokens[place]
+            (weights,) = decoder.weights(memory.select([item]), Ragged([output]))
+            covered = weights.detach()[:2].sum(0).clamp(max=1).log().sum()
+            expected = plain[tuple(output.tolist())] + 0.7 * float(covered)
+            assert float(found.scores[place]) == pytest.approx(expected, rel=1e-10)
+
+
+def test_scheduled_sampling_reads_predictions_in_training_only() -> None:
+    decoder = _decoder("additive", scheduled_sampling=1.0)
+    with torch.no_grad():
+        decoder.head.weight.zero_()
+        decoder.head.bias.copy_(torch.tensor([-1e3, -1e3, -1e3, 0.0, -1e3]))  # only token 3 can be drawn
+    memory, targets = _batch([4, 2], [5, 3])
+    always = Ragged.from_flat(torch.full((8,), 3), lengths=[5, 3])
+    torch.testing.assert_close(decoder._decoded(memory, targets, None)[0].values, _vectors(decoder, memory, always))
+    decoder.eval()
+    torch.testing.assert_close(decoder._decoded(memory, targets, None)[0].values, _vectors(decoder, memory, targets))
+
+
+def _vectors(decoder: AttentionDecoder, memory: Ragged, targets: Ragged) -> Tensor:
+    was = decoder.training
+    values = decoder.eval()._decoded(memory, targets, None)[0].values
+    decoder.train(was)
+    return values
+
+
+def test_the_loss_counts_the_ends() -> None:
+    decoder = _decoder("dot", end=2)
+    memory, targets = _batch([4, 2], [0, 2])
+    targets = targets.with_values(torch.tensor([0, 4]))
+    logits = decoder(memory, targets)
+    expected = nn.functional.cross_entropy(logits.values, torch.tensor([2, 0, 4, 2]))
+    torch.testing.assert_close(decoder.loss(memory, targets), expected)
+    assert decoder.loss(memory, targets, reduction="none").lengths.tolist() == [1, 3]
+
+
+def test_a_decoder_learns_to_reverse() -> None:
+    torch.manual_seed(0)
+    encoder = nn.Embedding(8, 16)
+    layer = rl.nn.GRU(16, 16, bidirectional=True)
+    decoder = AttentionDecoder(8, memory_size=32, hidden_size=32, cell="gru")
+    parameters = [*encoder.parameters(), *layer.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=0.01)
+    for _ in range(150):
+        texts = Ragged.from_flat(torch.randint(1, 8, (96,)), lengths=[5, 6, 1, 4] * 6)
+        memory, _ = layer(texts.map(encoder))
+        optimizer.zero_grad()
+        decoder.loss(memory, texts.reverse()).backward()
+        optimizer.step()
+    texts = Ragged([torch.tensor([3, 1, 7, 7, 2]), torch.tensor([5]), torch.tensor([6, 2, 4])])
+    found = decoder.eval().search(layer(texts.map(encoder))[0], beam=3, max_length=9)
+    assert [tokens.tolist() for tokens in found.best()] == [[2, 7, 7, 1, 3], [5], [4, 2, 6]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_items(kind: str) -> None:
+    decoder = _decoder(kind, feeding=True)
+    memory, targets = _batch([], [])
+    assert decoder(memory, targets).values.shape == (0, TOKENS)
+    assert decoder.weights(memory, targets) == []
+    assert len(decoder.search(memory, max_length=3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"attention": "bilinear"}, ArgumentError, "attention must be one of"),
+        ({"end": 5}, ArgumentError, "end must be a token from 0 to"),
+        ({"scheduled_sampling": 2.0}, ArgumentError, "scheduled_sampling must be a probability"),
+        ({"cell": "transformer"}, ArgumentError, "cell must be one of"),
+        ({"bidirectional": True}, ArgumentTypeError, "one direction"),
+        ({"num_tokens": 0}, ArgumentError, "num_tokens must be"),
+        ({"attention_width": 0}, ArgumentError, "attention_width must be"),
+    ],
+)
+def test_wrong_settings(wrong: dict[str, Any], error: type[RaglaneError], text: str) -> None:
+    with pytest.raises(error, match=text):
+        AttentionDecoder(**{"num_tokens": TOKENS, "memory_size": 3, "hidden_size": 4} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("memory", "targets", "error", "text"),
+    [
+        (torch.zeros(2, 3), Ragged([[1]]), ArgumentTypeError, "memory must be a Ragged"),
+        (Ragged([torch.zeros(2, 4)]), Ragged([[1]]), ShapeError, "memory must be memory_size = 3"),
+        (Ragged([torch.zeros(2, 3).double()]), Ragged([[1]]), ShapeError, "memory must be of dtype"),
+        (Ragged([torch.zeros(2, 3)]), [[1]], ArgumentTypeError, "targets must be a Ragged"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[1.0]]), ArgumentTypeError, "targets must be one token per element"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[1], [2]]), ShapeError, "targets must be one sequence for each"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[0]]), ArgumentError, "except the end, 0, got token 0"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[5]]), ArgumentError, "got token 5"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[-1]]), ArgumentError, "got token -1"),
+    ],
+)
+def test_wrong_batches(memory: Any, targets: Any, error: type[RaglaneError], text: str) -> None:
+    with pytest.raises(error, match=text):
+        AttentionDecoder(TOKENS, memory_size=3, hidden_size=4)(memory, targets)
