@@ -330,6 +330,7 @@ _Count = Annotated[int, option("Number of texts.")]
 _Length = Annotated[int, option("Most tokens per text.")]
 _Temperature = Annotated[float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")]
 _Seed = Annotated[int, option("Seed of the random numbers.")]
+_Beam = Annotated[int | None, option("Search the likeliest texts, with this many at once, instead of drawing.")]
 
 
 @options.command
@@ -341,6 +342,7 @@ def sample(
     length: _Length = 200,
     temperature: _Temperature = 1.0,
     seed: _Seed = 0,
+    beam: _Beam = None,
     device: options.Device = "auto",
     cell: options.Cell = None,
 ) -> None:
@@ -351,6 +353,8 @@ def sample(
     raglane sample runs/names --count 10 --temperature 0.8
 
     raglane sample runs/novel --prompt "It was" --length 500
+
+    raglane sample runs/novel --prompt "It was" --beam 8 --count 3
     """
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
@@ -365,6 +369,7 @@ def sample(
         length=length,
         temperature=temperature,
         seed=seed,
+        beam=beam,
         device=where,
     )
     for text in texts:

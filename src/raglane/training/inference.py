@@ -279,12 +279,14 @@ def sample(
     length: int = 200,
     temperature: float = 1.0,
     seed: int = 0,
+    beam: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
     """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than ``prompt``.
 
-    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts.
-    ``device=None`` is the CPU.
+    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts. With
+    ``beam`` nothing is drawn: the texts are the likeliest that a beam search finds, at most ``beam``, the likeliest
+    first. ``device=None`` is the CPU.
     """
     if saved.task != "language":
         fix = "train a model with the task language"
@@ -294,6 +296,11 @@ def sample(
         check_whole(name, number, least, most=2**63 - 1)
     rule = "at least 0, and finite"
     check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
+    if beam is not None:
+        check_whole("beam", beam, 1)
+        if temperature != 1:
+            rule = "1, its default, with a beam, which searches the likeliest texts"
+            raise ArgumentError(message("temperature", quote(temperature), rule, "leave it out"))
     device = device or torch.device("cpu")
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     positions = {token: place for place, token in enumerate(words) if token != END}
@@ -310,7 +317,11 @@ def sample(
 
     model = saved.model.to(device)
     with answering(model):
-        drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+        if beam is None:
+            drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+        else:
+            found = model.search(Ragged([start]), length, beam, min(count, beam))
+            drawn = [tokens.tolist() for tokens in found.tokens]
     texts = []
     for row in drawn:
         end = row.index(END_TOKEN) if END_TOKEN in row else len(row)

@@ -83,7 +83,7 @@ def ctc_loss(
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
-    _check_targets(log_probs, targets, blank)
+    check_targets(log_probs, targets, blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
     shares = values.new_ones(len(log_probs))
@@ -100,12 +100,18 @@ def ctc_loss(
     return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(log_probs.dtype)
 
 
-def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
+def check_blank(log_probs: Ragged, blank: int) -> None:
+    """Raise if the classes are not the only dimension of an element, or the blank is not a class."""
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError(message("log_probs, blank", got, rule, fix))
+
+
+def check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
+    """Raise if log-probabilities and targets do not match, or a label on a CPU does not exist."""
+    check_blank(log_probs, blank)
     check_labels(targets, log_probs, "log_probs")
     check_classes(targets, log_probs.values.shape[1], blank)
 
@@ -135,7 +141,7 @@ def check_classes(targets: Ragged, classes: int, blank: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lattice:
+class Lattice:
     """The S states of the targets of B sequences; see NOTE [lattice]."""
 
     alive: list[int]  # for each step, the number of states of sequences with that step
@@ -148,7 +154,7 @@ class _Lattice:
     bars_skips: Tensor  # ``(S,)`` True if a path cannot come from the state two before
 
 
-def _lattice(
+def lattice_of(
     classes: int,
     log_prob_offsets: Tensor,
     steps: Tensor,
@@ -156,7 +162,7 @@ def _lattice(
     target_offsets: Tensor,
     labels: Tensor,
     blank: int,
-) -> _Lattice:
+) -> Lattice:
     """Return the states of targets ``(M,)``; ``steps`` and ``labels`` are the lengths of both batches on the host."""
     host_order = steps.argsort(descending=True, stable=True)
     host_offsets = segments.offsets_from_lengths(2 * labels[host_order] + 1)
@@ -174,7 +180,7 @@ def _lattice(
     label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, place)
     # The condition on the position excludes labels that roll brings from another sequence.
     skips = is_label & (position > 2) & (label != label.roll(2))
-    return _Lattice(
+    return Lattice(
         alive=host_offsets[running].tolist(),
         order=order,
         offsets=offsets,
@@ -209,7 +215,7 @@ def _align(
 
     A share is the probability that a path of the target emits a label at a step: minus the derivative of the loss.
     """
-    lattice = _lattice(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
+    lattice = lattice_of(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     saved = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, saved)
     shares = _backward(log_probs, lattice, saved, losses, emission) if need_shares else log_probs.new_empty(0)
@@ -237,7 +243,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _align.register_autograd(_gradient, setup_context=_setup_context)
 
 
-def _forward(log_probs: Tensor, lattice: _Lattice, saved: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(log_probs: Tensor, lattice: Lattice, saved: Tensor) -> tuple[Tensor, Tensor]:
     """Run the forward pass and write the forward variables to ``saved``, unless it is empty.
 
     Return the losses, and each state's index into the log-probabilities after its last step, where backward begins.
@@ -262,7 +268,7 @@ def _forward(log_probs: Tensor, lattice: _Lattice, saved: Tensor) -> tuple[Tenso
     return torch.empty_like(at_end).index_copy_(0, lattice.order, -at_end), emission
 
 
-def _backward(log_probs: Tensor, lattice: _Lattice, saved: Tensor, losses: Tensor, emission: Tensor) -> Tensor:
+def _backward(log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor, emission: Tensor) -> Tensor:
     """Run the backward pass and return the shares, from the saved forward variables."""
     classes, flat = log_probs.shape[1], log_probs.reshape(-1)
     is_last, bars_skips = lattice.is_first.roll(-1), lattice.bars_skips.roll(-2)
