@@ -7,7 +7,8 @@ the data with
     apt install asterisk-core-sounds-en-wav espeak-ng
 
 A bidirectional LSTM reads the features, and the CTC loss needs no alignment of labels and frames. The same network in
-plain PyTorch, padded and packed, is trained from the same weights on the same batches for comparison.
+plain PyTorch, padded and packed, is trained from the same weights on the same batches for comparison; --transducer adds
+a transducer. Times are those of one processor.
 
     python examples/spoken_digits.py
 
@@ -34,7 +35,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 import raglane as rl
 
-RATE, WINDOW, HOP, BANDS = 8000, 256, 160, 32  # a frame of 32 ms every 20 ms
+RATE, WINDOW, HOP, BANDS = 8000, 256, 160, 32  # bands of 32 ms every 20 ms; two of them are a frame
 WORDS = "zero one two three four five six seven eight nine".split()
 BLANK = 10
 RECORDED = Path("/usr/share/asterisk/sounds/en_US_f_Allison/digits")
@@ -81,10 +82,11 @@ def filters() -> npt.NDArray[np.float64]:
 
 
 def features(samples: npt.NDArray[np.float32], bank: npt.NDArray[np.float64]) -> Tensor:
-    """Return log-mel features ``(T, BANDS)``, less their means over time."""
+    """Return log-mel features ``(T, 2 * BANDS)``, less their means over time."""
     frames = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[::HOP] * np.hanning(WINDOW)
     bands = np.log(np.abs(np.fft.rfft(frames)) ** 2 @ bank + 1e-3)
-    return torch.from_numpy((bands - bands.mean(0)).astype(np.float32) / 3)
+    bands = (bands - bands.mean(0))[: len(bands) // 2 * 2] / 3
+    return torch.from_numpy(bands.astype(np.float32)).view(-1, 2 * BANDS)
 
 
 def faster(samples: npt.NDArray[np.float32], factor: float) -> npt.NDArray[np.float32]:
@@ -107,12 +109,18 @@ def strings(voices: Sequence[Voice], count: int, seed: int, change: float = 0.0)
     return found
 
 
+def digits_of(labels: Tensor) -> Tensor:
+    """Return the labels of frames without repetitions and blanks."""
+    changed = torch.unique_consecutive(labels)
+    return changed[changed != BLANK]
+
+
 class Recogniser(nn.Module):
     """A bidirectional LSTM; the log-probabilities of the digits and the blank, per frame."""
 
     def __init__(self, size: int = 64) -> None:
         super().__init__()
-        self.lstm, self.head = rl.nn.LSTM(BANDS, size, bidirectional=True), nn.Linear(2 * size, 11)
+        self.lstm, self.head = rl.nn.LSTM(2 * BANDS, size, bidirectional=True), nn.Linear(2 * size, 11)
 
     def forward(self, frames: rl.Ragged) -> rl.Ragged:
         return self.lstm(frames)[0].map(lambda rows: self.head(rows).log_softmax(1))
@@ -121,9 +129,9 @@ class Recogniser(nn.Module):
         """Return the mean CTC loss per digit."""
         return rl.nn.losses.ctc_loss(self(rl.Ragged(frames)), rl.Ragged(digits), BLANK, reduction="sequence")
 
-    def labels(self, frames: Sequence[Tensor]) -> list[Tensor]:
-        """Return the most likely label of each frame, per sequence."""
-        return list(self(rl.Ragged(frames)).map(lambda rows: rows.argmax(1)))
+    def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
+        """Return the digits of the most likely labels."""
+        return [digits_of(labels) for labels in self(rl.Ragged(frames)).map(lambda rows: rows.argmax(1))]
 
 
 class Twin(nn.Module):
@@ -131,7 +139,7 @@ class Twin(nn.Module):
 
     def __init__(self, size: int = 64) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(BANDS, size, bidirectional=True), nn.Linear(2 * size, 11)
+        self.lstm, self.head = nn.LSTM(2 * BANDS, size, bidirectional=True), nn.Linear(2 * size, 11)
 
     def forward(self, frames: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         lengths = torch.tensor([len(one) for one in frames])
@@ -146,10 +154,27 @@ class Twin(nn.Module):
         counts = torch.tensor([len(one) for one in digits])
         return nn.functional.ctc_loss(out, torch.cat(list(digits)), lengths, counts, BLANK)
 
-    def labels(self, frames: Sequence[Tensor]) -> list[Tensor]:
-        """Return the most likely label of each frame, per sequence."""
+    def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
+        """Return the digits of the most likely labels."""
         out, lengths = self(frames)
-        return [row[:length] for row, length in zip(out.argmax(2).T, lengths.tolist(), strict=True)]
+        return [digits_of(row[:length]) for row, length in zip(out.argmax(2).T, lengths.tolist(), strict=True)]
+
+
+class Transducer(nn.Module):
+    """A transducer with the same encoder: the next digit also depends on the digits before it."""
+
+    def __init__(self, size: int = 64) -> None:
+        super().__init__()
+        self.lstm = rl.nn.LSTM(2 * BANDS, size, bidirectional=True)
+        self.transducer = rl.nn.Transducer(11, 2 * size, size, "gru", blank=BLANK)
+
+    def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
+        """Return the mean transducer loss per digit."""
+        return torch.as_tensor(self.transducer(self.lstm(rl.Ragged(frames))[0], rl.Ragged(digits)))
+
+    def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
+        """Return the digits of the most likely emissions."""
+        return list(self.transducer.greedy(self.lstm(rl.Ragged(frames))[0])[0].best())
 
 
 def batches(
@@ -162,7 +187,7 @@ def batches(
         yield frames, digits
 
 
-def train(model: Recogniser | Twin, examples: Sequence[Example], epochs: int) -> float:
+def train(model: Recogniser | Twin | Transducer, examples: Sequence[Example], epochs: int) -> float:
     """Train with a learning rate that decreases to 0; return the seconds of the processor."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -182,21 +207,21 @@ def train(model: Recogniser | Twin, examples: Sequence[Example], epochs: int) ->
 
 
 @torch.no_grad()
-def error_rate(model: Recogniser | Twin, examples: Sequence[Example]) -> float:
-    """Return the error rate of the most likely labels, without repetitions and blanks."""
+def error_rate(model: Recogniser | Twin | Transducer, examples: Sequence[Example]) -> float:
+    """Return the insertions, deletions and substitutions per digit."""
     frames, digits = zip(*examples, strict=True)
-    found = (torch.unique_consecutive(labels) for labels in model.labels(frames))
-    return float(rl.nn.edit_distance(rl.Ragged([one[one != BLANK] for one in found]), rl.Ragged(digits)).rate)
+    return float(rl.nn.edit_distance(rl.Ragged(model.eval().read(frames)), rl.Ragged(digits)).rate)
 
 
-def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
-    """Train and test both networks, and return their error rates."""
+def main(arguments: Sequence[str] | None = None) -> list[float]:
+    """Train and test the networks, and return their error rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--recorded", type=Path, default=RECORDED, help=f"folder of 0.wav to 9.wav (default: {RECORDED})"
     )
-    parser.add_argument("--strings", type=int, default=500, help="strings to train on (default: 500)")
+    parser.add_argument("--strings", type=int, default=1000, help="strings to train on (default: 1000)")
     parser.add_argument("--epochs", type=int, default=8, help="passes over them (default: 8)")
+    parser.add_argument("--transducer", action="store_true", help="also train a transducer, rl.nn.Transducer")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)
     if shutil.which("espeak-ng") is None or not (options.recorded / "9.wav").is_file():
@@ -206,14 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
     elements = sum(len(frames) for frames, _ in training)
     print(f"{len(training)} strings of {elements:,} frames to train on, {len(test)} of other voices to test")
     torch.manual_seed(options.seed)
-    model, twin = Recogniser(), Twin()
-    twin.load_state_dict(model.state_dict())
+    models = [Recogniser(), Twin()]
+    models[1].load_state_dict(models[0].state_dict())
+    models += [Transducer()] if options.transducer else []
     rates = []
-    for one in (model, twin):
+    for one in models:
         seconds = train(one, training, options.epochs)
         rates.append(error_rate(one, test))
         print(f"{type(one).__name__}: digit error rate of new voices {rates[-1]:.3f}, training {seconds:.1f} s")
-    return rates[0], rates[1]
+    return rates
 
 
 if __name__ == "__main__":

