@@ -100,7 +100,7 @@ def made(days: Sequence[int], count: int) -> list[Pair]:
 def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     """Train and test both networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=8000, help="texts to train on (default: 8000)")
+    parser.add_argument("--texts", type=int, default=5000, help="texts to train on (default: 5000)")
     parser.add_argument("--epochs", type=int, default=6, help="passes over them (default: 6)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)

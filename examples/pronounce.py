@@ -177,7 +177,7 @@ def read(count: int) -> tuple[list[tuple[str, list[str]]], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     """Train and test both networks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--words", type=int, default=12_000, help="words to train on (default: 12000)")
+    parser.add_argument("--words", type=int, default=8000, help="words to train on (default: 8000)")
     parser.add_argument("--epochs", type=int, default=8, help="passes over them (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)

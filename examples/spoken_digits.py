@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         "--recorded", type=Path, default=RECORDED, help=f"folder of 0.wav to 9.wav (default: {RECORDED})"
     )
     parser.add_argument("--strings", type=int, default=1000, help="strings to train on (default: 1000)")
-    parser.add_argument("--epochs", type=int, default=8, help="passes over them (default: 8)")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over them (default: 5)")
     parser.add_argument("--transducer", action="store_true", help="also train a transducer, rl.nn.Transducer")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)
