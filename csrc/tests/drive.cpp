@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/drawn_program.h"
+#include "tests/drawn_search.h"
 
 namespace {
 
@@ -325,6 +326,8 @@ void drive(int rounds, unsigned seed) {
   for (int round = 0; round < rounds; round++) {
     check_rows(random, round, seed);
     check_program(random, round, seed);
+    DrawnSearch search(random);
+    search.check(), check_alignment(search), check_pairs(search);
     Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;
