@@ -283,3 +283,9 @@ def test_options_of_predictions(
     run.save(tmp_path / "run")
     path = _write(tmp_path / "a.jsonl", inputs, targets)
     fails(["predict", str(tmp_path / "run"), str(path), "--sequence-column", "input", *options], capsys, piece)
+
+
+def test_labels_that_all_differ_may_be_sequences() -> None:
+    inputs, targets = ["a b", "b a"] * 6, [f"text {letter}" for letter in "abcdefghijkl"]
+    run = rl.fit(inputs, targets, epochs=1, hidden_size=4, validation_fraction=0, progress=False)
+    assert any(note.startswith("labels: 12 different ones") and "transcribe" in note for note in run.notes)
