@@ -8,6 +8,7 @@
 // Python packs and reads these structs field by field.
 static_assert(sizeof(raglane_layer) == 62 * 8 && sizeof(raglane_program) == 16 * 8 && sizeof(raglane_tensor) == 5 * 8);
 static_assert(sizeof(raglane_outer) == 15 * 8 && sizeof(raglane_rows) == 15 * 8);
+static_assert(sizeof(raglane_lattices) == 11 * 8);
 static_assert(sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
 namespace {
@@ -26,7 +27,7 @@ template <class T> void add_field(std::string& text, const std::string& name, si
     add_fields<T>(text, name + ".", offset);
   } else {
     static_assert(sizeof(T) == 8);
-    text += name + (std::is_pointer_v<T> ? " pointer " : " int64 ") + std::to_string(offset) + "\n";
+    text += name + (std::is_pointer_v<T> ? " pointer " : std::is_same_v<T, double> ? " double " : " int64 ") + std::to_string(offset) + "\n";
   }
 }
 
@@ -43,7 +44,11 @@ RAGLANE_ADD_FIELDS(raglane_program, RAGLANE_PROGRAM_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_tensor, RAGLANE_TENSOR_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_outer, RAGLANE_OUTER_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_rows, RAGLANE_ROWS_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_lattices, RAGLANE_LATTICES_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_cell_facts, RAGLANE_CELL_FACTS_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_search, RAGLANE_SEARCH_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_alignment, RAGLANE_ALIGNMENT_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_pairs, RAGLANE_PAIRS_FIELDS)
 
 template <class Struct> std::string described(const char* name) {
   std::string text = std::string(name) + " " + std::to_string(sizeof(Struct)) + "\n";
@@ -57,7 +62,9 @@ extern "C" const char* raglane_fields(int32_t number) try {
   static const std::string all[] = {
       described<raglane_layer>("raglane_layer"), described<raglane_program>("raglane_program"),
       described<raglane_tensor>("raglane_tensor"), described<raglane_outer>("raglane_outer"),
-      described<raglane_rows>("raglane_rows"), described<raglane_cell_facts>("raglane_cell_facts")};
+      described<raglane_rows>("raglane_rows"), described<raglane_lattices>("raglane_lattices"),
+      described<raglane_search>("raglane_search"), described<raglane_alignment>("raglane_alignment"),
+      described<raglane_pairs>("raglane_pairs"), described<raglane_cell_facts>("raglane_cell_facts")};
   return number >= 0 && number < (int32_t)std::size(all) ? all[number].c_str() : nullptr;
 } catch (...) {
   return nullptr;  // no memory

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 17
+#define RAGLANE_ABI 18
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -327,6 +327,105 @@ RAGLANE_EXPORT int32_t raglane_gather(const raglane_rows* rows, char* message, i
 /* Copy rows from `flat` to the table, with zeros in padding. Otherwise as raglane_gather. */
 RAGLANE_EXPORT int32_t raglane_scatter(const raglane_rows* rows, char* message, int64_t size);
 
+/* The alignments of the frames and labels of B sequences, T frames and U labels each, for the loss of a transducer. A
+ * row is a pair of a frame t and a number of labels u before it; row t * (U + 1) + u of its sequence. */
+#define RAGLANE_LATTICES_FIELDS(FIELD)                                                                               \
+  FIELD(int64_t, abi)            /* RAGLANE_ABI */                                                                   \
+  FIELD(int64_t, threads)        /* at least 1 */                                                                    \
+  FIELD(int64_t, dtype)          /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64, of `real`; sums are double */                \
+  FIELD(int64_t, sequences) FIELD(int64_t, rows) /* B, and the sum of T * (U + 1) */                                 \
+  FIELD(int64_t, one_per_frame)  /* 1: a label ends its frame, as a blank does; 0: only a blank does */              \
+  FIELD(const int64_t*, frames) FIELD(const int64_t*, labels) /* (B), the lengths T and U, copied before use */      \
+  FIELD(const void*, emissions)  /* real (rows, 2): log-probabilities of the blank and of label u, which is not      \
+                                    used where u = U */                                                              \
+  FIELD(void*, losses)           /* real (B): minus the log-probability of the labels, inf if there is no path */    \
+  FIELD(void*, shares)           /* real (rows, 2): the probability that a path of the labels has each emission,     \
+                                    minus the derivative of the loss; 0 without a path. Null if not needed */
+typedef struct raglane_lattices { RAGLANE_LATTICES_FIELDS(RAGLANE_FIELD) } raglane_lattices;
+
+/* Compute losses and shares. A sequence's results depend only on its own emissions. Scratch: with shares a double for
+ * each row, and U + 1 doubles per thread. */
+RAGLANE_EXPORT int32_t raglane_align(const raglane_lattices* lattices, char* message, int64_t size);
+
+/* A beam search over the prefixes of CTC (connectionist temporal classification), or its continuation. Doubles may be
+ * -inf where stated, and no number is NaN. Without n-grams, `order` is 0 and their arrays are not read. An n-gram model is
+ * an automaton: a context of at most order - 1 tokens has the grams that follow it, and another context, shorter by the
+ * first token, for all other tokens. Its integers are checked when they are read. */
+#define RAGLANE_SEARCH_FIELDS(FIELD)                                                                                 \
+  FIELD(int64_t, abi) FIELD(int64_t, dtype) /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64 */                                 \
+  FIELD(int64_t, threads) FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as in a layer */                     \
+  FIELD(int64_t, classes)         /* C, at least 1 */                                                                \
+  FIELD(int64_t, blank)           /* from 0 to C - 1 */                                                              \
+  FIELD(int64_t, beam)            /* the number of prefixes that are kept, at least 1 */                             \
+  FIELD(int64_t, tokens_per_step) /* only so many of the likeliest tokens extend a prefix, at least 1 */             \
+  FIELD(double, least)            /* and only those of at least this log-probability, or -inf */                     \
+  FIELD(double, weight)           /* of the n-gram's log-probabilities, at least 0 */                                \
+  FIELD(double, bonus)            /* is added to the score for each token */                                         \
+  FIELD(const int64_t*, offsets)  /* (B + 1), as in a layer */                                                       \
+  FIELD(const void*, log_probs)   /* real (N, C), below inf */                                                       \
+  FIELD(const int64_t*, state)    /* (state_size), where the search before ended; null to begin */                   \
+  FIELD(const int64_t*, state_offsets) /* (B + 1), with a state */                                                   \
+  FIELD(int64_t, state_size)                                                                                         \
+  FIELD(int64_t, order)           /* of the n-grams, or 0 */                                                         \
+  FIELD(int64_t, contexts)        /* S, with n-grams at least 1; the first is empty */                               \
+  FIELD(int64_t, begin)           /* the context of a sequence's first token */                                      \
+  FIELD(int64_t, grams)           /* G */                                                                            \
+  FIELD(const int64_t*, first)    /* (S + 1), the first gram of each context */                                      \
+  FIELD(const int64_t*, shorter)  /* (S), the context for other tokens: below its own index */                       \
+  FIELD(const double*, backoff)   /* (S), the log-probability of these, at most 0 */                                 \
+  FIELD(const int64_t*, tokens)   /* (G), rising within a context */                                                 \
+  FIELD(const int64_t*, next)     /* (G), the context after the token */                                             \
+  FIELD(const double*, gram_log_probs) /* (G), at most 0 */
+typedef struct raglane_search { RAGLANE_SEARCH_FIELDS(RAGLANE_FIELD) } raglane_search;
+
+/* Search, and return in `found` the new state, and in `state_size` the number of its integers. The bits of a sequence's
+ * state depend only on its own log-probabilities and state, and not on how they are cut into calls. A state is a record
+ * per sequence: steps so far, E prefixes, best first, E lengths, then as bits of doubles E log-probabilities of
+ * alignments that end in a blank, E of those that end in the last token, E of the best of each, and E scores of n-grams
+ * and bonuses. Of the n tokens of all prefixes follow n tokens and twice, for the best alignments of each kind, n first
+ * steps, n steps after the last, and the bits of n sums of the token's probabilities over these steps. */
+RAGLANE_EXPORT int32_t raglane_find_prefixes(const raglane_search* search, void** found, int64_t* state_size,
+                                             char* message, int64_t size);
+/* Copy a found state, offsets (B + 1) and integers; null to copy nothing. Frees `found`. */
+RAGLANE_EXPORT int32_t raglane_take_prefixes(void* found, int64_t* state_offsets, int64_t* state, char* message,
+                                             int64_t size);
+
+/* The best alignment by CTC of labels with the steps of their sequence. */
+#define RAGLANE_ALIGNMENT_FIELDS(FIELD)                                                                              \
+  FIELD(int64_t, abi) FIELD(int64_t, dtype) FIELD(int64_t, threads) FIELD(int64_t, sequences)                        \
+  FIELD(int64_t, elements) FIELD(int64_t, classes) FIELD(int64_t, blank) /* as in raglane_search */                  \
+  FIELD(int64_t, labels)               /* M */                                                                       \
+  FIELD(const int64_t*, offsets)       /* (B + 1), of the steps */                                                   \
+  FIELD(const int64_t*, label_offsets) /* (B + 1), from 0 to M */                                                    \
+  FIELD(const void*, log_probs)        /* real (N, C) */                                                             \
+  FIELD(const int64_t*, targets)       /* (M), from 0 to C - 1 */                                                    \
+  FIELD(int64_t*, times)               /* out (M, 2): the first step of each label, and the step after its last */   \
+  FIELD(double*, confidences)          /* out (M): the mean probability of a label over its steps */                 \
+  FIELD(double*, scores)               /* out (B): the log-probability of the alignment; -inf, with zeros in times   \
+                                          and confidences, without one; NaN if a number that is read is NaN or inf */
+typedef struct raglane_alignment { RAGLANE_ALIGNMENT_FIELDS(RAGLANE_FIELD) } raglane_alignment;
+RAGLANE_EXPORT int32_t raglane_best_alignment(const raglane_alignment* alignment, char* message, int64_t size);
+
+/* Two sequences per item, of lengths T and U, and tables (T, U) of all items, one after the other, P numbers. */
+#define RAGLANE_PAIRS_FIELDS(FIELD)                                                                                  \
+  FIELD(int64_t, abi) FIELD(int64_t, threads) FIELD(int64_t, sequences)                                              \
+  FIELD(int64_t, left_elements) FIELD(int64_t, right_elements) /* the sums of T and U */                             \
+  FIELD(int64_t, pairs)                 /* P; not read by raglane_edits */                                           \
+  FIELD(double, gamma)                  /* above 0; only soft-DTW */                                                 \
+  FIELD(const int64_t*, left_offsets) FIELD(const int64_t*, right_offsets) /* (B + 1) */                             \
+  FIELD(const double*, costs)           /* (P), of each pair; only soft-DTW */                                       \
+  FIELD(double*, reach)                 /* (P), written by raglane_soft_dtw, read by raglane_soft_dtw_shares: the    \
+                                           soft minimum over the paths to each pair */                               \
+  FIELD(double*, shares)                /* (P), written by raglane_soft_dtw_shares: the derivative of the soft       \
+                                           minimum with respect to each cost */                                      \
+  FIELD(const int64_t*, left) FIELD(const int64_t*, right) /* tokens; only raglane_edits */                          \
+  FIELD(int64_t*, counts)               /* out (B, 3): insertions, deletions and substitutions that make the right   \
+                                           sequence the left one; only raglane_edits */
+typedef struct raglane_pairs { RAGLANE_PAIRS_FIELDS(RAGLANE_FIELD) } raglane_pairs;
+RAGLANE_EXPORT int32_t raglane_soft_dtw(const raglane_pairs* pairs, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_soft_dtw_shares(const raglane_pairs* pairs, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_edits(const raglane_pairs* pairs, char* message, int64_t size);
+
 /* Up to this many elements, and numbers in the weights of a direction, raglane_backward computes the gradients of
  * values and weights in bfloat16 fastest. For more, a library that uses bfloat16 instructions is faster. */
 RAGLANE_EXPORT int64_t raglane_few_elements(void);
@@ -357,7 +456,7 @@ RAGLANE_EXPORT int32_t raglane_own_threads(void);
 
 /* The structs of calls by their numbers, from 0, for callers that pack them field by field; null if there is none: a
  * line with the struct's name and bytes, then a line for each field, with name, type and offset, in the order of
- * memory. Each field of nested weights has its line, e.g. `weights[1].hidden`. Types: int64, pointer, char[24]. */
+ * memory. Each field of nested weights has its line, e.g. `weights[1].hidden`. Types: int64, double, pointer, char[24]. */
 RAGLANE_EXPORT const char* raglane_fields(int32_t number);
 
 /* out[i] = function(in[i]), real (count) both, float or double, by the functions of the cells; for tests. They may be

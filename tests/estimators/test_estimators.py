@@ -124,6 +124,38 @@ def test_patience_and_a_callback_end_a_training() -> None:
         RecurrentClassifier(**_TINY, callback=3).fit(sequences, labels)
 
 
+def test_validation_data_select_the_best_epoch() -> None:
+    sequences, labels = _sequences()
+    numbers = [float(sequence[-1, 0]) for sequence in sequences]
+    for kind, y, other in ((RecurrentClassifier, labels, labels[::-1]), (RecurrentRegressor, numbers, numbers[::-1])):
+        # Of wrong targets, the first epochs are the best.
+        right, wrong = (
+            kind(**_QUICK, patience=3, validation=(sequences, part)).fit(sequences, y) for part in (y, other)
+        )
+        assert wrong.n_iter_ < right.n_iter_, kind
+        assert right.run_.notes[:2] == (
+            "training: 20 sequences, 85 elements of 2 channels, from memory",
+            "validation: 20 sequences of memory",
+        )
+        assert clone(wrong).fit(sequences, y).n_iter_ == wrong.n_iter_
+    # The row that is left, since nothing of it is held out.
+    assert RecurrentRegressor(**_TINY, validation=([[0.2, 0.3]], [1.0])).fit(np.ones((1, 2)), [2.0]).n_iter_ == 1
+
+
+@pytest.mark.parametrize(
+    ("validation", "error", "words"),
+    [
+        (0.2, ArgumentTypeError, r"validation must be a pair \(X, y\), or None, got 0.2. Pass both, or a share .* as "),
+        (([[0.1]], ["odd"]), DataError, "validation must be of the classes in y, got the class 'odd'"),
+        (([[0.1]], ["up", "down"]), ValueError, "inconsistent numbers of samples"),
+        (([np.ones((2, 3))], ["up"]), DataError, r"1 channel, as in fit, got 3 channels"),
+    ],
+)
+def test_validation_data_that_do_not_fit(validation: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        RecurrentClassifier(**_TINY, validation=validation).fit([[0.1, 0.2], [0.3]], ["up", "down"])
+
+
 def test_a_row_of_an_array_is_a_sequence_of_one_channel() -> None:
     random = np.random.default_rng(0)
     array, numbers = random.normal(size=(30, 4)), random.normal(size=30)
@@ -196,7 +228,7 @@ def test_parameters_are_the_settings() -> None:
     assert repr(model) == "RecurrentClassifier(hidden_size=3)"
     names = set(model.get_params())
     settings = set(rl.training.settings.Settings().to_config()) - {"task", "seed"}
-    assert names == settings | {"random_state", "channels", "callback"}
+    assert names == settings | {"random_state", "channels", "validation", "callback"}
     assert model.set_params(lr=0.5).lr == 0.5
     with pytest.raises(TypeError, match="layer"):
         RecurrentClassifier(layer="gru")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,33 @@ def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: pytest.C
 )
 def test_the_rule_that_a_model_does_not_beat(numbers: dict[str, float], rule: str | None) -> None:
     assert Evaluation("any", 9, 9, {"loss": 1.0, **numbers}, Measured(numbers)).better_rule() == rule
+
+
+@pytest.mark.parametrize(
+    ("measures", "rule"),
+    [
+        (((1.0, 3.0, 2.0), (2.0, 1.0, 2.0)), None),
+        (((2.0, 4.0, 1.0), (2.0, 4.0, 2.0)), "MAE 2.000, season 7 MAE 1.500, as the mean of 2 steps ahead"),
+    ],
+)
+def test_the_rule_that_forecasts_of_several_steps_do_not_beat(measures: Any, rule: str | None) -> None:
+    names = ("MAE", "persistence_MAE", "season_7_MAE")
+    steps = tuple({"step": step, **dict(zip(names, row, strict=True))} for step, row in enumerate(measures, 1))
+    numbers = {"loss": 1.0, "MAE": 0.1, "persistence_MAE": 0.2}
+    assert Evaluation("forecast", 1, 9, numbers, Measured(numbers, table=steps)).better_rule() == rule
+
+
+@pytest.mark.parametrize("out", [None, "run"])
+def test_a_forecast_that_is_worse_than_the_season_some_steps_ahead_is_said(out: str | None, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=240)
+    series = np.resize(np.eye(1, 12)[0] * 5 + np.arange(12) % 5, 240) + noise / 10
+    folder = None if out is None else tmp_path / out
+    run = rl.fit([series.tolist()], task="forecast", epochs=12, lr=0.003, out=folder, **_QUICK)
+    words = r"not better than a simple rule on the validation part \(MAE .*, season 12 MAE 0\..*\)"
+    assert re.search(words + r".*: try differences to the element 12 steps before as the data$", run.notes[-1])
+    series = series[12:] - series[:-12]
+    better = rl.fit([series.tolist()], task="forecast", epochs=12, lr=0.003, **_QUICK)
+    assert "season" not in better.notes[-1]
 
 
 def test_the_last_line_is_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

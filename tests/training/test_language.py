@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -123,17 +124,42 @@ def test_tied_weights_and_dropped_tokens(tmp_path: Path) -> None:
     assert torch.equal(saved.model.encoder.embed(inputs).values, embedding.weight[1:])
 
 
+def test_searched_continuations_are_the_likeliest(tmp_path: Path) -> None:
+    train(replace(_QUICK, epochs=2), _texts(["abba", "caba", "bc"]), None, tmp_path)
+    saved = load_model(tmp_path)
+    model = saved.model.eval()
+    texts = Ragged([torch.tensor([1, 3, 2]), torch.tensor([1])])
+    with torch.no_grad():
+        found = model.search(texts, 2, beam=30, n_best=5)
+        for item, text in enumerate(texts):
+            scores = {}
+            for first, second in itertools.product(range(1, 5), repeat=2):
+                logits = model(Ragged([torch.cat([text, torch.tensor([first])])])).values[-2:]
+                logits[:, 0] = -torch.inf
+                log_probs = logits.log_softmax(1)
+                output = () if first == 1 else (first,) if second == 1 else (first, second)
+                scores[output] = float(log_probs[0, first] + (log_probs[1, second] if output else 0))
+            best = sorted(scores, key=lambda output: -scores[output])[:5]
+            places = range(5 * item, 5 * item + 5)
+            assert [tuple(found.tokens[place].tolist()) for place in places] == best
+            assert found.scores[list(places)].tolist() == pytest.approx([scores[output] for output in best], rel=1e-5)
+
+
 def test_drawn_texts(tmp_path: Path) -> None:
     train(replace(_QUICK, epochs=60, bptt_steps=4, batch_size=2), _texts(["abcdef"] * 4), None, tmp_path)
     saved = load_model(tmp_path)
     assert sample(saved, temperature=0) == ["abcdef"]
     assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
     assert predict(saved, _texts(["abc"]), horizon=5).columns["prediction"] == [["d", "e", "f"]]
+    assert sample(saved, beam=1) == ["abcdef"]
+    assert sample(saved, prompt="abc", beam=4, count=2, length=2)[0] == "abcde"
+    with pytest.raises(ArgumentError, match="temperature must be 1"):
+        sample(saved, beam=2, temperature=0.5)
     one, same, other = (sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1))
     assert one == same != other
     assert len(set(one)) > 1
     assert UNKNOWN not in "".join(one + other)
-    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1)):
+    for name, value in (("count", 0), ("length", 0), ("temperature", -1.0), ("seed", -1), ("beam", 0)):
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]
     numbers = dataset(np.zeros((2, 1), np.float32), offsets_of([2]), channels=("x",))

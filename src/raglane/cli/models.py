@@ -27,6 +27,18 @@ _Backtests = Annotated[
     int, option("Number of forecasts of each sequence to measure; each begins --horizon elements before the next.")
 ]
 
+_Results = Annotated[
+    Path | None,
+    option(
+        "Folder for the results.",
+        options.RUN,
+        "--output",
+        "-o",
+        parser=options.path,
+        show_default="the folder of the run; of a URL, the current folder",
+    ),
+]
+
 # The most classes of a confusion matrix, and the most rows of a table, that are printed; files have them all.
 _WIDEST_TABLE, _LONGEST_TABLE = 20, 30
 
@@ -36,6 +48,7 @@ def evaluate(
     run: options.Run,
     data: _DataToEvaluate = None,
     *,
+    output: _Results = None,
     columns: options.Columns,
     format: options.Format = None,
     batch_size: options.PredictionBatchSize = 256,
@@ -49,9 +62,9 @@ def evaluate(
 ) -> None:
     """Evaluate the best model of a run: its loss, the metrics of its task, and simple baselines.
 
-    The folder of the run receives evaluation.json, the confusion matrix as confusion.png and confusion.txt, a row per
-    label or number in table.txt, and predictions against the truth in points.png. The model card and the report keep
-    the results of the end of the training.
+    The folder of the run, or that of --output, receives evaluation.json, the confusion matrix as confusion.png and
+    confusion.txt, a row per label or number in table.txt, and predictions against the truth in points.png. The model
+    card and the report keep the results of the end of the training.
 
     For example:
 
@@ -59,8 +72,10 @@ def evaluate(
 
     raglane evaluate runs/names more-names.csv --label-column language
 
-    raglane evaluate runs/meters later.csv --horizon 24 --origins 7
+    raglane evaluate runs/meters later.csv --horizon 24 --origins 7 -o results
     """
+    from raglane._utils.files import check_place
+    from raglane.data.stores import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
@@ -70,6 +85,8 @@ def evaluate(
     # A wrong device is reported before data is read.
     where = pick_device(device)
     model_folder(run)
+    output = output or (Path() if run.is_relative_to(copies()) else run)
+    check_place("output", output)
     with at_work(run, "run") as is_back:
         if is_back:
             say(IS_BACK)
@@ -77,9 +94,9 @@ def evaluate(
         records = model.test_part() if data is None else model.read(data, format=format, **columns)
         tell_empty(records, model.task, say)
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins, "beam": beam}
-        report(run, model.saved, records, device=where, say=say, name="evaluation", more=more)
+        report(output, model.saved, records, device=where, say=say, name="evaluation", more=more, title=run.name)
         if columns.get("on_bad_row") == "skip":
-            tell_skipped(len(records.skipped), run / EVALUATION, say)
+            tell_skipped(len(records.skipped), output / EVALUATION, say)
 
 
 def tell_skipped(count: int, where: Path | None, say: Callable[[str], None]) -> None:
@@ -105,8 +122,9 @@ def report(
     name: str,
     more: Mapping[str, Any] | None = None,
     is_short: bool = False,
+    title: str = "",
 ) -> None:
-    """Evaluate the best model of a run, print its metrics, and write files to its folder."""
+    """Evaluate the best model of a run, print its metrics, and write files to a folder, by default that of the run."""
     from raglane._utils.files import write_files
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
@@ -114,16 +132,19 @@ def report(
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     say(f"{name}: {_numbers(evaluation)} ({evaluation.sequences:,} sequences of {records.source.name})")
-    details = _details(folder, evaluation, say=None if is_short else say)
+    details = _details(title or folder.name, evaluation, say=None if is_short else say)
     content = {"data": str(records.source), **evaluation.to_config()}
     if records.skipped:
         content["skipped"] = [asdict(row) for row in records.skipped]
+    folder.mkdir(parents=True, exist_ok=True)
     write_files({folder / EVALUATION: to_json(content)} | {folder / name: content for name, content in details.items()})
     if not is_short:
+        if (rule := evaluation.better_rule()) is not None:
+            say(f"note: the model is not better than a simple rule ({rule})")
         say(f"written: {', '.join([str(folder / EVALUATION), *details])}")
 
 
-def _details(folder: Path, evaluation: Evaluation, say: Callable[..., None] | None) -> dict[str, bytes]:
+def _details(called: str, evaluation: Evaluation, say: Callable[..., None] | None) -> dict[str, bytes]:
     """Return confusion matrix, table and pictures as files by name, and print small tables."""
     from raglane._utils.table import Table
     from raglane.report.figures import confusion_png, confusion_table, points
@@ -133,7 +154,7 @@ def _details(folder: Path, evaluation: Evaluation, say: Callable[..., None] | No
     measured, numbers, labels = evaluation.measured, evaluation.numbers, evaluation.labels
     if evaluation.confusion is not None:
         matrix = evaluation.confusion.tolist()
-        title = f"{folder.name}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
+        title = f"{called}\naccuracy {numbers['accuracy']:.3f}, macro-F1 {numbers['macro_f1']:.3f}"
         details["confusion.png"] = confusion_png(matrix, labels, title)
         tables["confusion.txt"] = confusion_table(matrix, labels), len(labels) <= _WIDEST_TABLE
     if measured.table:
@@ -144,7 +165,7 @@ def _details(folder: Path, evaluation: Evaluation, say: Callable[..., None] | No
         if say is not None and is_small:
             say(*text.splitlines())
     if measured.points:
-        details["points.png"] = points(measured.points, f"{folder.name}\n{_numbers(evaluation)}")
+        details["points.png"] = points(measured.points, f"{called}\n{_numbers(evaluation)}")
     return details
 
 
@@ -309,6 +330,7 @@ _Count = Annotated[int, option("Number of texts.")]
 _Length = Annotated[int, option("Most tokens per text.")]
 _Temperature = Annotated[float, option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest.")]
 _Seed = Annotated[int, option("Seed of the random numbers.")]
+_Beam = Annotated[int | None, option("Search the likeliest texts, with this many at once, instead of drawing.")]
 
 
 @options.command
@@ -320,6 +342,7 @@ def sample(
     length: _Length = 200,
     temperature: _Temperature = 1.0,
     seed: _Seed = 0,
+    beam: _Beam = None,
     device: options.Device = "auto",
     cell: options.Cell = None,
 ) -> None:
@@ -330,6 +353,8 @@ def sample(
     raglane sample runs/names --count 10 --temperature 0.8
 
     raglane sample runs/novel --prompt "It was" --length 500
+
+    raglane sample runs/novel --prompt "It was" --beam 8 --count 3
     """
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
@@ -344,6 +369,7 @@ def sample(
         length=length,
         temperature=temperature,
         seed=seed,
+        beam=beam,
         device=where,
     )
     for text in texts:

@@ -57,6 +57,11 @@ def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
     return Dataset(series.records.select([0], count - size), series.columns), whole
 
 
+def elements_held_out(data: Dataset) -> int:
+    """Return the number of elements at the end of the only sequence that :func:`end_held_out` holds out, else 0."""
+    return int(data.element_counts[0]) - data._context - 1 if data._context else 0
+
+
 def held_out(data: Dataset, fraction: float, seed: int, stratify: bool = True) -> npt.NDArray[np.bool_]:
     """Return the mask of the sequences that :func:`split` holds out."""
     check_flag("stratify", stratify)

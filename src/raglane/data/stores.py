@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingE
 
 # Bytes at each end of a file that are part of its fingerprint.
 _EDGE = 1 << 20
+# Copies of URLs: the days and the bytes that are kept, and the first days of a copy, when a command may use it.
+_KEPT, _ROOM, _IN_USE = 30, 50 << 30, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,7 +375,7 @@ def local(location: str, folder: Path) -> Iterator[Path]:
 
 def fetched(url: str) -> Path:
     """Copy a file or a folder at a URL to the user's cache folder, in place of an earlier copy; return the copy."""
-    place = caches.folder("urls") / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
+    place = copies() / hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
     place.mkdir(parents=True, exist_ok=True)
     copy = place / (_path_in(url).name or "data")
     with _reaching(url), tempfile.TemporaryDirectory(dir=place) as partial:
@@ -380,16 +383,37 @@ def fetched(url: str) -> Path:
         whole = Path(partial, "whole")
         is_file = url.startswith("http") or system.info(path)["type"] != "directory"
         for name in [path] if is_file else system.find(path):
-            target = whole / name[len(path) :].lstrip("/")
-            if ".." in target.parts:
+            own = PurePath(name[len(path) :].lstrip("/"))
+            if ".." in own.parts:
                 raise DataError(message(quote(url), f"the file {quote(name)}", "a folder of plain names", "rename it"))
+            target = whole / own
             target.parent.mkdir(parents=True, exist_ok=True)
             system.get_file(name, str(target))
         if is_file:
             os.replace(whole, copy)
         else:
             put_folder(whole, copy)
+    _remove_old(place)
     return copy
+
+
+def copies() -> Path:
+    """Return the folder of the copies of URLs."""
+    return caches.folder("urls")
+
+
+def _remove_old(newest: Path) -> None:
+    """Remove the copies that were made long ago, and the oldest of those that are too large together."""
+    now, total = time.time(), 0
+    ages = {}
+    for place in newest.parent.iterdir():
+        with suppress(OSError):
+            ages[place] = (now - place.stat().st_mtime) / 86400
+    for place in sorted(ages, key=ages.__getitem__):
+        with suppress(OSError):
+            total += sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        if place != newest and (ages[place] > _KEPT or (total > _ROOM and ages[place] > _IN_USE)):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def size_of(location: str) -> int:

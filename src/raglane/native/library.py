@@ -30,7 +30,7 @@ from raglane._utils.messages import message
 from raglane._utils.tracing import constant_when_traced
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 17
+ABI = 18
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -46,6 +46,7 @@ _SIZES = {
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
     "raglane_rows": 15 * 8,
+    "raglane_lattices": 11 * 8,
 }
 
 
@@ -63,7 +64,7 @@ def leave_lost_threads() -> None:
 class Struct(NamedTuple):
     """A struct of ``csrc/abi/raglane.h``: its size in bytes, and the formats of its fields in the order of memory.
 
-    A format is ``q`` or e.g. ``24s``. Each field of nested weights has its own entry, e.g. ``weights[1].hidden``.
+    A format is ``q``, ``d`` or e.g. ``24s``. Each field of nested weights has its entry, e.g. ``weights[1].hidden``.
     """
 
     size: int
@@ -201,11 +202,15 @@ def library() -> Library:
                 f" raglane requires {size}. Reinstall raglane."
             )
     text, integer, pointer = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
-    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products"):
+    for name in ("forward", "backward", "flatten", "gather", "scatter", "run_program", "outer_products", "align"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
     for name in ("pack", "pack_program"):
         getattr(handle, f"raglane_{name}").argtypes = [text, pointer, ctypes.POINTER(integer), text, integer]
+    handle.raglane_find_prefixes.argtypes = [text, ctypes.POINTER(pointer), ctypes.POINTER(integer), text, integer]
+    handle.raglane_take_prefixes.argtypes = [pointer, pointer, pointer, text, integer]
     handle.raglane_apply.argtypes = [integer, integer, integer, pointer, pointer, integer, text, integer]
     handle.raglane_multiply_registers.argtypes = [*[integer] * 4, ctypes.POINTER(integer), text, integer]
     handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
@@ -231,7 +236,10 @@ def _structs(handle: ctypes.CDLL) -> dict[str, Struct]:
     structs: dict[str, Struct] = {}
     while text := handle.raglane_fields(len(structs)):
         (name, size), *fields = [line.split() for line in text.decode().splitlines()]
-        formats = {field: f"{kind[5:-1]}s" if kind.startswith("char") else "q" for field, kind, _ in fields}
+        formats = {
+            field: f"{kind[5:-1]}s" if kind.startswith("char") else "d" if kind == "double" else "q"
+            for field, kind, _ in fields
+        }
         structs[name] = Struct(int(size), formats)
     return structs
 
@@ -292,6 +300,20 @@ def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor
     memory = torch.empty(count.value, dtype=dtype, device="cpu")
     call(name, fields, memory.data_ptr(), ctypes.byref(count))
     return memory
+
+
+def found_state(fields: bytes, sequences: int) -> tuple[Tensor, Tensor]:
+    """Run a beam search, and return its state ``(S,)`` and the offsets of its records, ``(sequences + 1,)``, int64."""
+    found, size = ctypes.c_void_p(), ctypes.c_int64()
+    call("raglane_find_prefixes", fields, ctypes.byref(found), ctypes.byref(size))
+    to: tuple[int | None, ...] = (None, None)
+    try:
+        state = torch.empty(size.value, dtype=torch.int64, device="cpu")
+        offsets = torch.empty(sequences + 1, dtype=torch.int64, device="cpu")
+        to = offsets.data_ptr(), state.data_ptr()
+    finally:
+        call("raglane_take_prefixes", found, *to)  # which also frees the memory
+    return state, offsets
 
 
 def preamble(cell: int, dtype: torch.dtype, threads: int | None = None) -> tuple[int, ...]:

@@ -12,8 +12,12 @@ from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import GRUD, SLSTM, CfC, CoupledLSTM, LayerNormGRU, LayerNormLSTM, PeepholeLSTM
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.ngram import NGram
+from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "SRU",
     "AttentionDecoder",
     "AttentionPooling",
+    "CTCBeamSearch",
     "CausalConv1d",
     "CfC",
     "CoupledLSTM",
@@ -36,12 +41,18 @@ __all__ = [
     "LayerNormLSTM",
     "MinGRU",
     "MinLSTM",
+    "NGram",
     "PeepholeLSTM",
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
     "beam_search",
     "carry",
+    "ctc_align",
+    "edit_distance",
     "init",
     "losses",
+    "pairs",
+    "rnnt_loss",
+    "soft_dtw",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from raglane.runs.configuration import entries
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
-from raglane.training.inference import Evaluation, evaluate, pick_device, predict
+from raglane.training.inference import Evaluation, evaluate, pick_device, predict, steps_ahead
 from raglane.training.own_cell import is_own, label_of
 from raglane.training.per_sequence import SequenceScores, measure_sequences, sampled_rows
 from raglane.training.run import TrainingResult, left_out
@@ -98,6 +99,8 @@ def advise(settings: Settings, result: TrainingResult, evaluation: Evaluation | 
         found.append("the last epoch was the best")
     if not found:
         return None
+    if season := re.search(r"season (\d+) ", found[0]):
+        return f"{' and '.join(found)}: try differences to the element {season[1]} steps before as the data"
     longer, other = argument("epochs", 2 * state.epoch), argument("lr", float(f"{settings.lr / 3:.1g}"))
     tries = (
         [longer, argument("hidden_size", 2 * settings.hidden_size)] if is_last else [argument("dropout", 0.3), other]
@@ -117,7 +120,7 @@ def _measure(folder: Path, settings: Settings, result: TrainingResult, parts: Pa
                 # Reading all of them can take as long as an epoch.
                 notes.append(f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part.")
                 records = records.subset(rows)
-            evaluation = evaluate(saved, records, device=device)
+            evaluation = evaluate(saved, records, device=device, horizon=steps_ahead(saved, records))
             each = measure_sequences(saved, records, device, settings.seed)
         except DataError as error:
             # E.g. a label unseen in training, which must not prevent a card.
@@ -179,8 +182,14 @@ class _Measured:
         names = [_short(name) for name in self.evaluation.labels]
         return [Matrix("Confusion matrix", caption, names, self.evaluation.confusion.tolist())]
 
+    @property
+    def rows_title(self) -> str:
+        """The title of the table of the task: by class, label, number or step."""
+        table = self.evaluation.measured.table if self.evaluation else ()
+        return f"By {next(iter(table[0]))}" if table else "By class"
+
     def classes(self) -> list[Block]:
-        """Return the scores of each class or label."""
+        """Return the scores of each class, label, number or step."""
         if self.evaluation is None:
             return []
         if self.evaluation.confusion is not None:
@@ -213,7 +222,7 @@ class _Measured:
 
     def by_length(self) -> list[Block]:
         """Return loss and metric by length, as pictures and a table."""
-        if self.each is None or not len(self.each.rows):
+        if self.each is None or len(self.each.rows) < 2:
             return []
         metric, fewer = self.result.metric, len(self.each.rows) < len(self.each.records)
         caption = f"On the {self.on} part" + (
@@ -237,10 +246,10 @@ class _Measured:
     def hardest(self, device: Any) -> list[Block]:
         """Return a table of the sequences with the largest losses."""
         hardest = [] if self.each is None else self.each.hardest(self.saved, device)
-        if self.each is None or not hardest:
+        if self.each is None or len(hardest) < 2:
             return []
         has_classes = any(one.predicted for one in hardest)
-        first = "id" if self.each.records.has_ids else "row of the data"
+        first = "id" if self.each.records.has_ids else "row"
         rows = [
             {first: _short(one.id)}
             | ({"true": _short(one.true), "predicted": _short(one.predicted)} if has_classes else {})
@@ -274,7 +283,7 @@ def make_card(folder: Path, settings: Settings, parts: Parts, measured: _Measure
     purpose = _PURPOSES.get(settings.task, f"to {settings.task}")
     blocks: dict[str, Sequence[Block]] = {
         "Results": [measured.results(), *measured.mistakes()],
-        "Errors" if settings.task == "transcribe" else "By class": measured.classes(),
+        "Errors" if settings.task == "transcribe" else measured.rows_title: measured.classes(),
         "Examples": measured.examples(pick_device(settings.device)),
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),
@@ -331,8 +340,9 @@ def _data(parts: Parts, saved: SavedModel) -> Table:
     where = "memory" if parts.in_memory else parts.where or f"{DEFAULT_DATA}, the embedded default"
     preprocessor = saved.preprocessor
     what = f"{preprocessor.input_size:,} tokens" if preprocessor.is_tokens else _channels(preprocessor.channels)
-    columns = ("part", "sequences", "elements", "shortest", "median", "95 %", "longest", "real if padded")
-    return Table(f"From {where}; {what}", columns, tuple(rows))
+    names = ("part", "sequences", "elements", "shortest", "median", "95 % up to", "longest", "real if padded")
+    columns, *lines = zip(names, *rows, strict=True)
+    return Table(f"From {where}; {what}", columns, lines)
 
 
 def _channels(names: tuple[str, ...]) -> str:

@@ -25,7 +25,7 @@ from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.checkpoint import read_model
 from raglane.training.folder import DESCRIPTION, IS_BACK, LAST, claimed, find, to_resume
-from raglane.training.inference import evaluate, pick_device
+from raglane.training.inference import evaluate, pick_device, steps_ahead
 from raglane.training.job import RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
@@ -144,7 +144,8 @@ def _watched(
     if result.stopped_by is not None or parts.validation is None:
         return result, None
     saved = read_model(result.best, Path("a run in memory"))
-    evaluation = evaluate(saved, parts.validation, device=pick_device(settings.device))
+    part, device = parts.validation, pick_device(settings.device)
+    evaluation = evaluate(saved, part, device=device, horizon=steps_ahead(saved, part))
     return result, advise(settings, result, evaluation, "validation")
 
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_choice
-from raglane._utils.messages import count_of, message, require
+from raglane._utils.messages import count_of, message, quote, require
 from raglane.data.dataset import Dataset
 from raglane.data.reading import is_panel, is_text, read
 from raglane.data.records import Columns
-from raglane.errors import ArgumentError, DataError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.ragged import Ragged
 from raglane.runs.fit import fit
 from raglane.runs.run import Run
@@ -108,7 +108,7 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     rules: dict[str, Any] = {
         "dtype": np.float64,
         "ensure_all_finite": True if estimator.missing == "error" else "allow-nan",
-        "ensure_min_samples": 2 if reset and estimator.validation_fraction else 1,
+        "ensure_min_samples": 2 if reset and estimator.validation_fraction and estimator.validation is None else 1,
     }
     if isinstance(X, torch.Tensor):
         X = X.detach().cpu().numpy()  # noqa: N806
@@ -141,7 +141,7 @@ def _signature() -> inspect.Signature:
     """Return the signature of an estimator: the settings of a training, and its own parameters."""
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
-    own = [("random_state", 0), ("channels", "last"), ("callback", None)]
+    own = [("random_state", 0), ("channels", "last"), ("validation", None), ("callback", None)]
     parameters = [inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *own)]
     return inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters])
 
@@ -158,13 +158,23 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             if name != "self":
                 setattr(self, name, value)
 
-    def _train(self, records: Dataset) -> None:
+    def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
+        """Return X with its targets; ``reset`` for the training data, which determine classes and channels."""
+        raise NotImplementedError
+
+    def _train(self, X: Any, y: Any) -> None:  # noqa: N803
+        records, part = self._labelled(X, y, reset=True), None
+        if self.validation is not None:
+            if not (isinstance(self.validation, tuple) and len(self.validation) == 2):
+                fix = "pass both, or a share of the training data as validation_fraction"
+                raise ArgumentTypeError(message("validation", quote(self.validation), "a pair (X, y), or None", fix))
+            part = self._labelled(*self.validation, reset=False)
         options = {field.name: getattr(self, field.name) for field in fields(Settings) if field.name not in _OWN}
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
         options |= {"task": self._task, "seed": seed, "callback": self.callback}
-        self.run_ = fit(records, progress=False, **options)
+        self.run_ = fit(records, validation=part, progress=False, **options)
         self.n_iter_ = 0 if self.run_.result is None else self.run_.result.state.epoch
 
     def _predict(self, X: Any, **options: Any) -> dict[str, list[Any]]:  # noqa: N803
@@ -196,9 +206,11 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         channels: ``"last"`` for sequences ``(steps, channels)``; ``"first"`` for ``(channels, steps)``, as in arrays of
             sktime and aeon. The layout is never guessed from sizes.
         random_state: the seed of weights, order, dropout and validation split: a number, a ``RandomState`` or None.
+        validation: ``(X, y)``, whose loss selects the best epoch and stops training early; None holds out
+            ``validation_fraction`` of the training data.
         callback: the function that :func:`raglane.fit` calls after each epoch.
         **parameters: the settings of :func:`raglane.fit`, see :class:`~raglane.training.settings.Settings`.
-            ``patience=5`` stops after 5 epochs without a lower loss on the ``validation_fraction`` of the data.
+            ``patience=5`` stops after 5 epochs without a lower validation loss.
 
     Attributes:
         classes_: ``(K,)``, the sorted classes.
@@ -227,11 +239,22 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         Raises:
             ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
-        records = _sequences_from(self, X, reset=True)
-        self.classes_, places = np.unique(_targets(y, records, numbers=False), return_inverse=True)
-        # Trained on indices, so that predictions have the type of y.
-        self._train(read(records, Columns(), labels=places.tolist()))
+        self._train(X, y)
         return self
+
+    def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
+        records = _sequences_from(self, X, reset=reset)
+        y = _targets(y, records, numbers=False)
+        if reset:
+            self.classes_ = np.unique(y)
+        unseen = y[~np.isin(y, self.classes_)]
+        if len(unseen):
+            got = f"the class {quote(unseen.tolist()[0])}"
+            raise DataError(
+                message("validation", got, "of the classes in y", "leave its sequences out, or train on some")
+            )
+        # Trained on indices, so that predictions have the type of y.
+        return read(records, Columns(), labels=np.searchsorted(self.classes_, y).tolist())
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of the classes, ``(n, K)``, in the order of ``classes_``."""
@@ -275,11 +298,15 @@ class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         Raises:
             ValueError: as :func:`raglane.fit`, or ``X`` and ``y`` have different lengths.
         """
-        records = _sequences_from(self, X, reset=True)
-        y = _targets(y, records, numbers=True)
-        self._train(read(records, Columns("regress"), labels=y.tolist()))
-        self._is_matrix = y.ndim == 2
+        self._train(X, y)
         return self
+
+    def _labelled(self, X: Any, y: Any, *, reset: bool) -> Dataset:  # noqa: N803
+        records = _sequences_from(self, X, reset=reset)
+        y = _targets(y, records, numbers=True)
+        if reset:
+            self._is_matrix = y.ndim == 2
+        return read(records, Columns("regress"), labels=y.tolist())
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:  # noqa: N803
         """Return the numbers of each sequence, ``(n,)`` or ``(n, T)``."""

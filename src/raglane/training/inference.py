@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from raglane._utils.memory import check_memory
 from raglane._utils.messages import argument, message, quote, quote_all, require, shorten
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
+from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
@@ -33,6 +35,9 @@ from raglane.training.tasks.base import values_of
 
 # Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
 _FORECAST = 48
+
+# The most steps ahead that are measured unasked.
+_FURTHEST = 48
 
 # Rows and characters per entry in the repr of a table.
 _SHOWN, _WIDEST = 10, 40
@@ -123,15 +128,10 @@ class Evaluation:
 
     def better_rule(self) -> str | None:
         """Return the metric and the best simple rule in words, if the model is not better than this rule."""
-        for metric, reached in self.numbers.items():
-            rules = {name: rule for name, rule in self.numbers.items() if name.endswith(f"_{metric}")}
-            if not rules:
-                continue
-            is_score = metric in _SCORES
-            name = (max if is_score else min)(rules, key=rules.__getitem__)
-            is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
-            return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
-        return None
+        steps = [row for row in self.measured.table if "step" in row]
+        ahead = {name: fmean(row[name] for row in steps) for name in (steps[0] if steps else {}) if name != "step"}
+        found = _better_rule(ahead)
+        return _better_rule(self.numbers) or (found and f"{found}, as the mean of {len(steps)} steps ahead")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -154,6 +154,25 @@ class Evaluation:
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "table": finite(list(self.measured.table)),
         }
+
+
+def _better_rule(numbers: Mapping[str, float]) -> str | None:
+    for metric, reached in numbers.items():
+        rules = {name: rule for name, rule in numbers.items() if name.endswith(f"_{metric}")}
+        if not rules:
+            continue
+        is_score = metric in _SCORES
+        name = (max if is_score else min)(rules, key=rules.__getitem__)
+        is_better = reached > rules[name] or reached == 1 if is_score else reached < rules[name] or reached == 0
+        return None if is_better else f"{metric} {reached:.3f}, {name} {rules[name]:.3f}".replace("_", " ")
+    return None
+
+
+def steps_ahead(saved: SavedModel, records: Dataset) -> int:
+    """Return the horizon that measures forecasts of one series whose end is held out, 1 for other data."""
+    if any(not encoder.per_sequence for encoder in saved.preprocessor.features):
+        return 1
+    return min(max(elements_held_out(records), 1), _FURTHEST)
 
 
 def pick_device(name: str) -> torch.device:
@@ -260,12 +279,14 @@ def sample(
     length: int = 200,
     temperature: float = 1.0,
     seed: int = 0,
+    beam: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
     """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than ``prompt``.
 
-    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts.
-    ``device=None`` is the CPU.
+    Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the same texts. With
+    ``beam`` nothing is drawn: the texts are the likeliest that a beam search finds, at most ``beam``, the likeliest
+    first. ``device=None`` is the CPU.
     """
     if saved.task != "language":
         fix = "train a model with the task language"
@@ -275,6 +296,11 @@ def sample(
         check_whole(name, number, least, most=2**63 - 1)
     rule = "at least 0, and finite"
     check_real("temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8")
+    if beam is not None:
+        check_whole("beam", beam, 1)
+        if temperature != 1:
+            rule = "1, its default, with a beam, which searches the likeliest texts"
+            raise ArgumentError(message("temperature", quote(temperature), rule, "leave it out"))
     device = device or torch.device("cpu")
     words, split = saved.preprocessor.vocabulary or (), saved.preprocessor.split
     positions = {token: place for place, token in enumerate(words) if token != END}
@@ -291,7 +317,11 @@ def sample(
 
     model = saved.model.to(device)
     with answering(model):
-        drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+        if beam is None:
+            drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+        else:
+            found = model.search(Ragged([start]), length, beam, min(count, beam))
+            drawn = [tokens.tolist() for tokens in found.tokens]
     texts = []
     for row in drawn:
         end = row.index(END_TOKEN) if END_TOKEN in row else len(row)

@@ -17,8 +17,9 @@ from raglane._utils.messages import message, quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
-from raglane.nn import SequenceEncoder, carry
+from raglane.nn import Hypotheses, SequenceEncoder, beam_search, carry
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
+from raglane.nn.transduction.search import layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.training.decoders import DECODERS
 from raglane.training.own_cell import is_own, load_cell
@@ -374,6 +375,34 @@ class SequenceModel(nn.Module):
                 break
             output, state = recurrent.step(encoder.embedding(tokens[:, step]), state)
         return tokens
+
+    def search(self, inputs: Ragged, most: int, beam: int, n_best: int = 1) -> Hypotheses:
+        """Search the likeliest next tokens of each text, up to its end.
+
+        Args:
+            inputs: texts of ``(L,)`` int64 tokens, L at least 1.
+            most: the most tokens.
+            beam: the number of continuations that run at once.
+            n_best: the number of continuations per text, at most ``beam``.
+
+        Raises:
+            ArgumentError: the model does not read tokens, or ``beam`` or ``n_best`` is out of its range.
+        """
+        encoder = self.encoder
+        recurrent: Any = encoder.recurrent
+        if encoder.embedding is None:
+            raise ArgumentError(message("model", "a model of numbers", "a language model", "pass a language model"))
+        before = inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1)
+        _, state = recurrent(encoder.embed(before))
+
+        def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+            output, hx = recurrent.step(encoder.embedding(tokens), layers_first(state))
+            logits = self.answers(encoder.dropout(output))
+            logits[:, UNKNOWN_TOKEN] = -torch.inf
+            return logits.log_softmax(-1), rows_first(hx)
+
+        options: dict[str, Any] = {"beam": beam, "max_length": most, "end": END_TOKEN, "n_best": n_best}
+        return beam_search(step, inputs.last(), rows_first(state), **options)
 
     def _next(self, before: Tensor, answer: Tensor) -> Tensor:
         """Return the next element from the output of the head; NaN after NaN."""

@@ -109,6 +109,48 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
+def label_scales(shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction) -> Tensor:
+    """Return the factor of each sequence's loss in a reduction per label; ``shares`` are the weights ``(B,)``.
+
+    A sequence without labels counts as one label, and one without steps and labels does not count.
+    """
+    if reduction == "none":
+        return shares
+    labels = torch.maximum(labels, steps.clamp(max=1)).to(shares.dtype)
+    if reduction == "element":
+        return ratio(shares, (labels * shares).sum())
+    return ratio(ratio(shares, labels), (labels.clamp(max=1) * shares).sum())
+
+
+def reduce_per_label(losses: Tensor, shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction) -> Tensor:
+    """Reduce the losses ``(B,)`` of sequences; see :func:`label_scales`."""
+    scales = label_scales(shares, labels, steps, reduction)
+    # A weight of 0 times an infinite loss would be NaN.
+    weighted = losses.masked_fill(scales == 0, 0) * scales
+    return weighted if reduction == "none" else weighted.sum()
+
+
+class Once(torch.autograd.Function):
+    """Returns a gradient with respect to ``values``, and raises if it is differentiated again.
+
+    torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, values: Tensor, loss: str, argument: str) -> Tensor:  # noqa: ARG004
+        """Return the gradient."""
+        ctx.names = loss, argument
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        """Raise the error of a second derivative."""
+        loss, argument = ctx.names
+        rule = f"the first derivative, the only one of {loss}, as in torch"
+        fix = "leave out create_graph=True, or penalise another loss"
+        raise ArgumentError(message(argument, "a second derivative", rule, fix))
+
+
 def check_reduction(reduction: Any) -> None:
     """Raise if this is not the name of a reduction."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:

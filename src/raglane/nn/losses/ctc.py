@@ -22,7 +22,15 @@ from raglane import segments
 from raglane._utils.checks import check_flag, check_whole
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.losses.comparison import Reduction, check_predictions, check_reduction, ratio, sequence_weights, wide
+from raglane.nn.losses.comparison import (
+    Once,
+    Reduction,
+    check_predictions,
+    check_reduction,
+    reduce_per_label,
+    sequence_weights,
+    wide,
+)
 from raglane.ragged import Ragged
 from raglane.segments import conjugate
 
@@ -75,7 +83,7 @@ def ctc_loss(
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
-    _check_targets(log_probs, targets, blank)
+    check_targets(log_probs, targets, blank)
     dtype = wide(log_probs.dtype)
     values = log_probs.values.to(dtype)
     shares = values.new_ones(len(log_probs))
@@ -89,43 +97,51 @@ def ctc_loss(
     losses, _ = _align(values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares)
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
-    # A weight of 0 times an infinite loss would be NaN.
-    weighted = losses.masked_fill(shares == 0, 0) * shares
-    if reduction == "none":
-        return weighted.to(log_probs.dtype)
-    labels = torch.maximum(targets.lengths, log_probs.lengths.clamp(max=1))
-    if reduction == "element":
-        return ratio(weighted.sum(), (labels * shares).sum()).to(log_probs.dtype)
-    means = ratio(weighted, labels.to(dtype))
-    return ratio(means.sum(), (labels.clamp(max=1) * shares).sum()).to(log_probs.dtype)
+    return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(log_probs.dtype)
 
 
-def _check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
+def check_blank(log_probs: Ragged, blank: int) -> None:
+    """Raise if the classes are not the only dimension of an element, or the blank is not a class."""
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
         got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError(message("log_probs, blank", got, rule, fix))
+
+
+def check_targets(log_probs: Ragged, targets: Any, blank: int) -> None:
+    """Raise if log-probabilities and targets do not match, or a label on a CPU does not exist."""
+    check_blank(log_probs, blank)
+    check_labels(targets, log_probs, "log_probs")
+    check_classes(targets, log_probs.values.shape[1], blank)
+
+
+def check_labels(targets: Any, batch: Ragged, name: str) -> None:
+    """Raise if targets are not one sequence of labels per sequence of a batch, the argument ``name``."""
     is_labels = isinstance(targets, Ragged) and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
     if not is_labels or targets.dtype is torch.bool:
         got = str(targets.dtype) if isinstance(targets, Ragged) else type(targets).__name__
         fix = "wrap them with rl.Ragged(list_of_labels)"
         raise ArgumentTypeError(message("targets", got, "a Ragged of labels, of an integer dtype", fix))
-    if targets.values.dim() != 1 or len(targets) != len(log_probs) or targets.device != log_probs.device:
+    if targets.values.dim() != 1 or len(targets) != len(batch) or targets.device != batch.device:
         got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
-        rule = f"one sequence of labels for each of the {len(log_probs)} sequences of log_probs, on {log_probs.device}"
-        fix = "pass a Ragged (N,) with one sequence, possibly empty, per sequence of log_probs, moved with .to()"
+        rule = f"one sequence of labels for each of the {len(batch)} sequences of {name}, on {batch.device}"
+        fix = f"pass a Ragged (N,) with one sequence, possibly empty, per sequence of {name}, moved with .to()"
         raise ShapeError(message("targets", got, rule, fix))
+
+
+def check_classes(targets: Ragged, classes: int, blank: int) -> None:
+    """Raise if a label on a CPU is not one of the classes, or is the blank."""
     if targets.values.is_cpu and not torch.compiler.is_compiling():
-        wrong = (targets.values < 0) | (targets.values >= log_probs.values.shape[1]) | (targets.values == blank)
+        wrong = (targets.values < 0) | (targets.values >= classes) | (targets.values == blank)
         if bool(wrong.any()):
-            rule = f"from 0 to {log_probs.values.shape[1] - 1}, except the blank, {blank}"
+            rule = f"from 0 to {classes - 1}, except the blank, {blank}"
             fix = "check how the labels are numbered"
             raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lattice:
+class Lattice:
     """The S states of the targets of B sequences; see NOTE [lattice]."""
 
     alive: list[int]  # for each step, the number of states of sequences with that step
@@ -138,7 +154,7 @@ class _Lattice:
     bars_skips: Tensor  # ``(S,)`` True if a path cannot come from the state two before
 
 
-def _lattice(
+def lattice_of(
     classes: int,
     log_prob_offsets: Tensor,
     steps: Tensor,
@@ -146,7 +162,7 @@ def _lattice(
     target_offsets: Tensor,
     labels: Tensor,
     blank: int,
-) -> _Lattice:
+) -> Lattice:
     """Return the states of targets ``(M,)``; ``steps`` and ``labels`` are the lengths of both batches on the host."""
     host_order = steps.argsort(descending=True, stable=True)
     host_offsets = segments.offsets_from_lengths(2 * labels[host_order] + 1)
@@ -164,7 +180,7 @@ def _lattice(
     label = torch.cat([targets, targets.new_full((1,), blank)]).index_select(0, place)
     # The condition on the position excludes labels that roll brings from another sequence.
     skips = is_label & (position > 2) & (label != label.roll(2))
-    return _Lattice(
+    return Lattice(
         alive=host_offsets[running].tolist(),
         order=order,
         offsets=offsets,
@@ -199,7 +215,7 @@ def _align(
 
     A share is the probability that a path of the target emits a label at a step: minus the derivative of the loss.
     """
-    lattice = _lattice(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
+    lattice = lattice_of(log_probs.shape[1], offsets, steps, targets, target_offsets, labels, blank)
     saved = log_probs.new_empty(sum(lattice.alive) if need_shares else 0)
     losses, emission = _forward(log_probs, lattice, saved)
     shares = _backward(log_probs, lattice, saved, losses, emission) if need_shares else log_probs.new_empty(0)
@@ -220,14 +236,14 @@ def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     log_probs, shares, offsets = ctx.saved_tensors
     gradient: Tensor = shares * segments.spread(-grad, offsets, shares.shape[0]).unsqueeze(1)
     if torch.is_grad_enabled():  # with create_graph=True
-        gradient = _Once.apply(gradient, log_probs)  # type: ignore[no-untyped-call]
+        gradient = Once.apply(gradient, log_probs, "ctc_loss", "log_probs")  # type: ignore[no-untyped-call]
     return gradient, *([None] * 7)
 
 
 _align.register_autograd(_gradient, setup_context=_setup_context)
 
 
-def _forward(log_probs: Tensor, lattice: _Lattice, saved: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(log_probs: Tensor, lattice: Lattice, saved: Tensor) -> tuple[Tensor, Tensor]:
     """Run the forward pass and write the forward variables to ``saved``, unless it is empty.
 
     Return the losses, and each state's index into the log-probabilities after its last step, where backward begins.
@@ -252,7 +268,7 @@ def _forward(log_probs: Tensor, lattice: _Lattice, saved: Tensor) -> tuple[Tenso
     return torch.empty_like(at_end).index_copy_(0, lattice.order, -at_end), emission
 
 
-def _backward(log_probs: Tensor, lattice: _Lattice, saved: Tensor, losses: Tensor, emission: Tensor) -> Tensor:
+def _backward(log_probs: Tensor, lattice: Lattice, saved: Tensor, losses: Tensor, emission: Tensor) -> Tensor:
     """Run the backward pass and return the shares, from the saved forward variables."""
     classes, flat = log_probs.shape[1], log_probs.reshape(-1)
     is_last, bars_skips = lattice.is_first.roll(-1), lattice.bars_skips.roll(-2)
@@ -271,20 +287,3 @@ def _backward(log_probs: Tensor, lattice: _Lattice, saved: Tensor, losses: Tenso
         beta[:alive] = _joined(onward[:alive], after[:alive], two_after[:alive], is_last[:alive], bars_skips[:alive])
         end -= alive
     return shares.view_as(log_probs)
-
-
-class _Once(torch.autograd.Function):
-    """Returns a gradient, and raises if it is differentiated again.
-
-    torch's ``once_differentiable`` does not raise if another loss is differentiated too, and omits the terms from here.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, log_probs: Tensor) -> Tensor:  # noqa: ARG004
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        rule = "the first derivative, the only one of ctc_loss, as in torch"
-        fix = "leave out create_graph=True, or penalise another loss"
-        raise ArgumentError(message("log_probs", "a second derivative", rule, fix))

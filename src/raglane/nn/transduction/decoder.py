@@ -31,7 +31,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.nn.transduction.attention import KINDS, Attention, Block, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
-from raglane.nn.transduction.search import beam_search
+from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.segments.indexing import place_rows
 
@@ -236,11 +236,9 @@ class AttentionDecoder(nn.Module):
         count, longest = len(memory), memory.max_length
         with torch.no_grad():
             stepping = _Stepping(self, memory, longest)
-            cell = self._initial(memory, hx)
-            parts = cell if isinstance(cell, tuple) else (cell,)
             state: dict[str, Any] = {
                 "item": torch.arange(count, device=memory.device),
-                "cell": tuple(part.transpose(0, 1) for part in parts),
+                "cell": rows_first(self._initial(memory, hx)),
             }
             if self.input_feeding:
                 state["fed"] = memory.values.new_zeros(count, self.hidden_size)
@@ -380,11 +378,11 @@ class _Stepping:
     def step(self, tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Return log-probabilities ``(R, V)`` and the new state."""
         decoder, item = self.decoder, state["item"]
-        hx = one_or_tuple(tuple(part.transpose(0, 1).contiguous() for part in state["cell"]))
-        outputs, new = decoder.recurrent.step(decoder._embedded(tokens, state.get("fed")), hx)
+        embedded = decoder._embedded(tokens, state.get("fed"))
+        outputs, new = decoder.recurrent.step(embedded, layers_first(state["cell"]))
         items, counts = (part.cpu() for part in item.unique_consecutive(return_counts=True))
         blocks = blocks_of(counts.tolist(), self.starts[items].tolist(), self.lengths[items].tolist())
-        state = {**state, "cell": tuple(part.transpose(0, 1) for part in (new if isinstance(new, tuple) else (new,)))}
+        state = {**state, "cell": rows_first(new)}
         is_there, previous = None, None
         if "weights" in state or "covered" in state:
             is_there = self.elements < self.memory.lengths[item].unsqueeze(1)

@@ -37,22 +37,20 @@ class Rules(NamedTuple):
     silent: int  # -1 for none
     frames: Tensor | None
 
-    def factor(self, lengths: Tensor) -> Tensor:
-        """Return the divisor of the log-probability of outputs of these lengths."""
-        return ((5 + lengths.double()) / 6) ** self.alpha
+    def scaled(self, totals: Tensor, lengths: Tensor) -> Tensor:
+        """Return log-probabilities divided by the length penalty."""
+        return totals if self.alpha == 0 else totals / ((5 + lengths.double()) / 6) ** self.alpha
 
 
 class _Rows(NamedTuple):
-    """The R running hypotheses, ``(R,)`` each; see NOTE [lanes]."""
+    """The R running hypotheses; see NOTE [lanes]."""
 
-    slots: Tensor  # the place of the item among those that run
-    tokens: Tensor  # the last token, which the next step reads
-    scores: Tensor  # the log-probability, float64
-    nodes: Tensor  # the end of the output in the tree; -1 for an empty output
-    lengths: Tensor  # of the output
-    frames: Tensor  # the number of silent tokens
-    labels: Tensor  # the last token of the output; -1 for an empty output
-    prints: Tensor  # a hash of the output
+    tokens: Tensor  # ``(R,)`` the last token, which the next step reads
+    scores: Tensor  # ``(R,)`` the log-probability, float64
+    # ``(R, 6)``: the place, which is the item's slot times ``beam`` plus the rank in the item; the end of the output in
+    # the tree, -1 for an empty one; the length of the output; the number of silent tokens; the last token of the
+    # output, -1 for an empty one; a hash of the output.
+    facts: Tensor
 
 
 class Lanes:
@@ -71,7 +69,7 @@ class Lanes:
         self.rules, self.step, self.penalty, self.constraint = rules, step, penalty, constraint
         self.starts, self.initial, self.slots = starts, initial, slots
         none = starts[:0]
-        self.rows = _Rows(none, none, none.double(), none, none, none, none, none)
+        self.rows = _Rows(none, none.double(), none.new_zeros(0, 6))
         self.state: Any = None
         self.items = none  # of the slots in use
         self.tree: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -93,9 +91,10 @@ class Lanes:
         new = self.waiting[: self.slots - used]
         if new.shape[0]:
             self.waiting = self.waiting[new.shape[0] :]
-            zeros = torch.zeros_like(new)
-            slots = used + torch.arange(new.shape[0], device=new.device)
-            rows = _Rows(slots, self.starts[new], zeros.double(), zeros - 1, zeros, zeros, zeros - 1, zeros)
+            facts = new.new_zeros(new.shape[0], 6)
+            facts[:, 0] = (used + torch.arange(new.shape[0], device=new.device)) * self.rules.beam
+            facts[:, [1, 4]] = -1
+            rows = _Rows(self.starts[new], facts[:, 2].double(), facts)
             self.rows = _Rows(*map(torch.cat, zip(self.rows, rows, strict=True)))
             entering = _select(self.initial, new)
             self.state = entering if not used else pytree.tree_map(_joined, self.state, entering)
@@ -104,60 +103,66 @@ class Lanes:
 
     def advance(self) -> None:
         """Extend all hypotheses by one token."""
-        rules, rows, slots = self.rules, self.rows, self.items.shape[0]
+        rules, rows = self.rules, self.rows
         log_probs = self._log_probs()
-        counts = torch.bincount(rows.slots, minlength=slots)
-        first = counts.cumsum(0) - counts
-        places = rows.slots * rules.beam + torch.arange(log_probs.shape[0], device=first.device) - first[rows.slots]
         tokens, scores = likeliest(log_probs, rules.beam + 1)
         if bool(scores[:, 0].isnan().any()):  # NaN is the largest number for torch.topk
-            item = int(self.items[rows.slots[scores[:, 0].isnan()][0]])
+            item = int(self._items_of(scores[:, 0].isnan())[0])
             name, rule = "step" if self.constraint is None else "step, constraint", "without NaN"
             fix = "check the data and the weights of the model"
             raise ArgumentError(message(f"{name}: log_probs", f"NaN for item {item}", rule, fix))
-        scores = scores.double() + rows.scores.unsqueeze(1)
+        scores = scores + rows.scores.unsqueeze(1)
+        places = rows.facts[:, 0]
+        grid = places.new_full((self.items.shape[0] * rules.beam,), -1)
+        grid[places] = torch.arange(places.shape[0], device=places.device)
         other = None
         if rules.frames is not None:
-            tokens, scores, other = self._merged(log_probs, places, tokens, scores)
+            tokens, scores, other = self._merged(log_probs, grid.view(-1, rules.beam), tokens, scores)
         width = tokens.shape[1]
-        totals = scores.new_full((slots * rules.beam, width), _NEVER).index_copy(0, places, scores)
-        totals, order = totals.view(slots, -1).sort(dim=1, descending=True, stable=True)
+        totals = scores.new_full((grid.shape[0], width), _NEVER).index_copy(0, places, scores)
+        totals, order = totals.view(self.items.shape[0], -1).sort(dim=1, descending=True, stable=True)
         # At most one extension of a row is by the end or silent token, so these include ``beam`` others.
         totals, order = totals[:, : 2 * rules.beam], order[:, : 2 * rules.beam]
-        parents = torch.where(totals > _NEVER, first.unsqueeze(1) + order // width, 0)
+        parents = grid.view(-1, rules.beam).gather(1, order // width).clamp_(min=0)
         self._replace(totals, parents, tokens[parents, order % width], other)
+
+    def _items_of(self, chosen: Tensor | slice) -> Tensor:
+        """Return the items of chosen rows."""
+        return self.items[self.rows.facts[chosen, 0] // self.rules.beam]
 
     def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, other: Tensor | None) -> None:
         """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the finished ones."""
-        rules, rows, items = self.rules, self.rows, self.items
-        is_silent = tokens == rules.silent
-        is_label = ~is_silent & (tokens != rules.end)
-        labels = torch.where(is_label, tokens, rows.labels[parents])
-        lengths, frames = rows.lengths[parents] + is_label, rows.frames[parents] + is_silent
-        before, is_new = parents, is_label
-        if other is not None:
-            is_moved = is_silent & (other[parents] >= 0)
-            before, is_new = torch.where(is_moved, other[parents], parents), is_label | is_moved
-        self.tree.append((labels.flatten(), rows.nodes[before].flatten(), rows.frames[before].flatten()))
-        fresh = self.nodes + torch.arange(totals.numel(), device=totals.device).view_as(totals)
+        rules, items = self.rules, self.items
+        _, before, lengths, frames, labels, prints = self.rows.facts[parents].unbind(2)
+        fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(totals)
         self.nodes += totals.numel()
-        nodes = torch.where(is_new, fresh, rows.nodes[parents])
-        if rules.frames is None:
-            is_done = (tokens == rules.end) | (lengths == rules.most[items].unsqueeze(1))
+        is_there = totals > _NEVER
+        if other is None:
+            is_label = tokens != rules.end
+            self.tree.append((tokens.flatten(), before.flatten(), frames.flatten()))
+            nodes, lengths = torch.where(is_label, fresh, before), lengths + is_label
+            is_done = ~is_label | (lengths == rules.most[items].unsqueeze(1))
         else:
-            is_done = frames == rules.frames[items].unsqueeze(1)
-        continues = (totals > _NEVER) & ~is_done
+            is_label = tokens != rules.silent
+            labels, prints = torch.where(is_label, tokens, labels), hashed(prints, tokens, is_label)
+            # The end of a merged output is that of its more probable alignment.
+            is_moved = ~is_label & (other[parents] >= 0)
+            moved = self.rows.facts[torch.where(is_moved, other[parents], parents)]
+            self.tree.append((labels.flatten(), moved[:, :, 1].flatten(), moved[:, :, 3].flatten()))
+            nodes, lengths = torch.where(is_label | is_moved, fresh, before), lengths + is_label
+            frames = frames + ~is_label
+            is_done = frames == rules.frames[items].unsqueeze(1)  # type: ignore[index]
+        continues = is_there & ~is_done
         continues &= continues.cumsum(1) <= rules.beam
-        is_done &= totals > _NEVER
-        is_done[:, rules.beam :] = False
+        is_done = (is_done & is_there)[:, : rules.beam]
         if bool(is_done.any()):
-            self._keep(totals.masked_fill(~is_done, _NEVER), parents, nodes, lengths)
-        continues &= self._bound(totals.masked_fill(~continues, _NEVER), lengths) > self.best[0][items, -1:]
-        chosen = continues.flatten().nonzero().squeeze(1)
+            self._keep(totals, parents, nodes, lengths, is_done)
+        continues &= self._bound(totals, lengths, continues) > self.best[0][items, -1:]
         remains = continues.any(1)
-        slots = (remains.cumsum(0) - 1)[chosen // totals.shape[1]]
-        parts = (tokens, totals, nodes, lengths, frames, labels, hashed(rows.prints[parents], tokens, is_label))
-        self.rows = _Rows(slots, *(part.flatten()[chosen] for part in parts))
+        places = (remains.cumsum(0) - 1).unsqueeze(1) * rules.beam + continues.cumsum(1) - 1
+        chosen = continues.flatten().nonzero().squeeze(1)
+        facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2).flatten(0, 1).index_select(0, chosen)
+        self.rows = _Rows(tokens.flatten()[chosen], totals.flatten()[chosen], facts)
         self.state = _select(self.state, parents.flatten()[chosen])
         self.items = items[remains]
 
@@ -179,9 +184,10 @@ class Lanes:
                     rule = f"below {self.vocabulary}, the number of log-probabilities that step returns"
                     raise ArgumentError(message(name, f"{token}", rule, "pass one of the tokens"))
         if self.constraint is not None:
-            values, _ = self._outputs(rows.nodes, rows.lengths)
-            prefixes = Ragged._build(values, rows.lengths.cpu())
-            log_probs = self._checked("constraint", self.constraint(prefixes, self.items[rows.slots], log_probs))
+            lengths = rows.facts[:, 2]
+            prefixes = Ragged._build(self._outputs(rows.facts[:, 1], lengths)[0], lengths.cpu())
+            constrained = self.constraint(prefixes, self._items_of(slice(None)), log_probs)
+            log_probs = self._checked("constraint", constrained)
         return log_probs
 
     def _checked(self, name: str, given: Any) -> Any:
@@ -194,60 +200,61 @@ class Lanes:
             raise ShapeError(message(name, got, rule, "return a row per token that it was called with"))
         return given
 
-    def _merged(
-        self, log_probs: Tensor, places: Tensor, tokens: Tensor, scores: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _merged(self, log_probs: Tensor, grid: Tensor, tokens: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the extensions with the silent one first, and the rows whose extensions were merged into those.
 
         Row i after the silent token and row j after the last token of i have the same output, if that of i is that of j
-        and this token. Their sum replaces both. The third result is j if it is the more probable one, else -1.
+        and this token. Their sum replaces both. The third result is j if it is the more probable one, else -1. ``grid``
+        has the row of each place, -1 if it is free.
         """
         rules, rows = self.rules, self.rows
-        is_full = rows.lengths >= rules.most[self.items[rows.slots]]
-        scores = scores.masked_fill((tokens == rules.silent) | is_full.unsqueeze(1), _NEVER)
-        grid = places.new_full((self.items.shape[0] * rules.beam,), -1)
-        grid[places] = torch.arange(places.shape[0], device=places.device)
-        peers = grid.view(-1, rules.beam)[rows.slots]  # ``(R, beam)``, the rows of the same item
-        labels = rows.labels.unsqueeze(1)
-        is_prefix = (peers >= 0) & (rows.lengths[peers] + 1 == rows.lengths.unsqueeze(1))
-        is_prefix &= hashed(rows.prints[peers], labels, labels >= 0) == rows.prints.unsqueeze(1)
+        place, _, lengths, _, labels, prints = rows.facts.unbind(1)
+        scores = scores.masked_fill(tokens == rules.silent, _NEVER)
+        scores = scores.masked_fill((lengths >= rules.most[self._items_of(slice(None))]).unsqueeze(1), _NEVER)
+        peers = grid[place // rules.beam]  # ``(R, beam)``, the rows of the same item
+        last = labels.unsqueeze(1)
+        is_prefix = (peers >= 0) & (lengths[peers] + 1 == lengths.unsqueeze(1))
+        is_prefix &= hashed(prints[peers], last, last >= 0) == prints.unsqueeze(1)
         has = is_prefix.any(1)
         prefix = peers.gather(1, is_prefix.int().argmax(1, keepdim=True)).squeeze(1)
-        by_label = log_probs[prefix, rows.labels].double() + rows.scores[prefix]
-        by_label = by_label.masked_fill(~has, _NEVER)
-        by_silence = log_probs[:, rules.silent].double() + rows.scores
+        by_label = (log_probs[prefix, labels] + rows.scores[prefix]).masked_fill(~has, _NEVER)
+        by_silence = log_probs[:, rules.silent] + rows.scores
         # The merged extensions of row j are by the labels of its peers whose prefix is j.
-        is_child = (peers >= 0) & has[peers] & (prefix[peers] == grid[places].unsqueeze(1))
-        taken = (tokens.unsqueeze(2) == rows.labels[peers].unsqueeze(1)) & is_child.unsqueeze(1)
+        own = torch.arange(peers.shape[0], device=peers.device).unsqueeze(1)
+        is_child = (peers >= 0) & has[peers] & (prefix[peers] == own)
+        taken = (tokens.unsqueeze(2) == labels[peers].unsqueeze(1)) & is_child.unsqueeze(1)
         scores = scores.masked_fill(taken.any(2), _NEVER)
-        silence = torch.full_like(labels, rules.silent)
         both = torch.logaddexp(by_label, by_silence).unsqueeze(1)
         other = torch.where(by_label > by_silence, prefix, -1)
-        return torch.cat([silence, tokens], 1), torch.cat([both, scores], 1), other
+        return torch.cat([torch.full_like(last, rules.silent), tokens], 1), torch.cat([both, scores], 1), other
 
-    def _keep(self, totals: Tensor, parents: Tensor, nodes: Tensor, lengths: Tensor) -> None:
-        """Insert finished extensions, those above -inf, into the best of their items."""
-        finals = totals / self.rules.factor(lengths)
+    def _keep(self, totals: Tensor, parents: Tensor, nodes: Tensor, lengths: Tensor, is_done: Tensor) -> None:
+        """Insert the finished of the ``beam`` best extensions into the best of their items."""
+        beam = is_done.shape[1]
+        finals = self.rules.scaled(totals, lengths)[:, :beam].masked_fill(~is_done, _NEVER)
         if self.penalty is not None:
             extra = self.penalty(self.state)
             if not isinstance(extra, Tensor) or extra.shape != self.rows.tokens.shape or bool(extra.isnan().any()):
                 got = f"a tensor {tuple(extra.shape)}, or NaN" if isinstance(extra, Tensor) else type(extra).__name__
                 rule = f"a function that returns numbers {tuple(self.rows.tokens.shape)}"
                 raise ShapeError(message("penalty", got, rule, "return a number per row of the state"))
-            finals = finals + extra.double()[parents]
-        new = (finals, nodes, lengths)
+            finals = finals + extra[parents[:, :beam]]
+        new = (finals, nodes[:, :beam], lengths[:, :beam])
         both = [torch.cat([old[self.items], part], 1) for old, part in zip(self.best, new, strict=True)]
         order = both[0].argsort(dim=1, descending=True, stable=True)[:, : self.rules.n_best]
         for old, part in zip(self.best, both, strict=True):
             old[self.items] = part.gather(1, order)
 
-    def _bound(self, totals: Tensor, lengths: Tensor) -> Tensor:
-        """Return the best score that each continuing extension can reach."""
-        factor = torch.maximum(self.rules.factor(lengths), self.rules.factor(self.rules.most[self.items].unsqueeze(1)))
-        if self.rules.frames is None:
-            return totals / factor
-        # Merged hypotheses reach at most the sum of all.
-        return totals.logsumexp(1, keepdim=True) / factor.amax(1, keepdim=True)
+    def _bound(self, totals: Tensor, lengths: Tensor, continues: Tensor) -> Tensor:
+        """Return the best score that each continuing extension can reach, or all of an item together."""
+        rules = self.rules
+        if rules.frames is not None:
+            # Merged hypotheses reach at most the sum of all.
+            totals = totals.masked_fill(~continues, _NEVER).logsumexp(1, keepdim=True)
+            lengths = lengths.amin(1, keepdim=True)
+        if rules.alpha > 0:
+            lengths = rules.most[self.items].unsqueeze(1)
+        return rules.scaled(totals, lengths)
 
     def found(self) -> Hypotheses:
         """Return the finished hypotheses."""

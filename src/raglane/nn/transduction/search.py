@@ -11,6 +11,7 @@ from torch import Tensor
 from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole
 from raglane._utils.messages import message, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.lanes import Lanes, Rules, check_rows
 from raglane.ragged import Ragged
@@ -124,6 +125,16 @@ def beam_search(
         while lanes.admit():
             lanes.advance()
         return lanes.found()
+
+
+def rows_first(hx: State) -> tuple[Tensor, ...]:
+    """Return a recurrent layer's state as the state of a search, ``(rows, layers, size)`` each."""
+    return tuple([part.transpose(0, 1) for part in (hx if isinstance(hx, tuple) else (hx,))])
+
+
+def layers_first(parts: tuple[Tensor, ...]) -> Any:
+    """Return the state of a recurrent layer, the inverse of :func:`rows_first`."""
+    return one_or_tuple(tuple([part.transpose(0, 1).contiguous() for part in parts]))
 
 
 def _integers(name: str, given: Any, count: int, device: torch.device) -> Tensor:

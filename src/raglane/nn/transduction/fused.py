@@ -1,0 +1,237 @@
+"""The loss of a transducer with a linear joint on a CPU, and its gradients, one sequence after another.
+
+The logits of a tile of frames are a product of ``tanh(frame + state)`` with the weights of the joint. Sequences are
+processed in groups: their log-probabilities, then the recursions, then the gradients. Log-probabilities of a group that
+fits in ``_KEPT`` bytes are kept for the gradients, and those of a longer sequence are computed twice.
+
+NOTE [band]: a row, i.e. a frame and a state, contributes to gradients by its share, the probability that a path visits
+it. The shares of a frame and of a state add up to at least 1. So gradients are computed from the range of states whose
+shares in a tile exceed 2 ** -40 (2 ** -80 in float64), and the other rows would only change their rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane._utils.tracing import are_transformed, has_tangent, records_operators
+from raglane.native.library import missing_kernels
+from raglane.nn.losses.comparison import Once
+from raglane.nn.transduction.lattice import Alignments, align_now
+
+_KEPT = 128 * 2**20
+# The rows of a tile, at least those of one frame: enough for products at full speed, and few enough for the caches.
+_ROWS = 2048
+_NEGLIGIBLE = {torch.float32: 2.0**-40, torch.float64: 2.0**-80}
+
+
+def supports(parts: list[Tensor], joint: torch.nn.Linear) -> bool:
+    """Return True if the joint is a plain linear layer of the dtype of frames and states, on a CPU."""
+    if type(joint) is not torch.nn.Linear or joint._forward_hooks or joint._forward_pre_hooks:
+        return False
+    tensors = [*parts, *joint.parameters()]
+    return (
+        all(part.is_cpu and part.dtype is parts[0].dtype for part in tensors)
+        and parts[0].dtype in _NEGLIGIBLE
+        and not records_operators()
+        and not has_tangent(tensors)
+        and not are_transformed(tensors)
+        and missing_kernels() is None
+    )
+
+
+def losses(parts: list[Tensor], joint: torch.nn.Linear, alignments: Alignments, scales: Tensor | None = None) -> Tensor:
+    """Return the loss of each sequence, ``(B,)``.
+
+    With ``scales`` ``(B,)`` the losses are multiplied by them, and gradients are computed with the losses. Only the sum
+    of the result may then be differentiated.
+    """
+    bias = joint.weight.new_zeros(joint.out_features) if joint.bias is None else joint.bias
+    inputs = *parts, joint.weight, bias
+    needed = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+    result: Tensor = _Losses.apply(*inputs, alignments, scales, needed)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Losses(torch.autograd.Function):
+    """See :func:`losses`."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        *inputs, ctx.alignments, scales, needed = args
+        ctx.is_scaled = scales is not None
+        found, gradients = _compute(_Joint(*inputs), ctx.alignments, scales, needed and ctx.is_scaled)
+        ctx.save_for_backward(*inputs, *gradients)
+        # Infinity times 0 would be NaN.
+        return found if scales is None else found.masked_fill(scales == 0, 0) * scales
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, gradients = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        with torch.no_grad():
+            if ctx.is_scaled:  # all numbers of upstream are equal
+                gradients = [upstream.amax() * part for part in gradients] if upstream.shape[0] else gradients
+            else:
+                _, gradients = _compute(_Joint(*inputs), ctx.alignments, upstream, True)
+        if torch.is_grad_enabled():  # with create_graph=True
+            gradients = [Once.apply(part, inputs[0], "rnnt_loss", "encoder") for part in gradients]  # type: ignore[no-untyped-call]
+        return *gradients, None, None, None
+
+
+class _Joint(NamedTuple):
+    """The tensors from which logits are computed, or their gradients."""
+
+    frames: Tensor  # ``(N, H)``, or ``(T, H)`` of a sequence
+    states: Tensor  # ``(P, H)``, or ``(U + 1, H)`` of a sequence
+    weight: Tensor  # ``(C, H)``
+    bias: Tensor  # ``(C,)``
+
+    def sequences(self, alignments: Alignments) -> list[_Joint]:
+        """Return the parts of each sequence, as views."""
+        frames = self.frames.split(alignments.frames.tolist())
+        states = self.states.split((alignments.labels + 1).tolist())
+        return [_Joint(*pair, self.weight, self.bias) for pair in zip(frames, states, strict=True)]
+
+    def hidden(self, frames: slice, states: slice, out: Tensor) -> Tensor:
+        """Return ``tanh(frame + state)`` of all pairs, ``(rows, H)``."""
+        first, second = self.frames[frames].unsqueeze(1), self.states[states].unsqueeze(0)
+        rows = out[: first.shape[0] * second.shape[1]]
+        torch.add(first, second, out=rows.view(first.shape[0], *second.shape[1:])).tanh_()
+        return rows
+
+    def scores(self, hidden: Tensor, logits: Tensor, out: Tensor) -> Tensor:
+        """Return the log-probabilities of rows, ``(rows, C)``; ``logits`` is scratch."""
+        torch.addmm(self.bias, hidden, self.weight.t(), out=logits[: hidden.shape[0]])
+        return torch.log_softmax(logits[: hidden.shape[0]], 1, out=out[: hidden.shape[0]])
+
+
+def _compute(
+    joint: _Joint, alignments: Alignments, scales: Tensor | None, need_gradients: bool
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the losses, ``(B,)``, and the gradients of the sum of the losses times ``scales``; none without need.
+
+    With ``scales``, sequences of scale 0 are omitted, and have the loss 0.
+    """
+    states = alignments.labels + 1
+    rows = alignments.frames * states
+    classes, size = joint.weight.shape
+    gradients = _Joint(*(torch.zeros_like(part) for part in joint)) if need_gradients else None
+    found = joint.weight.new_zeros(rows.shape[0])
+    # The rows of a tile of each sequence.
+    tiles = torch.minimum((_ROWS // states).clamp(min=1), alignments.frames) * states
+    most = int(tiles.max()) if rows.shape[0] else 0
+    scratch = _Scratch(joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes))
+    room = _KEPT // (classes * joint.weight.itemsize)
+    used = torch.arange(rows.shape[0]) if scales is None else scales.nonzero().view(-1)
+    groups = list(_groups(rows[used].tolist(), room))
+    kept = joint.weight.new_empty(max((total for *_, total in groups if total <= room), default=0), classes)
+    sequences = joint.sequences(alignments)
+    parts = gradients.sequences(alignments) if gradients is not None else []
+    following = alignments.following.split(states.tolist())
+    for begin, end, total in groups:
+        group = used[begin:end]
+        emissions = joint.weight.new_empty(total, 2)
+        sizes = rows[group].tolist()
+        stores = kept[:total].split(sizes) if need_gradients and total <= room else [None] * len(sizes)
+        for index, store, pairs in zip(group.tolist(), stores, emissions.split(sizes), strict=True):
+            _emit(sequences[index], following[index], alignments.blank, scratch, store, pairs)
+        lengths = alignments.frames[group], alignments.labels[group]
+        found[group], shares = align_now(
+            emissions, *lengths, alignments.one_per_frame, alignments.fastemit, need_gradients
+        )
+        if scales is None or not need_gradients:
+            continue
+        for index, store, pairs in zip(group.tolist(), stores, shares.split(sizes), strict=True):
+            _add_gradients(
+                sequences[index],
+                parts[index],
+                following[index],
+                alignments.blank,
+                scratch,
+                store,
+                pairs,
+                scales[index],
+            )
+    return found, gradients or ()
+
+
+class _Scratch(NamedTuple):
+    """Memory of two tiles of hidden rows, and of two of logits."""
+
+    hidden: Tensor  # ``(2, rows, H)``
+    logits: Tensor  # ``(2, rows, C)``
+
+
+def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
+    """Yield begin, end and total of adjacent sizes whose total is at most ``room``, or of a single larger one."""
+    begin, total = 0, 0
+    for place, size in enumerate(sizes):
+        if total + size > room and place > begin:
+            yield begin, place, total
+            begin, total = place, 0
+        total += size
+    if sizes:
+        yield begin, len(sizes), total
+
+
+def _tiles(joint: _Joint) -> Iterator[slice]:
+    """Yield the frames of each tile of a sequence."""
+    count, step = joint.frames.shape[0], max(_ROWS // joint.states.shape[0], 1)
+    for begin in range(0, count, step):
+        yield slice(begin, min(begin + step, count))
+
+
+def _emit(
+    joint: _Joint, following: Tensor, blank: int, scratch: _Scratch, store: Tensor | None, emissions: Tensor
+) -> None:
+    """Write the emissions ``(T * (U + 1), 2)`` of a sequence, and its log-probabilities to ``store``."""
+    states, classes = joint.states.shape[0], joint.bias.shape[0]
+    for frames in _tiles(joint):
+        rows = slice(frames.start * states, frames.stop * states)
+        hidden = joint.hidden(frames, slice(None), scratch.hidden[0])
+        scores = joint.scores(hidden, scratch.logits[0], scratch.logits[1] if store is None else store[rows])
+        emissions[rows, 0] = scores[:, blank]
+        index = following.view(1, states, 1).expand(frames.stop - frames.start, states, 1)
+        emissions[rows, 1] = scores.view(-1, states, classes).gather(2, index).view(-1)
+
+
+def _add_gradients(
+    joint: _Joint,
+    gradients: _Joint,
+    following: Tensor,
+    blank: int,
+    scratch: _Scratch,
+    store: Tensor | None,
+    shares: Tensor,
+    scale: Tensor,
+) -> None:
+    """Add the gradients of a sequence, from its shares ``(T * (U + 1), 2)`` and log-probabilities; see NOTE [band]."""
+    count, classes = joint.states.shape[0], joint.bias.shape[0]
+    shares = shares.view(-1, count, 2)
+    # A NaN counts as visited.
+    visited = (shares.sum(2) <= _NEGLIGIBLE[shares.dtype]).logical_not_()
+    for frames in _tiles(joint):
+        columns = visited[frames].any(0).nonzero()
+        if columns.shape[0] == 0:
+            continue
+        states = slice(int(columns[0]), int(columns[-1]) + 1)
+        hidden = joint.hidden(frames, states, scratch.hidden[0])
+        rows, band = hidden.shape[0], (frames.stop - frames.start, states.stop - states.start)
+        grad = scratch.logits[0][:rows]
+        if store is None:
+            torch.exp(joint.scores(hidden, *scratch.logits), out=grad)
+        else:
+            torch.exp(store.view(-1, count, classes)[frames, states], out=grad.view(*band, classes))
+        share = (shares[frames, states] * scale).view(rows, 2)
+        grad.mul_(share.sum(1, keepdim=True))
+        grad[:, blank].sub_(share[:, 0])
+        grad.scatter_add_(1, following[states].repeat(band[0]).unsqueeze(1), -share[:, 1:])
+        gradients.weight.addmm_(grad.t(), hidden)
+        gradients.bias.add_(grad.sum(0))
+        before = torch.mm(grad, joint.weight, out=scratch.hidden[1][:rows])
+        before.addcmul_(before, hidden.square_(), value=-1)
+        gradients.frames[frames].add_(before.view(*band, -1).sum(1))
+        gradients.states[states].add_(before.view(*band, -1).sum(0))

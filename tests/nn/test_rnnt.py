@@ -1,0 +1,387 @@
+"""The transducer's loss compared with the sum over all alignments, and with a padded batch in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from padded_losses import largest_tensor
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.kernels.cpu import transduction as kernels
+from raglane.nn import rnnt_loss
+from raglane.nn.transduction import fused, lattice
+
+H, C = 5, 4
+INFINITE = float("inf")
+# Frames and labels of each sequence: none of either, more labels than frames, and long ones among short ones.
+PAIRS = [(7, 3), (0, 0), (1, 0), (0, 2), (3, 5), (20, 9), (1, 1), (12, 0)]
+
+Loss = Callable[..., Tensor]
+
+
+class Case:
+    """Random frames, states, targets and weights of a linear joint."""
+
+    def __init__(self, pairs: list[tuple[int, int]], *, classes: int = C, size: int = H, blank: int = 0) -> None:
+        self.pairs, self.blank = pairs, blank
+        self.frames, self.labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        options: Any = {"dtype": torch.float64, "requires_grad": True}
+        self.encoder = torch.randn(sum(self.frames), size, **options)
+        self.predictor = torch.randn(sum(self.labels) + len(pairs), size, **options)
+        self.joint = torch.nn.Linear(size, classes, dtype=torch.float64)
+        target = torch.randint(0, classes - 1, (sum(self.labels),))
+        self.targets = rl.Ragged.from_flat(target + (target >= blank), lengths=self.labels)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [self.encoder, self.predictor, *self.joint.parameters()]
+
+    def logits(self) -> list[Tensor]:
+        """Logits ``(T, U + 1, C)`` of each sequence."""
+        states = self.predictor.split([labels + 1 for labels in self.labels])
+        frames = self.encoder.split(self.frames)
+        return [self.joint((e[:, None] + p[None]).tanh()) for e, p in zip(frames, states, strict=True)]
+
+    def loss(self, way: str, dtype: torch.dtype = torch.float64, **options: Any) -> Tensor:
+        """The loss with a linear joint, with a function, or from logits."""
+        options = {"reduction": "none", "blank": self.blank, **options}
+        encoder = rl.Ragged.from_flat(self.encoder.to(dtype), lengths=self.frames)
+        predictor = rl.Ragged.from_flat(self.predictor.to(dtype), lengths=[labels + 1 for labels in self.labels])
+        joint = self.joint
+        if dtype is not torch.float64:
+            joint = torch.nn.Linear(H, C).to(dtype)
+            joint.load_state_dict(self.joint.state_dict())
+        self.parameters = list(joint.parameters())
+        if way == "linear":
+            return rnnt_loss(encoder, predictor, self.targets, joint, **options)
+        if way == "function":
+            return rnnt_loss(encoder, predictor, self.targets, lambda a, b: joint((a + b).tanh()), **options)
+        logits = [part.reshape(-1, part.shape[-1]).to(dtype) for part in self.logits()]
+        rows = rl.Ragged.from_flat(torch.cat(logits), lengths=[len(part) for part in logits])
+        self.parameters = list(self.joint.parameters())
+        return rnnt_loss(rows, None, self.targets, **options)
+
+    def expected(self, whole: Loss, **options: Any) -> Tensor:
+        """Losses by a function of the log-probabilities and labels of one sequence."""
+        pairs = zip(self.logits(), self.targets, strict=True)
+        return torch.stack(
+            [whole(part.log_softmax(-1), labels.tolist(), self.blank, **options) for part, labels in pairs]
+        )
+
+
+def by_enumeration(
+    scores: Tensor, labels: list[int], blank: int, one_per_frame: bool = False, fastemit: float = 0.0
+) -> Tensor:
+    """Minus the logarithm of the sum over all alignments, each a list of emissions."""
+    frames, paths = scores.shape[0], []
+
+    def extend(t: int, u: int, path: list[Tensor]) -> None:
+        if t == frames:
+            if u == len(labels):
+                paths.append(sum(path, scores.new_zeros(())))
+            return
+        extend(t + 1, u, [*path, scores[t, u, blank]])
+        if u < len(labels):
+            label = scores[t, u, labels[u]]
+            label = label + fastemit * (label - label.detach())
+            extend(t + one_per_frame, u + 1, [*path, label])
+
+    extend(0, 0, [])
+    return -torch.stack(paths).logsumexp(0) if paths else scores.sum() * 0 + INFINITE
+
+
+def by_recursion(scores: Tensor, labels: list[int], blank: int, one_per_frame: bool = False) -> Tensor:
+    """The same by dynamic programming, node after node."""
+    never = scores.new_tensor(-INFINITE)
+    nodes: dict[tuple[int, int], Tensor] = {(0, 0): scores.new_zeros(())}
+    frames, back = scores.shape[0], int(one_per_frame)
+    for t in range(frames + 1):
+        for u in range(len(labels) + 1):
+            ways = []
+            if t > 0:
+                ways.append(nodes.get((t - 1, u), never) + scores[t - 1, u, blank])
+            if u > 0 and 0 <= t - back < frames:
+                ways.append(nodes.get((t - back, u - 1), never) + scores[t - back, u - 1, labels[u - 1]])
+            ways = [way for way in ways if way != never]
+            if ways:
+                nodes[t, u] = torch.stack(ways).logsumexp(0)
+    return -nodes.get((frames, len(labels)), scores.sum() * 0 - INFINITE)
+
+
+def compare(own: Tensor, expected: Tensor, case: Case, exact: float) -> None:
+    """Values, and gradients of a random weighting of the finite losses, of which the largest number counts as 1."""
+    torch.testing.assert_close(own.double(), expected, rtol=exact, atol=exact)
+    upstream = torch.randn_like(expected).masked_fill(expected == INFINITE, 0)
+    kinds: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    inputs = [case.encoder, case.predictor, *case.parameters]
+    ours = torch.autograd.grad(own, inputs, upstream.to(own.dtype), **kinds)
+    finite = expected.masked_fill(expected == INFINITE, 0)
+    for part, other in zip(ours, torch.autograd.grad(finite, case.inputs, upstream, **kinds), strict=True):
+        largest = other.abs().max().clamp(min=1)
+        torch.testing.assert_close(part.double() / largest, other / largest, rtol=exact, atol=exact)
+
+
+WAYS = pytest.mark.parametrize("way", ["linear", "function", "logits"])
+MONOTONIC = pytest.mark.parametrize("one_per_frame", [False, True])
+
+
+@WAYS
+@MONOTONIC
+@pytest.mark.parametrize("fastemit", [0.0, 0.3])
+def test_against_every_alignment(way: str, one_per_frame: bool, fastemit: float) -> None:
+    case = Case([(frames, labels) for frames in range(4) for labels in range(4)], blank=2)
+    own = case.loss(way, one_symbol_per_frame=one_per_frame, fastemit=fastemit)
+    compare(own, case.expected(by_enumeration, one_per_frame=one_per_frame, fastemit=fastemit), case, 1e-12)
+
+
+@WAYS
+@MONOTONIC
+def test_against_a_recursion(way: str, one_per_frame: bool) -> None:
+    case = Case(PAIRS)
+    expected = case.expected(by_recursion, one_per_frame=one_per_frame)
+    compare(case.loss(way, one_symbol_per_frame=one_per_frame), expected, case, 1e-10)
+
+
+@WAYS
+def test_in_float32(way: str) -> None:
+    case = Case([(60, 20), (5, 2), (30, 0)])
+    own = case.loss(way, torch.float32)
+    assert own.dtype is torch.float32
+    compare(own, case.expected(by_recursion), case, 1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("weighted", [False, True])
+@WAYS
+def test_reductions(way: str, weighted: bool, reduction: str) -> None:
+    """As ctc_loss: per label, where a sequence without labels has one, and an empty one does not count."""
+    case = Case([(7, 3), (0, 0), (4, 0), (5, 2)])
+    weights = torch.tensor([1.0, 2.0, 0.5, 0.0]) if weighted else None
+    shares = torch.ones(4, dtype=torch.float64) if weights is None else weights.double()
+    counts, exists = torch.tensor([3.0, 1, 1, 2]), torch.tensor([1.0, 0, 1, 1])
+    losses = case.expected(by_recursion)
+    if reduction == "element":
+        expected = (losses * shares).sum() / (counts * exists * shares).sum()
+    else:
+        expected = (losses / counts * shares).sum() / (exists * shares).sum()
+    compare(case.loss(way, reduction=reduction, weights=weights), expected, case, 1e-10)
+
+
+@WAYS
+@pytest.mark.parametrize("sharp", [1.0, 30.0])
+def test_tiles_and_bands_change_only_rounding(way: str, sharp: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of few rows, log-probabilities that are computed twice, and rows that no path visits."""
+    case = Case([(40, 12), (30, 30), (9, 2)])
+    with torch.no_grad():
+        case.encoder *= sharp
+        case.joint.weight *= sharp
+    expected = case.expected(by_recursion)
+    monkeypatch.setattr(rl.nn.transduction.rnnt, "_TILE", 20)
+    for rows, kept in ((1, 0), (50, 0), (50, 2**30), (2048, 20_000)):
+        monkeypatch.setattr(fused, "_ROWS", rows)
+        monkeypatch.setattr(fused, "_KEPT", kept)
+        compare(case.loss(way), expected, case, 1e-10)
+
+
+@MONOTONIC
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kernel_and_plain_torch(dtype: torch.dtype, one_per_frame: bool) -> None:
+    frames, labels = (torch.tensor(column) for column in zip(*PAIRS, strict=True))
+    rows = int((frames * (labels + 1)).sum())
+    emissions = torch.randn(rows, 3, dtype=dtype).log_softmax(-1)[:, :2].contiguous()
+    emissions[3] = -INFINITE
+    exact: Any = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 1e-11, "atol": 1e-11}
+    own = kernels.align(emissions, frames, labels, one_per_frame, True)
+    expected = lattice.align_in_torch(emissions, frames, labels, one_per_frame, True)
+    for part, other in zip(own, expected, strict=True):
+        torch.testing.assert_close(part, other, **exact)
+    without = kernels.align(emissions, frames, labels, one_per_frame, False)
+    assert torch.equal(without[0], own[0])
+
+
+@WAYS
+def test_without_kernels(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(PAIRS)
+    expected = case.loss(way)
+    for module in (fused, lattice):
+        monkeypatch.setattr(module, "missing_kernels", lambda: "none here")
+    compare(case.loss(way), expected, case, 1e-10)
+
+
+@pytest.mark.parametrize("way", ["linear", "function"])
+def test_a_nan_stays_in_its_sequence(way: str) -> None:
+    """Also in the gradients; with a weight of 0 it has no effect."""
+    case = Case([(4, 2), (5, 3), (3, 1)])
+    clean = case.loss(way)
+    expected = torch.autograd.grad(clean[0] + clean[2], case.inputs)
+    with torch.no_grad():
+        case.encoder[4:9] = float("nan")
+    poisoned = case.loss(way)
+    assert torch.equal(poisoned[[0, 2]], clean[[0, 2]])
+    assert poisoned[1].isnan()
+    frames, states, *_ = torch.autograd.grad(poisoned.sum(), case.inputs)
+    torch.testing.assert_close(frames[[0, 1, 2, 3, 9, 10, 11]], expected[0][[0, 1, 2, 3, 9, 10, 11]])
+    torch.testing.assert_close(states[[0, 1, 2, 7, 8]], expected[1][[0, 1, 2, 7, 8]])
+    assert frames[4:9].isnan().all()
+    ignored = case.loss(way, weights=torch.tensor([1.0, 0, 1]), reduction="none").sum()
+    for part, other in zip(torch.autograd.grad(ignored, case.inputs), expected, strict=True):
+        torch.testing.assert_close(part, other)
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
+    case = Case([(40, 12), (33, 7), (9, 0), (61, 20)])
+    whole, alone = case.loss("linear"), []
+    frames, states = case.encoder.split(case.frames), case.predictor.split([n + 1 for n in case.labels])
+    for e, p, labels in zip(frames, states, case.targets, strict=True):
+        one = rl.Ragged([e]), rl.Ragged([p]), rl.Ragged([labels])
+        alone.append(rnnt_loss(*one, case.joint, reduction="none"))
+    assert torch.equal(whole, torch.cat(alone))
+
+
+@pytest.mark.parametrize("way", ["linear", "function"])
+def test_memory_does_not_grow_with_frames_labels_and_classes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_KEPT", 0)
+    case = Case([(300, 40)] * 3, classes=64)
+    for part in case.inputs:
+        part.grad = torch.zeros_like(part)
+    assert largest_tensor(lambda: case.loss(way).sum().backward()) <= 4200 * 64  # the numbers of a tile
+
+
+def test_dropout_in_a_joint_is_drawn_once() -> None:
+    """The backward pass computes the joint again with the same numbers."""
+    case = Case([(6, 3)])
+    dropout = torch.nn.Dropout(0.5)
+    torch.manual_seed(3)
+    encoder, predictor = rl.Ragged([case.encoder]), rl.Ragged([case.predictor])
+    own = rnnt_loss(encoder, predictor, case.targets, lambda a, b: case.joint(dropout(a + b)), reduction="none")
+    ours = torch.autograd.grad(own.sum(), case.inputs)
+    torch.manual_seed(3)
+    logits = case.joint(dropout((case.encoder[:, None] + case.predictor[None]).view(-1, H))).view(6, 4, C)
+    expected = by_recursion(logits.log_softmax(-1), case.targets.values.tolist(), 0)
+    for part, other in zip(ours, torch.autograd.grad(expected, case.inputs), strict=True):
+        torch.testing.assert_close(part, other)
+
+
+@WAYS
+@pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
+def test_without_frames(way: str, pairs: list[tuple[int, int]]) -> None:
+    if way == "logits" and not pairs:
+        pairs = [(0, 0)]  # torch.cat requires a tensor
+    case = Case(pairs)
+    for reduction in ("element", "sequence", "none"):
+        loss = case.loss(way, reduction=reduction).sum()
+        assert loss.item() == 0
+        for part in torch.autograd.grad(loss, case.inputs, allow_unused=True, materialize_grads=True):
+            assert not part.any()
+
+
+def test_weights_of_a_joint_without_gradients() -> None:
+    case = Case([(7, 3), (4, 2)])
+    expected = torch.autograd.grad(case.loss("linear", reduction="element"), case.encoder)
+    case.joint.requires_grad_(False)
+    assert torch.equal(torch.autograd.grad(case.loss("linear", reduction="element"), case.encoder)[0], expected[0])
+    with torch.no_grad():
+        assert not case.loss("linear").requires_grad
+
+
+def test_in_bfloat16() -> None:
+    case = Case([(7, 3), (4, 2)])
+    own = case.loss("linear", torch.bfloat16)
+    assert own.dtype is torch.bfloat16
+    torch.testing.assert_close(own.double(), case.expected(by_recursion), rtol=0.05, atol=0.05)
+
+
+@WAYS
+def test_a_second_derivative_raises(way: str) -> None:
+    case = Case([(5, 2)])
+    for reduction in ("element", "none"):
+        loss = case.loss(way, reduction=reduction).sum()
+        (gradient,) = torch.autograd.grad(loss, case.encoder, create_graph=True)
+        with pytest.raises(ArgumentError, match="second derivative"):
+            gradient.sum().backward()
+
+
+def test_compiled() -> None:
+    """torch.compile breaks the graph at the loss."""
+    targets, joint = rl.Ragged([[1], [2]]), torch.nn.Linear(H, C)
+
+    def loss(frames: rl.Ragged, states: rl.Ragged) -> Tensor:
+        return rnnt_loss(frames * 2, states, targets, joint)
+
+    frames, states = batch(4, 3), batch(2, 2)
+    torch.testing.assert_close(torch.compile(loss, backend="eager")(frames, states), loss(frames, states))
+
+
+def batch(*lengths: int, size: int = H) -> rl.Ragged:
+    return rl.Ragged.from_flat(torch.randn(sum(lengths), size), lengths=list(lengths))
+
+
+JOINT = torch.nn.Linear(H, C)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            {"targets": rl.Ragged([[1], [4]])},
+            ArgumentError,
+            "targets must be from 0 to 3, except the blank, 0, got label 4",
+        ),
+        ({"targets": rl.Ragged([[1], [0]])}, ArgumentError, "targets .* got label 0"),
+        ({"targets": rl.Ragged([[1], [-1]])}, ArgumentError, "targets .* got label -1"),
+        ({"targets": rl.Ragged([[1.0], [2.0]])}, ArgumentTypeError, "targets must be a Ragged of labels"),
+        ({"targets": rl.Ragged([[1]])}, ShapeError, "targets must be one sequence of labels for each of the 2"),
+        ({"targets": rl.Ragged([[1], [2, 1]])}, ShapeError, r"predictor must be .*U \+ 1 = 3 for sequence 1, got 2"),
+        ({"predictor": batch(2)}, ShapeError, "predictor must be one sequence for each of the 2"),
+        ({"predictor": None}, ArgumentTypeError, "predictor, joint must be both None or both given"),
+        ({"joint": None}, ArgumentTypeError, "predictor, joint must be both None or both given"),
+        ({"joint": 3}, ArgumentTypeError, "joint must be a torch.nn.Linear"),
+        ({"joint": torch.nn.Linear(H + 1, C)}, ShapeError, "encoder must be of 6 features"),
+        ({"predictor": batch(2, 2, size=H + 1)}, ShapeError, "predictor must be of 5 features"),
+        ({"joint": lambda a, b: (a + b)[:1]}, ShapeError, "joint must be a function that returns logits"),
+        ({"joint": lambda a, b: (a + b)[:, :2], "targets": rl.Ragged([[1], [3]])}, ArgumentError, "targets must be"),
+        ({"predictor": None, "joint": None, "encoder": batch(4, 3)}, ShapeError, "encoder must be logits with a mult"),
+        ({"encoder": torch.randn(6, H)}, ArgumentTypeError, "encoder must be"),
+        ({"encoder": rl.Ragged([[1], [2]])}, ArgumentTypeError, "encoder must be of a floating-point dtype"),
+        ({"encoder": rl.Ragged([[1.0], [2.0]])}, ShapeError, r"encoder must be values \(N, H\)"),
+        ({"blank": 4}, ArgumentError, "blank must be from 0 to 3, one of the classes, got 4"),
+        ({"blank": "a"}, ArgumentTypeError, "blank must be a whole number"),
+        ({"fastemit": -1}, ArgumentError, "fastemit must be a finite number of at least 0, got -1"),
+        ({"fastemit": float("nan")}, ArgumentError, "fastemit must be a finite number of at least 0, got nan"),
+        ({"reduction": "mean"}, ArgumentError, "reduction must be one of"),
+        ({"weights": torch.tensor([1.0, -1.0])}, ArgumentError, "weights must be finite numbers of at least 0"),
+        ({"one_symbol_per_frame": 1}, ArgumentTypeError, "one_symbol_per_frame must be"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    good = {"encoder": batch(4, 3), "predictor": batch(2, 2), "targets": rl.Ragged([[1], [2]]), "joint": JOINT}
+    assert rnnt_loss(**good).isfinite()  # type: ignore[arg-type]
+    with pytest.raises(error, match=text):
+        rnnt_loss(**good | change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("frames", "labels", "rows"), [([2], [1], 3), ([2], [1], 5), ([-2], [1], 4), ([2**62], [2**40], 4), ([2], [-1], 0)]
+)
+def test_the_kernel_checks_lengths(frames: list[int], labels: list[int], rows: int) -> None:
+    with pytest.raises(ArgumentError, match="must be"):
+        kernels.align(torch.zeros(rows, 2), torch.tensor(frames), torch.tensor(labels), False, True)
+
+
+@pytest.mark.parametrize(
+    ("emissions", "frames"),
+    [
+        (torch.zeros(4, 3), torch.tensor([2])),
+        (torch.zeros(4, 2, dtype=torch.bfloat16), torch.tensor([2])),
+        (torch.zeros(4, 2), torch.tensor([2], dtype=torch.int32)),
+        (torch.zeros(4, 2), torch.tensor([[2]])),
+    ],
+)
+def test_the_kernel_checks_tensors(emissions: Tensor, frames: Tensor) -> None:
+    with pytest.raises((ArgumentError, ShapeError), match="must be"):
+        kernels.align(emissions, frames, torch.tensor([1]), False, True)
