@@ -133,7 +133,8 @@ def _too_short(training: Dataset) -> list[str]:
         return []
     first = training.records.describe_row(short[0])
     got = f"{len(short):,} of {count_of(len(training), 'training sequence')} with fewer elements than labels ({first})"
-    fix = f"split the inputs further, e.g. with {argument('split', 'characters', of='Columns')}"
+    split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
+    fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
     if len(short) == len(training):
         rule = "data with at least one element per label, and one more between equal labels, for CTC"
         raise DataError(message("data", got, rule, fix))
