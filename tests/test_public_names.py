@@ -21,7 +21,7 @@ import raglane as rl
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
-            AttentionDecoder CTCBeamSearch Hypotheses NGram beam_search ctc_align edit_distance pairs
+            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align edit_distance pairs
             rnnt_loss soft_dtw""",
         ),
         (

@@ -19,6 +19,7 @@ from raglane.nn.transduction.ngram import NGram
 from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
+from raglane.nn.transduction.transducer import Transducer
 
 __all__ = [
     "CRF",
@@ -46,6 +47,7 @@ __all__ = [
     "Pooling",
     "Recurrent",
     "SequenceEncoder",
+    "Transducer",
     "beam_search",
     "carry",
     "ctc_align",

@@ -1,0 +1,279 @@
+"""Transducers: a network that predicts labels, joined with the frames of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raglane import segments
+from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_kind
+from raglane._utils.messages import message, quote
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn.encoder import layer_class, made
+from raglane.nn.losses.ctc import check_classes, check_labels
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import one_or_tuple
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.rnnt import rnnt_loss
+from raglane.nn.transduction.search import beam_search
+from raglane.ragged import Ragged
+
+# Of the prediction network, for R rows: its part of the joint's sum, (R, joint_size), and the states of the recurrent
+# layer, (R, num_layers, size).
+Predicted = tuple[Tensor, ...]
+
+
+class Transducer(nn.Module):
+    """A transducer: from the frames of an encoder, one after another, to a sequence of tokens.
+
+    After u tokens the prediction network, an embedding and a recurrent layer, has the output ``h_u``. At frame ``f_t``
+    the next token, or the blank that leads to the next frame, has the distribution (Graves 2012, "Sequence transduction
+    with recurrent neural networks", with the joint of Graves et al. 2013, arXiv:1303.5778) ::
+
+        softmax(joint(tanh(frame(f_t) + state(h_u))))
+
+    Training is one call of the recurrent layer for all targets, and one of :func:`rnnt_loss`.
+
+    Args:
+        num_tokens: V, the number of tokens, including the blank.
+        encoder_size: the number of features of a frame.
+        hidden_size: units of the recurrent layer.
+        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size, **options)`` that
+            returns a recurrent layer, such as a class of ``rl.nn``.
+        joint_size: the size of the sum; None for ``hidden_size``.
+        embedding: the size of a token's embedding; None for ``hidden_size``.
+        blank: the token that leads to the next frame; it is also the first input of the prediction network.
+        dropout: the probability that an entry of an embedding is zeroed, and between layers.
+        num_layers: the number of recurrent layers.
+        device, dtype: of the parameters.
+        **options: of the recurrent layer, such as ``state_dropout``.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+        ArgumentTypeError: ``cell`` does not return a recurrent layer of Raglane of one direction, or an argument has
+            the wrong type.
+
+    Example:
+        >>> model = Transducer(30, encoder_size=16, hidden_size=32, cell="gru")
+        >>> frames, targets = Ragged([torch.randn(7, 16), torch.randn(4, 16)]), Ragged([[4, 9, 2], [5]])
+        >>> model(frames, targets).backward()
+        >>> found = model.eval().search(frames, beam=3, max_length=5)
+        >>> first, state = model.greedy(frames.truncate(3))  # a stream: the next frames continue the outputs
+        >>> len(found), len(first)
+        (2, 2)
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        encoder_size: int,
+        hidden_size: int,
+        cell: str | Callable[..., RecurrentLayer] = "lstm",
+        *,
+        joint_size: int | None = None,
+        embedding: int | None = None,
+        blank: int = 0,
+        dropout: float = 0.0,
+        num_layers: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_dtype(dtype)
+        placed: dict[str, Any] = {name: part for name, part in (("device", device), ("dtype", dtype)) if part}
+        self.num_tokens = check_count("num_tokens", num_tokens)
+        self.encoder_size = check_count("encoder_size", encoder_size)
+        if isinstance(blank, bool) or not isinstance(blank, int) or not 0 <= blank < num_tokens:
+            rule = f"a token from 0 to num_tokens - 1 = {num_tokens - 1}"
+            raise ArgumentError(message("blank", quote(blank), rule, "count it in num_tokens"))
+        self.blank = blank
+        width = check_count("hidden_size", hidden_size) if embedding is None else check_count("embedding", embedding)
+        self.embedding = nn.Embedding(num_tokens, width, **placed)
+        self.dropout = nn.Dropout(check_dropout(dropout))
+        self.recurrent = made(
+            layer_class(cell, layer_norm=False),
+            width,
+            hidden_size,
+            num_layers=check_count("num_layers", num_layers),
+            dropout=dropout if num_layers != 1 else 0.0,
+            **placed,
+            **options,
+        )
+        if self.recurrent.bidirectional:
+            rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
+            raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
+        size = hidden_size if joint_size is None else check_count("joint_size", joint_size)
+        self.frame = nn.Linear(encoder_size, size, **placed)
+        self.state = nn.Linear(self.recurrent.output_size, size, bias=False, **placed)
+        self.joint = nn.Linear(size, num_tokens, **placed)
+
+    def forward(self, frames: Ragged, targets: Ragged, **options: Any) -> Tensor:
+        """Return the loss of the targets.
+
+        Args:
+            frames: values ``(N, encoder_size)``, one sequence per item; lengths may be 0.
+            targets: one sequence of tokens per item, of an integer dtype, without blanks; lengths may be 0.
+            **options: of :func:`rnnt_loss`: ``reduction``, ``fastemit``, ``one_symbol_per_frame``, ``weights``.
+
+        Returns:
+            A scalar, the sum of the losses divided by the number of tokens, or the result of another reduction.
+
+        Raises:
+            ArgumentTypeError: ``frames`` or ``targets`` is not a Ragged, or has the wrong dtype.
+            ShapeError: sizes, numbers of sequences or devices do not match.
+            ArgumentError: on a CPU, a target is not a token or is the blank; or an option is out of its range.
+        """
+        self._check(frames)
+        check_labels(targets, frames, "frames")
+        check_classes(targets, self.num_tokens, self.blank)
+        ones = torch.ones_like(targets.host_lengths)
+        begins = Ragged._build(targets.values.new_full((len(targets),), self.blank), ones)
+        read = begins.concat(targets).map(lambda tokens: self.dropout(self.embedding(tokens)))
+        states = self.recurrent(read)[0].map(self.state)
+        return rnnt_loss(frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options)
+
+    def search(self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any) -> Hypotheses:
+        """Search the best token sequences of each item, over their alignments. Call ``eval()`` first.
+
+        Args:
+            frames: as for the call.
+            beam: as for :func:`beam_search`.
+            max_length: as for :func:`beam_search`.
+            **options: further options of :func:`beam_search`, such as ``n_best``, ``constraint`` and ``rows``.
+
+        Returns:
+            The hypotheses, with ``times``.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`.
+        """
+        self._check(frames)
+        with torch.no_grad():
+            rows, offsets, count = self.frame(frames.values), frames.offsets, len(frames)
+
+            def step(tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+                is_label = tokens != self.blank
+                predicted = self._advanced(state["predicted"], tokens, is_label)
+                frame = state["frame"] + ~is_label
+                logits = self._logits(rows[offsets[state["item"]] + frame], predicted[0])
+                return logits.log_softmax(1), {**state, "predicted": predicted, "frame": frame}
+
+            starts = torch.full((count,), self.blank, device=frames.device)
+            # The blank that the first step reads leads to frame 0.
+            items = torch.arange(count, device=frames.device)
+            state = {"item": items, "frame": starts * 0 - 1, "predicted": self._predicted(starts)}
+            silent: dict[str, Any] = {"silent": self.blank, "frames": frames.lengths}
+            return beam_search(step, starts, state, beam=beam, max_length=max_length, **silent, **options)
+
+    def greedy(
+        self, frames: Ragged, state: tuple[Tensor, ...] | None = None, *, max_symbols: int = 10
+    ) -> tuple[Hypotheses, tuple[Tensor, ...]]:
+        """Return the tokens of the likeliest emission at each point, for whole sequences or streams.
+
+        A stream in pieces has the tokens of the whole sequence. Call ``eval()`` first.
+
+        Args:
+            frames: as for the call: whole sequences, or the next frames of B streams.
+            state: the state that the call for the frames before returned; None for the beginning.
+            max_symbols: the most tokens of a frame; 1 for a model that was trained with ``one_symbol_per_frame``.
+
+        Returns:
+            One hypothesis per item: its new tokens, ``times`` since the beginning of the stream and ``confidences``,
+            and as score the log-probability of the emissions. And the new state, tensors of B rows.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as for the call; or the state is of another batch.
+
+        Example:
+            >>> model = Transducer(30, encoder_size=16, hidden_size=32).eval()
+            >>> state = None
+            >>> for _ in range(3):
+            ...     found, state = model.greedy(Ragged([torch.randn(4, 16)]), state)
+        """
+        self._check(frames)
+        check_count("max_symbols", max_symbols)
+        count, device = len(frames), frames.device
+        with torch.no_grad():
+            if state is None:
+                starts = torch.full((count,), self.blank, device=device)
+                done, predicted = starts * 0, self._predicted(starts)
+            else:
+                done, *parts = self._checked_state(state, count)
+                predicted = tuple(parts)
+            rows, offsets, lengths = self.frame(frames.values), frames.offsets[:-1], frames.lengths
+            frame, symbols = torch.zeros_like(lengths), torch.zeros_like(lengths)
+            scores = rows.new_zeros(count)
+            emitted: list[tuple[Tensor, ...]] = []
+            running = (lengths > 0).nonzero().squeeze(1)
+            while running.shape[0]:
+                chances = self._logits(rows[offsets[running] + frame[running]], predicted[0][running]).log_softmax(1)
+                chance, token = chances.max(1)
+                scores[running] += chance
+                is_label = token != self.blank
+                labelled = running[is_label]
+                emitted.append((labelled, token[is_label], (done + frame)[labelled], chance[is_label].exp()))
+                tokens = done.new_full((count,), self.blank).index_copy(0, running, token)
+                predicted = self._advanced(predicted, tokens, tokens != self.blank)
+                symbols[labelled] += 1
+                moves = ~is_label | (symbols[running] == max_symbols)
+                frame[running[moves]] += 1
+                symbols[running[moves]] = 0
+                running = running[frame[running] < lengths[running]]
+            return _found(emitted, scores, rows), (done + lengths, *predicted)
+
+    # -- the prediction network ---------------------------------------------------------------------------------------
+
+    def _predicted(self, tokens: Tensor, before: Any = None) -> Predicted:
+        """Return the state of the prediction network after the next tokens ``(R,)``."""
+        outputs, after = self.recurrent.step(self.dropout(self.embedding(tokens)), before)
+        parts = after if isinstance(after, tuple) else (after,)
+        return self.state(outputs), *(part.transpose(0, 1) for part in parts)
+
+    def _advanced(self, predicted: Predicted, tokens: Tensor, is_label: Tensor) -> Predicted:
+        """Return the state after the tokens that are labels."""
+        place = is_label.nonzero().squeeze(1)
+        if not place.shape[0]:
+            return predicted
+        before = one_or_tuple(tuple(part[place].transpose(0, 1).contiguous() for part in predicted[1:]))
+        after = self._predicted(tokens[place], before)
+        return tuple(old.index_copy(0, place, new) for old, new in zip(predicted, after, strict=True))
+
+    def _logits(self, frames: Tensor, states: Tensor) -> Tensor:
+        logits: Tensor = self.joint((frames + states).tanh())
+        return logits
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+
+    def _check(self, frames: Any) -> None:
+        check_kind("frames", frames, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
+        if frames.values.dim() != 2 or frames.values.shape[1] != self.encoder_size:
+            got, rule = f"elements of shape {tuple(frames.features)}", f"encoder_size = {self.encoder_size} features"
+            raise ShapeError(message("frames", got, rule, "pass an encoder's output of this size"))
+        check_fits("frames", frames.values, self.joint.weight)
+
+    def _checked_state(self, state: Any, count: int) -> Predicted:
+        fix = "pass the second result of the call for the frames before, or None at the beginning"
+        check_kind("state", state, tuple, "the state that greedy returned", fix)
+        wrong = [part for part in state if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count]
+        if wrong or len(state) != 2 + len(self.recurrent.state_sizes):
+            got = quote([tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in state])
+            raise ShapeError(message("state", got, f"tensors with one row for each of the {count} items", fix))
+        return state  # type: ignore[no-any-return]
+
+
+def _found(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
+    """Return hypotheses from the items, tokens, frames and probabilities that were emitted at once."""
+    count = scores.shape[0]
+    none = torch.empty(0, dtype=torch.int64, device=scores.device)
+    empty = none, none, none, rows.new_empty(0)
+    items, tokens, times, chances = map(torch.cat, zip(empty, *emitted, strict=True))
+    order = items.argsort(stable=True)
+    lengths = torch.bincount(items, minlength=count)
+    found = Ragged.from_flat(tokens[order], offsets=segments.offsets_from_lengths(lengths))
+    spans = torch.stack([times, times + 1], 1)[order]
+    one = torch.arange(count + 1, device=scores.device)
+    return Hypotheses(found, scores, one, found.with_values(spans), found.with_values(chances[order]))

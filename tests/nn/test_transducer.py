@@ -1,0 +1,176 @@
+"""The transducer against a padded twin in plain torch, and its searches against loops over one sequence."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import raglane as rl
+from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn import Transducer, rnnt_loss
+from raglane.ragged import Ragged
+
+TOKENS, FEATURES, HIDDEN = 4, 3, 5
+
+
+def made(cell: Any = "gru", **options: Any) -> Transducer:
+    return Transducer(
+        TOKENS, FEATURES, HIDDEN, cell, **{"joint_size": 6, "embedding": 7, "dtype": torch.float64, **options}
+    ).eval()
+
+
+def batch(*lengths: int) -> Ragged:
+    return Ragged.from_flat(torch.randn(sum(lengths), FEATURES, dtype=torch.float64), lengths=list(lengths))
+
+
+def states_of(model: Transducer, tokens: list[int]) -> Tensor:
+    """The prediction network's part of the sum after each token, ``(U + 1, joint_size)``."""
+    read = torch.tensor([model.blank, *tokens])
+    return model.state(model.recurrent(Ragged([model.embedding(read)]))[0].values)  # type: ignore[no-any-return]
+
+
+def chances_of(model: Transducer, frame: Tensor, tokens: list[int]) -> Tensor:
+    """The log-probabilities of the next token."""
+    return model.joint((model.frame(frame) + states_of(model, tokens)[-1]).tanh()).log_softmax(0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm", "mingru", rl.nn.LayerNormLSTM])
+@pytest.mark.parametrize("blank", [0, 3])
+def test_the_loss_is_that_of_one_sequence_after_another(cell: Any, blank: int) -> None:
+    model, frames = made(cell, blank=blank, num_layers=2), batch(6, 0, 3, 1)
+    targets = Ragged([[1, 2, 1], [], [], [2]])
+    losses = []
+    for own, labels in zip(frames, targets, strict=True):
+        states = states_of(model, labels.tolist())
+        logits = model.joint((model.frame(own)[:, None] + states[None]).tanh()).flatten(0, 1)
+        losses.append(rnnt_loss(Ragged([logits]), None, Ragged([labels]), blank=blank, reduction="none"))
+    expected, parameters = torch.cat(losses), list(model.parameters())
+    own = model(frames, targets, reduction="none")
+    torch.testing.assert_close(own, expected)
+    pairs = zip(*(torch.autograd.grad(loss.sum(), parameters) for loss in (own, expected)), strict=True)
+    for part, other in pairs:
+        torch.testing.assert_close(part, other)
+    torch.testing.assert_close(model(frames, targets), expected.sum() / 5)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("max_symbols", [1, 3])
+def test_greedy(cell: str, max_symbols: int) -> None:
+    """Each emission is the likeliest one, in a loop over one sequence."""
+    model, frames = made(cell), batch(9, 0, 5, 1)
+    with torch.no_grad():
+        model.joint.bias[0] -= 0.5
+    found, _ = model.greedy(frames, max_symbols=max_symbols)
+    assert found.times is not None
+    assert found.confidences is not None
+    for index, own in enumerate(frames):
+        tokens: list[int] = []
+        times, chances, score = [], [], 0.0
+        for t, frame in enumerate(own):
+            for _ in range(max_symbols):
+                log_probs = chances_of(model, frame, tokens)
+                token = int(log_probs.argmax())
+                score += float(log_probs[token].detach())
+                if token == model.blank:
+                    break
+                tokens.append(token)
+                times.append([t, t + 1])
+                chances.append(float(log_probs[token].detach().exp()))
+        assert found.tokens[index].tolist() == tokens
+        assert found.times[index].tolist() == times
+        assert found.confidences[index].tolist() == pytest.approx(chances)
+        assert found.scores[index].item() == pytest.approx(score)
+    assert len(found.tokens.values) > 0
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_stream_in_pieces(cell: str) -> None:
+    model, frames = made(cell), batch(9, 4, 6)
+    with torch.no_grad():
+        model.joint.bias[0] -= 0.5
+    whole, after = model.greedy(frames)
+    state, pieces = None, []
+    for begin, end in itertools.pairwise([0, 2, 2, 5, 9]):
+        piece, state = model.greedy(Ragged([own[begin:end] for own in frames]), state)
+        pieces.append(piece)
+    for name in ("tokens", "times", "confidences"):
+        parts = [getattr(piece, name).to_list() for piece in pieces]
+        for index, expected in enumerate(getattr(whole, name)):
+            torch.testing.assert_close(torch.cat([part[index] for part in parts]), expected)
+    torch.testing.assert_close(sum(piece.scores for piece in pieces), whole.scores)
+    assert state is not None
+    torch.testing.assert_close(state, after)
+
+
+def probability(model: Transducer, frames: Tensor, tokens: list[int]) -> float:
+    with torch.no_grad():
+        return math.exp(
+            -float(model(Ragged([frames]), Ragged([torch.tensor(tokens, dtype=torch.int64)]))) * max(len(tokens), 1)
+        )
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_wide_beam_finds_the_most_probable_outputs(cell: str) -> None:
+    """Of all outputs of up to 2 tokens, each by its loss."""
+    model, frames = made(cell), batch(3, 0, 2)
+    outputs = [list(tokens) for size in range(3) for tokens in itertools.product([1, 2, 3], repeat=size)]
+    found = model.search(frames, beam=60, max_length=2, n_best=5)
+    assert found.tokens[int(found.offsets[1])].tolist() == []
+    for item in (0, 2):
+        expected = sorted(((probability(model, frames[item], tokens), tokens) for tokens in outputs), reverse=True)[:5]
+        places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
+        assert [found.tokens[place].tolist() for place in places] == [tokens for _, tokens in expected]
+        chances = [chance for chance, _ in expected]
+        assert found.scores[places.start : places.stop].exp().tolist() == pytest.approx(chances)
+
+
+def test_dropout_only_in_training() -> None:
+    model, frames, targets = made(dropout=0.5), batch(4), Ragged([[1, 2]])
+    assert torch.equal(model(frames, targets), model(frames, targets))
+    model.train()
+    assert not torch.equal(model(frames, targets), model(frames, targets))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"num_tokens": 0}, ArgumentError, "num_tokens must be"),
+        ({"encoder_size": 0}, ArgumentError, "encoder_size must be"),
+        ({"blank": 4}, ArgumentError, "blank must be a token from 0 to num_tokens - 1 = 3, got 4"),
+        ({"cell": "none"}, ArgumentError, "cell must be one of"),
+        ({"bidirectional": True}, ArgumentTypeError, "cell must be a layer of one direction"),
+        ({"joint_size": 0}, ArgumentError, "joint_size must be"),
+        ({"dropout": 2}, ArgumentError, "dropout must be"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Transducer(**{"num_tokens": 4, "encoder_size": 3, "hidden_size": 5, **options})
+
+
+def test_bad_arguments() -> None:
+    model, frames = made(), batch(4, 3)
+    with pytest.raises(ArgumentTypeError, match="frames must be a Ragged"):
+        model(frames.values, Ragged([[1], [2]]))
+    with pytest.raises(ShapeError, match="frames must be encoder_size = 3 features"):
+        model.search(Ragged([torch.zeros(4, 2)]), max_length=3)
+    with pytest.raises(ShapeError, match="frames must be"):
+        model(frames.to(torch.float32), Ragged([[1], [2]]))
+    with pytest.raises(ArgumentError, match="targets must be from 0 to 3, except the blank, 0, got label 0"):
+        model(frames, Ragged([[1], [0]]))
+    with pytest.raises(
+        ShapeError, match="targets must be one sequence of labels for each of the 2 sequences of frames"
+    ):
+        model(frames, Ragged([[1]]))
+    with pytest.raises(ArgumentError, match="max_symbols must be"):
+        model.greedy(frames, max_symbols=0)
+    _, state = model.greedy(frames)
+    with pytest.raises(ShapeError, match="state must be tensors with one row for each of the 1 items"):
+        model.greedy(batch(3), state)
+    with pytest.raises(ArgumentTypeError, match="state must be the state that greedy returned"):
+        model.greedy(frames, 3)  # type: ignore[arg-type]
