@@ -214,7 +214,7 @@ def test_an_exported_file_has_what_decodes_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: str) -> None:
-    inputs, targets = _digits(60)
+    inputs, targets = _digits(24)
     options: dict[str, Any] = {"split": "characters", "hidden_size": 6, "threads": 1, "progress": False}
     run = rl.fit(inputs, targets, task="transcribe", decoder=decoder, out=tmp_path / "run", epochs=2, **options)
     weights = list(run.model.parameters())

@@ -6,13 +6,15 @@ Label 0 is the blank or the end; the labels of the data are 1 to K - 1.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane.nn import AttentionDecoder, CTCBeamSearch, Hypotheses
+from raglane.nn import AttentionDecoder, CTCBeamSearch, Hypotheses, Transducer
 from raglane.nn.encoder import LAYERS
 from raglane.nn.losses import ctc_loss
 from raglane.ragged import Ragged
@@ -21,6 +23,9 @@ from raglane.ragged import Ragged
 _LABELS_PER_ELEMENT, _MORE_LABELS = 2, 10
 # Cells that read more than the input of a step.
 _ENCODERS = ("grud", "cfc")
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Decoder(nn.Module, ABC):
@@ -68,6 +73,26 @@ class CTC(Decoder):
         return best_path(log_probs) if beam == 1 else CTCBeamSearch(beam, n_best=n_best)(log_probs)[0]
 
 
+class Transduction(Decoder):
+    """A transducer: any number of labels per element, in the order of the input (Graves, 2012)."""
+
+    def __init__(self, config: Any, size: int) -> None:
+        super().__init__(config, size)
+        self.decoder = Transducer(config.output_size, size, config.hidden_size, _cell(config), dropout=config.dropout)
+
+    def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
+        """See :meth:`Decoder.loss`."""
+        losses: Tensor = self.decoder(outputs, targets, reduction="none")
+        return losses.masked_fill(losses.isinf(), 0).sum()
+
+    def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
+        """See :meth:`Decoder.answer`."""
+        with _evaluating(self.decoder) as decoder:
+            if beam == 1:
+                return decoder.greedy(outputs)[0]
+            return decoder.search(outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest))
+
+
 class Attention(Decoder):
     """A recurrent decoder with additive attention to the outputs of the encoder."""
 
@@ -75,8 +100,8 @@ class Attention(Decoder):
 
     def __init__(self, config: Any, size: int) -> None:
         super().__init__(config, size)
-        cell = config.cell if config.cell in LAYERS and config.cell not in _ENCODERS else "gru"
-        self.decoder = AttentionDecoder(config.output_size, size, config.hidden_size, cell, dropout=config.dropout)
+        sizes = config.output_size, size, config.hidden_size
+        self.decoder = AttentionDecoder(*sizes, _cell(config), dropout=config.dropout)
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
@@ -85,13 +110,28 @@ class Attention(Decoder):
 
     def answer(self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
-        if longest is None:
-            longest = _LABELS_PER_ELEMENT * outputs.lengths + _MORE_LABELS
-        is_training = self.training
-        try:
-            return self.decoder.eval().search(outputs, beam=beam, n_best=n_best, max_length=longest)
-        finally:
-            self.decoder.train(is_training)
+        with _evaluating(self.decoder) as decoder:
+            return decoder.search(outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest))
+
+
+def _cell(config: Any) -> str:
+    """Return the cell of a decoder: that of the encoder, unless it is a user's, or reads more than inputs."""
+    return config.cell if config.cell in LAYERS and config.cell not in _ENCODERS else "gru"
+
+
+def _most(outputs: Ragged, longest: Tensor | None) -> Tensor:
+    """Return the most labels of each sequence."""
+    return _LABELS_PER_ELEMENT * outputs.lengths + _MORE_LABELS if longest is None else longest
+
+
+@contextmanager
+def _evaluating(decoder: _Module) -> Iterator[_Module]:
+    """Yield a module in evaluation mode, and restore its mode."""
+    is_training = decoder.training
+    try:
+        yield decoder.eval()
+    finally:
+        decoder.train(is_training)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
@@ -118,5 +158,5 @@ def best_path(log_probs: Ragged) -> Hypotheses:
     return Hypotheses(tokens, scores, torch.arange(len(log_probs) + 1), tokens.with_values(times))
 
 
-DECODERS: dict[str, type[Decoder]] = {"ctc": CTC, "attention": Attention}
+DECODERS: dict[str, type[Decoder]] = {"ctc": CTC, "transducer": Transduction, "attention": Attention}
 """The decoders by name, as :data:`raglane.training.settings.DECODERS` lists them."""
