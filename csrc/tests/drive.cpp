@@ -4,6 +4,7 @@
 //
 //   drive [rounds] [seed]
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "tests/drawn_program.h"
+#include "tests/drawn_search.h"
 
 namespace {
 
@@ -267,6 +269,40 @@ void check_rows(std::mt19937& random, int round, unsigned seed) {
   std::exit(1);
 }
 
+// Alignments of frames and labels: the same bits for any number of threads, with and without shares; shares of each
+// frame and of each label add up to 1.
+template <class real> void check_lattices(std::mt19937& random, int round, unsigned seed) {
+  raglane_lattices l{};
+  l.abi = RAGLANE_ABI, l.dtype = sizeof(real) == 4 ? RAGLANE_FLOAT32 : RAGLANE_FLOAT64;
+  l.sequences = below(random, 6), l.one_per_frame = below(random, 2);
+  std::vector<int64_t> frames(l.sequences), labels(l.sequences);
+  for (int64_t b = 0; b < l.sequences; b++) {
+    frames[b] = below(random, 9), labels[b] = below(random, 5), l.rows += frames[b] * (labels[b] + 1);
+  }
+  std::vector<real> emissions(2 * l.rows), losses(l.sequences), shares(2 * l.rows), again(l.sequences), other(2 * l.rows);
+  for (real& emission : emissions) emission = -(real)below(random, 1000) / 100;
+  l.frames = frames.data(), l.labels = labels.data(), l.emissions = emissions.data();
+  char message[256] = "";
+  auto run = [&](real* to, real* parts, int64_t rows) {
+    l.threads = 1 + below(random, 4), l.losses = to, l.shares = parts, l.rows = rows;
+    return raglane_align(&l, message, sizeof message);
+  };
+  const int64_t rows = l.rows;
+  bool passed = run(losses.data(), shares.data(), rows) == RAGLANE_OK && run(again.data(), nullptr, rows) == RAGLANE_OK &&
+                losses == again && run(again.data(), other.data(), rows) == RAGLANE_OK && losses == again &&
+                shares == other && run(again.data(), other.data(), rows + 1) == RAGLANE_BAD_ARGUMENT;
+  const real* share = shares.data();
+  for (int64_t b = 0; b < l.sequences; b++) {
+    double sum = 0;
+    for (int64_t i = 0; i < 2 * frames[b] * (labels[b] + 1); i++) sum += *share++;
+    double steps = l.one_per_frame ? frames[b] : frames[b] + labels[b];  // of each path
+    passed = passed && std::abs(sum - (std::isinf(losses[b]) ? 0 : steps)) < 1e-4;
+  }
+  if (passed) return;
+  std::fprintf(stderr, "round %d, seed %u: wrong alignments. %s\n", round, seed, message);
+  std::exit(1);
+}
+
 // States of a program in slots of pools give the same bits; true if they do.
 bool check_slots(DrawnProgram& drawn, std::mt19937& random) {
   if (drawn.call.sequences == 0) return true;
@@ -324,7 +360,11 @@ void drive(int rounds, unsigned seed) {
   std::mt19937 random(seed);
   for (int round = 0; round < rounds; round++) {
     check_rows(random, round, seed);
+    check_lattices<float>(random, round, seed);
+    check_lattices<double>(random, round, seed);
     check_program(random, round, seed);
+    DrawnSearch search(random);
+    search.check(), check_alignment(search), check_pairs(search);
     Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;

@@ -23,8 +23,9 @@ from raglane.nn.losses.comparison import Once
 from raglane.nn.transduction.lattice import Alignments, align_now
 
 _KEPT = 128 * 2**20
-# The rows of a tile, at least those of one frame: enough for products at full speed, and few enough for the caches.
-_ROWS = 2048
+# The most rows of a tile, enough for products at full speed, and the most numbers of a tile of more than 256 rows. A
+# tile has at least the rows of one frame.
+_ROWS, _NUMBERS = 2048, 2**22
 _NEGLIGIBLE = {torch.float32: 2.0**-40, torch.float64: 2.0**-80}
 
 
@@ -121,7 +122,7 @@ def _compute(
     gradients = _Joint(*(torch.zeros_like(part) for part in joint)) if need_gradients else None
     found = joint.weight.new_zeros(rows.shape[0])
     # The rows of a tile of each sequence.
-    tiles = torch.minimum((_ROWS // states).clamp(min=1), alignments.frames) * states
+    tiles = torch.minimum((_most_rows(classes) // states).clamp(min=1), alignments.frames) * states
     most = int(tiles.max()) if rows.shape[0] else 0
     scratch = _Scratch(joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes))
     room = _KEPT // (classes * joint.weight.itemsize)
@@ -177,9 +178,14 @@ def _groups(sizes: list[int], room: int) -> Iterator[tuple[int, int, int]]:
         yield begin, len(sizes), total
 
 
+def _most_rows(classes: int) -> int:
+    """Return the most rows of a tile with several frames; it depends on nothing else, as the bits of a loss."""
+    return min(_ROWS, max(_NUMBERS // classes, 256))
+
+
 def _tiles(joint: _Joint) -> Iterator[slice]:
     """Yield the frames of each tile of a sequence."""
-    count, step = joint.frames.shape[0], max(_ROWS // joint.states.shape[0], 1)
+    count, step = joint.frames.shape[0], max(_most_rows(joint.bias.shape[0]) // joint.states.shape[0], 1)
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
 

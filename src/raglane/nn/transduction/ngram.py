@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_whole
+from raglane._utils.checks import check_count, check_whole, read_integers
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu.prefixes import Grams
@@ -75,7 +75,8 @@ class NGram:
             ShapeError: there is not one token per prefix.
         """
         before = as_tokens("prefixes", prefixes, self.num_tokens)
-        following = as_tokens("tokens", Ragged.from_flat(tokens, lengths=[len(tokens)]), self.num_tokens + 1).values
+        given = read_integers(tokens, "tokens")
+        following = as_tokens("tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1).values
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
             raise ShapeError(message("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)"))

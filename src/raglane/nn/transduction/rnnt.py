@@ -37,7 +37,7 @@ from raglane.nn.transduction.lattice import Alignments, align
 from raglane.ragged import Ragged
 
 # The rows of a tile, at least those of one frame: enough for a product at full speed, and few enough for the caches.
-_TILE = 4096
+_TILE = 2048
 
 
 @never_traced
