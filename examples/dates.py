@@ -6,7 +6,7 @@ pronounce.py; here the sequences are characters.
 
     python examples/dates.py
 
-Test dates written right: 0.000 (in PyTorch 0.000); training 0 s (0 s), writing 1,000 dates 0 s (0 s).
+Test dates written right: 0.926 (in PyTorch 0.902); training 29 s (77 s), writing 1,000 dates 0.9 s (1.2 s).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ for comparison. Times are those of one processor.
 
     python examples/pronounce.py
 
-Phoneme error rate of new words: 0.000 (in PyTorch 0.000); training 0 s (0 s), writing 1,000 words 0 s (0 s).
+Phoneme error rate of new words: 0.133 (in PyTorch 0.134); training 39 s (52 s), writing 1,000 words 0.5 s (0.3 s).
 """
 
 from __future__ import annotations
