@@ -103,7 +103,7 @@ def _install(name: str, requirements: list[str]) -> Path:
     if name != "base":
         base = next((ENVIRONMENTS / "base").glob("lib/python3*/site-packages"))
         (packages / "base.pth").write_text(f"{base}\n")
-    pins = ["--constraint", ROOT / "constraints.txt"] if name == "base" else []
+    pins: list[str | Path] = ["--constraint", ROOT / "constraints.txt"] if name == "base" else []
     torch = "torch" if name == "base" else f"torch=={_version(ENVIRONMENTS / 'base/bin/python', 'torch')}"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *pins, torch, *requirements], check=True)
     # Its kernels are compiled for torch with CUDA, and none of the examples needs them.
