@@ -53,7 +53,9 @@ class NGram:
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
             raise ArgumentError(message("sequences", "none", "at least one sequence", "pass the training data"))
-        self._grams = _count(tokens.values.numpy(), tokens.offsets.numpy(), self.num_tokens, self.order)
+        self._grams = grams = _count(tokens.values.numpy(), tokens.offsets.numpy(), self.num_tokens, self.order)
+        contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(grams.first.diff())
+        self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
     def __repr__(self) -> str:
         grams = self._grams.tokens.shape[0]
@@ -89,9 +91,8 @@ class NGram:
 
     def _take(self, contexts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of a token after each context, and the next contexts."""
-        grams, size = self._grams, self.num_tokens + 1
-        keys = torch.repeat_interleave(torch.arange(len(grams.shorter)), grams.first.diff()) * size + grams.tokens
-        log_probs = torch.zeros(len(tokens), dtype=torch.float64)
+        grams, keys, size = self._grams, self._keys, self.num_tokens + 1
+        log_probs = torch.zeros(len(tokens), dtype=torch.float64, device="cpu")
         while True:
             place = torch.searchsorted(keys, contexts * size + tokens).clamp(max=len(keys) - 1)
             missing = keys[place] != contexts * size + tokens
