@@ -18,7 +18,7 @@ SECONDS ?= 60
 SEED ?= 1
 CMAKE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: help setup demo test check house docs pages contact fuzz attack faults device sanitize emulate ulps rates \
+.PHONY: help setup demo test check house docs pages peers contact fuzz attack faults device sanitize emulate ulps rates \
 	portability arm format bench workflows wheel wheels sdist release-files release-check clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make docs    build the documentation as a site in build/site; a warning is an error"
 	@echo "make pages   check the site in Chromium, in two widths: axe, errors, requests to other hosts"
 	@echo "make fuzz    random networks, tensors, files, commands and kills for SECONDS=60 from SEED=1"
+	@echo "make peers   models of 19 other packages with and without rl.accelerate, each in its environment"
 	@echo "make contact the answers of the commands to a newcomer's mistakes and questions"
 	@echo "make attack  the same for an hour, from a random seed"
 	@echo "make faults  check that tests notice mistakes in the source; KERNELS=1 also builds those in C++"
@@ -87,6 +88,9 @@ pages: docs
 
 fuzz: $(READY)
 	cd tools && OMP_NUM_THREADS=2 $(CURDIR)/$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED)
+
+peers: wheel
+	$(BIN)/python tools/peers.py
 
 contact: $(READY)
 	cd tools && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python -m contact

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/drawn_program.h"
+#include "tests/drawn_search.h"
 
 namespace {
 
@@ -362,6 +363,8 @@ void drive(int rounds, unsigned seed) {
     check_lattices<float>(random, round, seed);
     check_lattices<double>(random, round, seed);
     check_program(random, round, seed);
+    DrawnSearch search(random);
+    search.check(), check_alignment(search), check_pairs(search);
     Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;

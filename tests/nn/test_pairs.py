@@ -236,6 +236,7 @@ TOKEN = rl.Ragged.from_flat(torch.zeros(5, dtype=torch.int64, device="cpu"), len
         (lambda: soft_dtw(A, A.to(torch.float64)), ArgumentTypeError, "b must be .*the same for both"),
         (lambda: soft_dtw(A, A.map(lambda values: values[:, :1])), ShapeError, r"b must be of shape \(2,\)"),
         (lambda: soft_dtw(A, A, gamma=0), ArgumentError, "gamma must be finite and above 0, got 0"),
+        (lambda: soft_dtw(A, A, cost=A.values), ArgumentError, "cost must be"),  # type: ignore[arg-type]
         (lambda: soft_dtw(A, A, cost="cosine"), ArgumentError, "cost must be"),  # type: ignore[arg-type]
         (lambda: soft_dtw(A, A, cost=lambda x, y: x @ y.t()[:, :1]), ShapeError, r"the costs \(3, 3\)"),
         (lambda: edit_distance(A, TOKEN), ArgumentTypeError, "hypotheses must be a Ragged of tokens"),

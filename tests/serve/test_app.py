@@ -115,6 +115,18 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
             assert answer.json()["predictions"]["p_x"] == words.predict(["a b a"], probabilities=True)["p_x"]
 
 
+def test_transcriptions_are_of_whole_sequences() -> None:
+    run = rl.fit(["a b a", "b b a a"] * 6, ["xy", "x"] * 6, task="transcribe", **_SMALL)
+    with TestClient(create_app({"run": run}, slots=2)) as client:
+        answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam": 1})
+        assert answer.status_code == 200, answer.text
+        expected = run.predict(["a b b", ""]).columns
+        assert answer.json()["predictions"] == {name: expected[name] for name in ("prediction", "score", "times")}
+        assert client.post("/predict", json={"sequences": ["a"], "beam": 0}).status_code == 400
+        with client.websocket_connect("/stream") as stream:
+            assert "task other than transcribe" in stream.receive_json()["error"]
+
+
 # Live streams.
 
 

@@ -16,12 +16,14 @@ import raglane as rl
 from commands import FAST, fails
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
+from raglane.errors import ExportError
 from raglane.training.checkpoint import SavedModel
 from raglane.training.decoders import best_path
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
-from raglane.training.settings import Settings
+from raglane.training.settings import DECODERS, Settings
 
+_BEST = ("prediction", "score", "n_best", "n_best_scores")
 _WORDS = "zero one two three four five six seven eight nine".split()
 
 
@@ -210,6 +212,54 @@ def test_an_exported_file_has_what_decodes_it(tmp_path: Path) -> None:
     assert "".join(about["labels"][label - 1] for label in best) == run.predict([text])["prediction"][0]
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: str) -> None:
+    inputs, targets = _digits(24)
+    options: dict[str, Any] = {"split": "characters", "hidden_size": 6, "threads": 1, "progress": False}
+    run = rl.fit(inputs, targets, task="transcribe", decoder=decoder, out=tmp_path / "run", epochs=2, **options)
+    weights = list(run.model.parameters())
+    assert run.model.config.count() == (sum(weight.numel() for weight in weights), len(weights))
+    again = rl.load(tmp_path / "run")
+    found, same = run.predict(inputs, n_best=3).columns, again.predict(inputs, n_best=3, beam=16).columns
+    assert same == found
+    assert ("times" in found) == (decoder != "attention")
+    for best, score, texts, scores in zip(*(found[name] for name in _BEST), strict=True):
+        assert (texts[0], scores[0]) == (best, score)
+        assert scores == sorted(scores, reverse=True)
+        assert len(set(texts)) == len(texts) == 3
+    greedy = run.predict(inputs)["prediction"]
+    errors = sum(_distance(*pair) for pair in zip(greedy, targets, strict=True))
+    rate = run.evaluate(inputs, targets)["token_error_rate"]
+    assert rate == pytest.approx(errors / sum(map(len, targets)))
+    beam = sum(_distance(*pair) for pair in zip(run.predict(inputs, beam=5)["prediction"], targets, strict=True))
+    assert run.evaluate(inputs, targets, beam=5)["token_error_rate"] == pytest.approx(beam / sum(map(len, targets)))
+    if decoder != "ctc":
+        with pytest.raises(ExportError, match="a model with one output per element"):
+            run.export(tmp_path / "a.onnx")
+
+
+def test_a_beam_sums_over_alignments() -> None:
+    chance = random.Random(3)
+    inputs = [chance.choices("uvwxyz", k=chance.randint(1, 4)) for _ in range(12)]
+    saved = _random_model(read(inputs, Columns("transcribe"), labels=["ab"] * 12))
+    table = predict(saved, read(inputs, Columns("transcribe", need_labels=False)), beam=200)
+    for place, (text, score) in enumerate(zip(table["prediction"], table["score"], strict=True)):
+        one = read([inputs[place]], Columns("transcribe"), labels=[text or "a"])
+        if text:
+            assert evaluate(saved, one)["loss"] * len(text) == pytest.approx(-score, rel=1e-4)
+
+
+def test_attention_writes_in_any_order_and_length() -> None:
+    chance = random.Random(4)
+    rows = [[chance.randrange(3) for _ in range(chance.randint(1, 3))] for _ in range(120)]
+    inputs, targets = [[f"w{digit}" for digit in row] for row in rows], [[*row[::-1], *row[::-1]] for row in rows]
+    options: dict[str, Any] = {"hidden_size": 24, "lr": 0.02, "threads": 1, "progress": False, "epochs": 10}
+    run = rl.fit(inputs, targets, task="transcribe", decoder="attention", bidirectional=True, **options)
+    assert not any("fewer elements" in note for note in run.notes)
+    assert run.evaluate(inputs, targets)["token_error_rate"] < 0.1
+    assert run.predict([["w0", "w2"]])["prediction"] == [[2, 0, 2, 0]]
+
+
 def test_targets_of_lists_give_lists() -> None:
     inputs = [[float(step) for step in range(length)] for length in (4, 6, 5, 7)] * 3
     options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "progress": False, "validation_fraction": 0}
@@ -283,3 +333,9 @@ def test_options_of_predictions(
     run.save(tmp_path / "run")
     path = _write(tmp_path / "a.jsonl", inputs, targets)
     fails(["predict", str(tmp_path / "run"), str(path), "--sequence-column", "input", *options], capsys, piece)
+
+
+def test_labels_that_all_differ_may_be_sequences() -> None:
+    inputs, targets = ["a b", "b a"] * 6, [f"text {letter}" for letter in "abcdefghijkl"]
+    run = rl.fit(inputs, targets, epochs=1, hidden_size=4, validation_fraction=0, progress=False)
+    assert any(note.startswith("labels: 12 different ones") and "transcribe" in note for note in run.notes)

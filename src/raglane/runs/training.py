@@ -188,6 +188,9 @@ def guessed(source: Source, loss: str | None, say: Say) -> tuple[Dataset, str]:
             got = f"{different:,} different whole numbers for {count_of(len(labels), 'sequence')}"
             rule, fix = "classes that repeat", f"pass {argument('task', 'regress')} for numbers to predict"
             raise DataError(message("labels", got, rule, f"{fix}, or {argument('task', 'classify')}"))
+    if task == "classify" and labels and len(labels) >= _FEW and len(set(labels)) > 0.9 * len(labels):
+        texts = argument("task", "transcribe")
+        say(f"labels: {len(set(labels)):,} different ones; to predict their characters or words, pass {texts}")
     if task != "classify":
         say(f"task: {task} (guessed; {argument('task')} chooses)")
     return records, task

@@ -52,6 +52,8 @@ class PredictRequest(BaseModel):
     probabilities: bool = False
     top: int = 1
     horizon: int = 1
+    beam: int | None = None
+    n_best: int = 1
 
 
 class InferTensor(BaseModel):
@@ -211,7 +213,7 @@ _routes = APIRouter(default_response_class=JSONResponse)
 async def predict(body: PredictRequest, server: _Server) -> Response:
     """Predict whole sequences; requests that arrive together run in one batch."""
     served = server.named(body.model)
-    options = body.model_dump(include={"probabilities", "top", "horizon"}, exclude_defaults=True)
+    options = body.model_dump(include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True)
     if (body.table is None) == (body.sequences is None):
         raise ArgumentError(message("sequences", "none or both", "given, or a table", "pass one of them"))
     if body.table is not None:

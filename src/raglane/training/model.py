@@ -151,7 +151,7 @@ class ModelConfig(ModelSettings):
 
     def count(self) -> tuple[int, int]:
         """Return the numbers of weights and of weight tensors, without building the model."""
-        if is_own(self.cell):
+        if is_own(self.cell) or self.decoder_name not in (None, "ctc"):
             with torch.device("meta"):
                 weights = list(SequenceModel(self).parameters())
             return sum(weight.numel() for weight in weights), len(weights)
@@ -238,8 +238,11 @@ class SequenceModel(nn.Module):
         # Weights of the activation and temporal penalties of language models.
         self.penalties: tuple[float, float] = (0.0, 0.0)
         self.penalty: Tensor | None = None
-        self.head = RowLinear(self.encoder.output_size, answers)
-        self.decoder = None if config.decoder_name is None else DECODERS[config.decoder_name]()
+        size, name = self.encoder.output_size, config.decoder_name
+        self.decoder = None if name is None else DECODERS[name](config, size)
+        has_head = self.decoder is None or self.decoder.has_head
+        # Any, because nn.Identity has no weights.
+        self.head: Any = RowLinear(size, answers) if has_head else nn.Identity()
         for name, start in TASKS[config.task].kept.items():
             self.register_buffer(name, torch.full((config.output_size,), start))
 

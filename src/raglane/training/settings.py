@@ -29,7 +29,7 @@ LOSSES = {
     "transcribe": ("likelihood",),
 }
 # The decoders of the task transcribe, the default first.
-DECODERS = ("ctc",)
+DECODERS = ("ctc", "transducer", "attention")
 # Not read from raglane.nn, which would import torch.
 LAYERS = (
     *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
@@ -150,7 +150,8 @@ class ModelSettings:
     )
     decoder: str | None = option(
         None,
-        "How outputs become a sequence of labels (transcribe); ctc: one label or none per element.",
+        "How outputs become labels (transcribe); ctc: at most one label per element, in their order; transducer: any "
+        "number, in their order; attention: any number, in any order.",
         MODEL,
         choices=DECODERS,
         unset="ctc for transcribe",

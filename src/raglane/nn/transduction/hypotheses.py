@@ -22,7 +22,8 @@ class Hypotheses:
         scores: ``(M,)``, the score of each hypothesis, e.g. its log-probability. Higher is better.
         offsets: ``(B + 1,)`` int64, the first hypothesis of each item.
         times: of searches in time, values ``(N, 2)`` int64: the first step of each token and the step after its last.
-        confidences: of searches in time, values ``(N,)``: the probability of each token, given the tokens before it.
+        confidences: of searches in time, values ``(N,)``: the probability of each token, given the tokens before it;
+            of CTC, the mean of its probability over its steps.
 
     Example:
         >>> import torch

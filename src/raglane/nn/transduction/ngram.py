@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_whole
+from raglane._utils.checks import check_count, check_whole, read_integers
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu.prefixes import Grams
@@ -53,7 +53,9 @@ class NGram:
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
             raise ArgumentError(message("sequences", "none", "at least one sequence", "pass the training data"))
-        self._grams = _count(tokens.values.numpy(), tokens.offsets.numpy(), self.num_tokens, self.order)
+        self._grams = grams = _count(tokens.values.numpy(), tokens.offsets.numpy(), self.num_tokens, self.order)
+        contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(grams.first.diff())
+        self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
     def __repr__(self) -> str:
         grams = self._grams.tokens.shape[0]
@@ -75,7 +77,8 @@ class NGram:
             ShapeError: there is not one token per prefix.
         """
         before = as_tokens("prefixes", prefixes, self.num_tokens)
-        following = as_tokens("tokens", Ragged.from_flat(tokens, lengths=[len(tokens)]), self.num_tokens + 1).values
+        given = read_integers(tokens, "tokens")
+        following = as_tokens("tokens", Ragged.from_flat(given, lengths=given.shape), self.num_tokens + 1).values
         if len(before) != len(following):
             rule = f"one token for each of the {len(before)} prefixes"
             raise ShapeError(message("tokens", f"{len(following)} tokens", rule, "pass a tensor (M,)"))
@@ -88,9 +91,8 @@ class NGram:
 
     def _take(self, contexts: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of a token after each context, and the next contexts."""
-        grams, size = self._grams, self.num_tokens + 1
-        keys = torch.repeat_interleave(torch.arange(len(grams.shorter)), grams.first.diff()) * size + grams.tokens
-        log_probs = torch.zeros(len(tokens), dtype=torch.float64)
+        grams, keys, size = self._grams, self._keys, self.num_tokens + 1
+        log_probs = torch.zeros(len(tokens), dtype=torch.float64, device="cpu")
         while True:
             place = torch.searchsorted(keys, contexts * size + tokens).clamp(max=len(keys) - 1)
             missing = keys[place] != contexts * size + tokens

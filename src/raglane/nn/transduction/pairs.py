@@ -105,7 +105,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0, cost: Literal["squared"] 
         got = f"elements of shape {tuple(b.features)}"
         raise ShapeError(message("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"))
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
-    if not callable(cost) and cost != "squared":
+    if not callable(cost) and not (isinstance(cost, str) and cost == "squared"):
         raise ArgumentError(message("cost", quote(cost), "'squared' or a function", "pass one of these"))
     function: Cost = cost if callable(cost) else _squared
     sizes = torch.stack([a.host_lengths, b.host_lengths], 1)

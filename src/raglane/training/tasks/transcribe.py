@@ -15,6 +15,8 @@ from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
 from raglane.errors import ArgumentError, DataError
+from raglane.nn import edit_distance
+from raglane.nn.transduction.pairs import Edits
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 from raglane.training.batches import Batch
@@ -41,14 +43,21 @@ class Transcribe(Task):
         """Return the number of labels and the blank."""
         return preprocessor.class_count + 1
 
-    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:  # noqa: ARG002
-        """Return the loss of the decoder, and the errors of a greedy search."""
+    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
+        """Return the loss of the decoder, and the errors of a greedy search, in training estimated on a part."""
         outputs, targets = _outputs(output, batch), sequences_of(batch)
-        losses = self.model.decoder.loss(outputs, _seen(targets))
+        decoder, count = self.model.decoder, targets.values.shape[0]
+        loss, longest = decoder.loss(outputs, _seen(targets)), None
+        outputs = outputs.detach()
+        if training:
+            # Answers that do not end are cut, to save time.
+            rows = torch.arange(0, len(targets), decoder.measures_every)
+            outputs, targets = outputs.select(rows), targets.select(rows)
+            longest = 2 * targets.lengths + 5
         with torch.no_grad():
-            found = self.model.decoder.answer(outputs.detach(), 1).best()
-        errors = edit_distance(found, targets).sum()
-        return Score(losses.sum(), errors, torch.as_tensor(targets.values.shape[0]), torch.zeros(()))
+            edits = edit_distance(decoder.answer(outputs, longest=longest).best(), targets)
+        errors = edits.total.sum() * (count / max(targets.values.shape[0], 1))
+        return Score(loss, errors, torch.as_tensor(count), torch.zeros(()))
 
     def meter(self, model: Any, records: Dataset, beam: int | None = None) -> _Errors:  # noqa: ARG002
         """Return a meter of error rates; the baseline is the commonest target."""
@@ -124,11 +133,12 @@ def _too_short(training: Dataset) -> list[str]:
         return []
     first = training.records.describe_row(short[0])
     got = f"{len(short):,} of {count_of(len(training), 'training sequence')} with fewer elements than labels ({first})"
-    fix = f"split the inputs further, e.g. with {argument('split', 'characters', of='Columns')}"
+    split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
+    fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
     if len(short) == len(training):
         rule = "data with at least one element per label, and one more between equal labels, for CTC"
         raise DataError(message("data", got, rule, fix))
-    return [f"{got}: CTC cannot write their targets, and they are left out of the loss; to use them, {fix}"]
+    return [f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}"]
 
 
 def sequences_of(batch: Batch) -> Ragged:
@@ -171,17 +181,17 @@ class _Errors:
         outputs, targets = _outputs(output, batch), sequences_of(batch).to("cpu")
         found = self.task.model.decoder.answer(outputs, self.beam).best().to("cpu")
         errors = edit_distance(found, targets)
-        self._count("token", errors, targets)
-        self.exact += int((errors.sum(1) == 0).sum())
+        self._count("token", errors)
+        self.exact += int((errors.total == 0).sum())
         known = list(map(tuple, _lists(targets)))
         self.targets.update(known)
         texts, others = [[self.task.text(own) for own in each] for each in (_lists(found), known)]
         for unit, split in _units(self.task.preprocessor).items():
             pair = _numbered([*map(split, texts)], [*map(split, others)])
-            self._count(unit, edit_distance(*pair), pair[1])
+            self._count(unit, edit_distance(*pair))
 
-    def _count(self, unit: str, errors: Tensor, targets: Ragged) -> None:
-        self.counts[unit] += torch.cat([errors.sum(0), torch.tensor([targets.values.shape[0]])])
+    def _count(self, unit: str, errors: Edits) -> None:
+        self.counts[unit] += torch.stack(errors).sum(1)
 
     def measured(self) -> Measured:
         """Return the rates, and a row per kind of error."""
@@ -201,10 +211,9 @@ class _Errors:
         if not known:
             return float("nan")
         best = min(known, key=lambda own: (-self.targets[own], len(own), own))
-        pair = [Ragged([torch.tensor(own, dtype=torch.int64) for own in each]) for each in ([best] * len(known), known)]
-        times = torch.tensor([self.targets[own] for own in known])
-        labels = pair[1].lengths @ times
-        return float((edit_distance(*pair).sum(1) @ times) / labels.clamp(min=1))
+        pair = _numbered([best] * len(known), known)
+        times, errors = torch.tensor([self.targets[own] for own in known]), edit_distance(*pair)
+        return float((errors.total @ times) / (errors.lengths @ times).clamp(min=1))
 
 
 def _units(preprocessor: Preprocessor) -> dict[str, Any]:
@@ -215,38 +224,13 @@ def _units(preprocessor: Preprocessor) -> dict[str, Any]:
     return {"WER": str.split} if split == "words" else {"CER": list, "WER": str.split}
 
 
-def _numbered(*sides: list[list[str]]) -> tuple[Ragged, ...]:
-    """Return lists of words as batches of numbers, equal for equal words."""
-    places: dict[str, int] = {}
+def _numbered(*sides: Sequence[Sequence[Any]]) -> tuple[Ragged, ...]:
+    """Return sequences of words as batches of numbers, equal for equal words."""
+    places: dict[Any, int] = {}
     return tuple(
-        Ragged(
-            [torch.tensor([places.setdefault(word, len(places)) for word in own], dtype=torch.int64) for own in side]
+        Ragged.from_flat(
+            torch.tensor([places.setdefault(word, len(places)) for own in side for word in own], dtype=torch.int64),
+            lengths=list(map(len, side)),
         )
         for side in sides
     )
-
-
-def edit_distance(hypotheses: Ragged, references: Ragged) -> Tensor:
-    """Return the numbers of insertions, deletions and substitutions ``(B, 3)`` int64 between pairs of sequences."""
-    return torch.tensor([_edits(*pair) for pair in zip(_lists(hypotheses), _lists(references), strict=True)]).view(
-        -1, 3
-    )
-
-
-def _edits(found: list[int], known: list[int]) -> tuple[int, int, int]:
-    row = [(place, place, 0, 0) for place in range(len(found) + 1)]
-    for label in known:
-        before, row = row, [(row[0][0] + 1, row[0][1], row[0][2] + 1, row[0][3])]
-        for place, other in enumerate(found):
-            diagonal, left, up = before[place], row[-1], before[place + 1]
-            if label == other:
-                row.append(diagonal)
-                continue
-            cost = min(diagonal[0], left[0], up[0]) + 1
-            if diagonal[0] + 1 == cost:
-                row.append((cost, diagonal[1], diagonal[2], diagonal[3] + 1))
-            elif left[0] + 1 == cost:
-                row.append((cost, left[1] + 1, left[2], left[3]))
-            else:
-                row.append((cost, up[1], up[2] + 1, up[3]))
-    return row[-1][1:]
