@@ -84,13 +84,13 @@ class Problem:
 WAYS = ("raglane", "padded")
 
 
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def timed(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def times(problem: Problem, rounds: int) -> dict[str, float]:
+def times(problem: Problem, rounds: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """The median seconds of each, which agree with the padded twin."""
     expected = problem.padded()
     for way in WAYS:
@@ -100,7 +100,7 @@ def times(problem: Problem, rounds: int) -> dict[str, float]:
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way, seconds in taken.items():
-            seconds.append(timed(getattr(problem, way)))
+            seconds.append(timed(getattr(problem, way), clock))
     return {way: statistics.median(seconds) for way, seconds in taken.items()}
 
 
@@ -137,13 +137,16 @@ def main() -> None:
     parser.add_argument("--equal", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time on one thread, if the machine has other work")
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if args.cpu_time else 2)
+    clock = time.process_time if args.cpu_time else time.perf_counter
     if args.peak:
         print(measure(args.peak, args.classes, args.equal))
         return
     print("# The transducer's loss\n")
-    print(f"`python benchmarks/transducer.py`: {processor()}, 2 threads, torch {torch.__version__}, float32.\n")
+    kind = "CPU time of 1 thread" if args.cpu_time else "2 threads"
+    print(f"`python benchmarks/transducer.py`: {processor()}, {kind}, torch {torch.__version__}, float32.\n")
     print(
         f"{BATCH} sequences of up to {FRAMES} frames and {LABELS} labels, joint of {HIDDEN}. Times and peak memory of\n"
         "the joint, the loss and all gradients. In brackets: relative to the padded twin.\n"
@@ -153,7 +156,7 @@ def main() -> None:
     for classes, equal in CASES:
         if args.classes not in (None, classes):
             continue
-        seconds = times(Problem(classes, equal), args.rounds)
+        seconds = times(Problem(classes, equal), args.rounds, clock)
         megabytes = dict.fromkeys(WAYS, 0.0) if args.no_memory else {way: peak(way, classes, equal) for way in WAYS}
         cells = [f"{seconds[way]:.2f} ({seconds[way] / seconds['padded']:.2f})" for way in WAYS]
         cells += [f"{megabytes[way]:,.0f} ({megabytes[way] / (megabytes['padded'] or 1):.2f})" for way in WAYS]

@@ -126,7 +126,7 @@ def _compute(
     most = int(tiles.max()) if rows.shape[0] else 0
     scratch = _Scratch(joint.weight.new_empty(2, most, size), joint.weight.new_empty(2, most, classes))
     room = _KEPT // (classes * joint.weight.itemsize)
-    used = torch.arange(rows.shape[0]) if scales is None else scales.nonzero().view(-1)
+    used = torch.arange(rows.shape[0], device="cpu") if scales is None else scales.nonzero().view(-1)
     groups = list(_groups(rows[used].tolist(), room))
     kept = joint.weight.new_empty(max((total for *_, total in groups if total <= room), default=0), classes)
     sequences = joint.sequences(alignments)
