@@ -325,14 +325,15 @@ def test_numbers_in_words() -> None:
     assert script.main(["--steps", "3"]) < 0.5
 
 
-def _same_gradients(model: torch.nn.Module, twin: torch.nn.Module, *batch: list[torch.Tensor]) -> bool:
+def _same_gradients(model: Any, twin: Any, *batch: list[torch.Tensor]) -> bool:
     """Compare loss and gradients of an example with those of its twin in PyTorch, in float64."""
     twin.load_state_dict(model.state_dict())
     losses = [one.double().loss(*batch) for one in (model, twin)]
     gradients = [
         torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin), strict=True)
     ]
-    return all(torch.allclose(*pair, atol=1e-12) for pair in (losses, *zip(*gradients, strict=True)))
+    pairs = (losses, *zip(*gradients, strict=True))
+    return all(torch.allclose(ours, its, atol=1e-12) for ours, its in pairs)
 
 
 def test_a_writer_and_its_twin_are_the_same_network() -> None:
