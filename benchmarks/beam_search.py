@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from functools import partial
 from typing import Any
 
@@ -52,7 +53,7 @@ class Ragged:
             return stopped(log_probs, late), {"inside": inside, "position": state["position"] + 1}
 
         count = len(self.memory)
-        cell = tuple(torch.zeros(count, 1, HIDDEN) for _ in range(2))
+        cell = tuple(self.memory.values.new_zeros(count, 1, HIDDEN) for _ in range(2))
         state = {"inside": {"item": torch.arange(count), "cell": cell}, "position": torch.zeros(count).long()}
         starts = torch.zeros(count, dtype=torch.int64)
         options: dict[str, Any] = {"beam": beam, "max_length": self.targets.lengths + 8, "rows": rows}
@@ -68,7 +69,10 @@ class Padded:
 
     def __init__(self, decoder: Any, memory: rl.Ragged, targets: rl.Ragged) -> None:
         self.decoder, self.lengths = decoder, targets.lengths
-        self.cell, self.layer = nn.LSTMCell(HIDDEN, HIDDEN), nn.LSTM(HIDDEN, HIDDEN, batch_first=True)
+        self.cell, self.layer = (
+            nn.LSTMCell(HIDDEN, HIDDEN).to(memory.dtype),
+            nn.LSTM(HIDDEN, HIDDEN, batch_first=True).to(memory.dtype),
+        )
         self.layer.load_state_dict(decoder.recurrent.state_dict())
         weights = decoder.recurrent.state_dict().items()
         self.cell.load_state_dict({name.removesuffix("_l0"): part for name, part in weights})
@@ -100,10 +104,10 @@ class Padded:
 
     def _search(self, beam: int) -> Tensor:
         count = len(self.lengths)
-        scores = torch.full((count, beam), -torch.inf)
+        scores = self.memory.new_full((count, beam), -torch.inf)
         scores[:, 0] = 0
         tokens, state = torch.zeros(count * beam, dtype=torch.int64), None
-        best = torch.full((count,), -torch.inf)
+        best = self.memory.new_full((count,), -torch.inf)
         shift = torch.arange(count).unsqueeze(1) * beam
         # The paths that a search must keep to return its tokens.
         parents, path = [], []
@@ -126,55 +130,67 @@ class Padded:
         return best
 
 
-def parts(attention: str) -> tuple[Ragged, Padded]:
+def parts(attention: str, count: int, dtype: torch.dtype = torch.float32) -> tuple[Ragged, Padded]:
     torch.manual_seed(0)
-    decoder = rl.nn.AttentionDecoder(TOKENS, HIDDEN, HIDDEN, attention=attention)
-    lengths = torch.tensor(LENGTHS["lognormal"].draw(ITEMS))
-    memory = rl.Ragged.from_flat(torch.randn(2 * int(lengths.sum()), HIDDEN), lengths=2 * lengths)
+    decoder = rl.nn.AttentionDecoder(TOKENS, HIDDEN, HIDDEN, attention=attention).to(dtype)
+    lengths = torch.tensor(LENGTHS["lognormal"].draw(count))
+    memory = rl.Ragged.from_flat(torch.randn(2 * int(lengths.sum()), HIDDEN, dtype=dtype), lengths=2 * lengths)
     targets = rl.Ragged.from_flat(torch.randint(1, TOKENS, (int(lengths.sum()),)), lengths=lengths)
     return Ragged(decoder, memory, targets), Padded(decoder, memory, targets)
+
+
+def check(attention: str) -> None:
+    """Compare scores and losses. In float32, rounding decides between extensions that are almost equal."""
+    ragged, padded = parts(attention, 8, torch.float64)
+    for beam in (4, 16):
+        expected = padded.search(beam)
+        for rows in (None, 2 * beam):
+            torch.testing.assert_close(ragged.search(beam, rows), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(ragged.loss(), padded.loss(), rtol=1e-9, atol=0)
 
 
 def step(model: Ragged | Padded, wanted: list[nn.Parameter]) -> Any:
     return torch.autograd.grad(model.loss(), wanted)
 
 
-def compare(ours: Any, theirs: Any, rounds: int, seconds: float) -> str:
-    times = interleave({"padded": theirs, "ragged": ours}, rounds, most_seconds=seconds)
-    ratio = statistics.median(a / b for a, b in zip(times["padded"], times["ragged"], strict=True))
-    padded, ragged = (statistics.median(times[name]) for name in ("padded", "ragged"))
-    return f"{1e3 * padded:,.0f} | {1e3 * ragged:,.0f} | {ratio:.2f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=20.0, help="the most seconds per row of the table")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of the processor, for one thread and a busy machine"
+    )
+    parser.add_argument("--only", default="", help="measure only rows of the table that contain this text")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
-    limits = chosen.rounds, chosen.seconds
+    clock = time.process_time if chosen.cpu_time else time.perf_counter
     print("# Beam search and attention decoders\n")
-    print(f"`python benchmarks/beam_search.py --threads {chosen.threads}`: {processor()}, torch {torch.__version__}.")
-    print(f"{ITEMS} items of lognormal lengths, LSTM of {HIDDEN}, {TOKENS} tokens, float32.\n")
-    print("| what | attention | rows | padded, ms | ragged, ms | padded / ragged |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for attention in ("dot", "additive"):
-        ragged, padded = parts(attention)
-        for beam in (4, 16) if attention == "dot" else (4,):
-            expected = padded.search(beam)
-            for rows in (None, ITEMS // 4 * beam):
-                torch.testing.assert_close(ragged.search(beam, rows), expected, rtol=1e-4, atol=1e-3)
-                line = compare(partial(ragged.search, beam, rows), partial(padded.search, beam), *limits)
-                print(f"| beam {beam} | {attention} | {rows or 'all'} | {line} |", flush=True)
-        wanted = list(ragged.decoder.parameters())
-        theirs = [
-            *padded.layer.parameters(),
-            *(p for n, p in ragged.decoder.named_parameters() if "recurrent" not in n),
-        ]
-        torch.testing.assert_close(ragged.loss(), padded.loss(), rtol=1e-4, atol=1e-4)
-        line = compare(partial(step, ragged, wanted), partial(step, padded, theirs), *limits)
-        print(f"| training step | {attention} | | {line} |", flush=True)
+    command = f"--threads {chosen.threads}{' --cpu-time' if chosen.cpu_time else ''}"
+    print(f"`python benchmarks/beam_search.py {command}`: {processor()}, torch {torch.__version__}.")
+    print(f"Items of lognormal lengths, LSTM of {HIDDEN}, {TOKENS} tokens, float32.\n")
+    print("| what | attention | items | rows | padded, ms | ragged, ms | padded / ragged |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for attention, count, beams in (("dot", 64, (4, 16)), ("additive", 16, (4,))):
+        if chosen.only in attention:
+            check(attention)
+        ragged, padded = parts(attention, count)
+        calls: dict[str, tuple[Any, Any]] = {}
+        for beam in beams:
+            for rows in (None, count // 4 * beam):
+                name = f"beam {beam} | {attention} | {count} | {rows or 'all'}"
+                calls[name] = partial(padded.search, beam), partial(ragged.search, beam, rows)
+        shared = [part for name, part in ragged.decoder.named_parameters() if "recurrent" not in name]
+        theirs = partial(step, padded, [*padded.layer.parameters(), *shared])
+        ours = partial(step, ragged, list(ragged.decoder.parameters()))
+        calls[f"training step | {attention} | {count} | "] = theirs, ours
+        for name, (theirs, ours) in calls.items():
+            if chosen.only not in name:
+                continue
+            times = interleave({"padded": theirs, "ragged": ours}, chosen.rounds, clock=clock)
+            pairs = zip(times["padded"], times["ragged"], strict=True)
+            medians = (1e3 * statistics.median(times[name]) for name in ("padded", "ragged"))
+            figures = " | ".join(f"{milliseconds:,.0f}" for milliseconds in medians)
+            print(f"| {name} | {figures} | {statistics.median(a / b for a, b in pairs):.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def case(title: str, command: str, code: int, *patterns: str) -> Case:
 CASES = [
     # What the sequences are, and what the model is worth.
     case("names", "train names.csv --sequence-column name", 0, "words? .*are split into characters"),
+    case("texts to texts", "train names.csv --task transcribe --sequence-column name", 0, "token error rate"),
     case("names as words", "train names.csv --sequence-column name --split words", 0, "pass --split characters"),
     case("columns as steps", "train wide.csv", 0, "whose steps are the columns t0 to t5"),
     case("a model that has learned little", "train wide.csv", 0, "^note: .*last epoch was the best: try --epochs"),

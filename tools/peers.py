@@ -27,7 +27,7 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "darts": (["forecasting:darts"], ["pytorch-lightning"]),
     "gluonts": (["forecasting:gluonts"], ["lightning", "pytorch-lightning"]),
     "pypots": (["forecasting:pypots"], []),
-    "sb3-contrib": (["reinforcement:sb3_contrib"], []),
+    "sb3-contrib": (["reinforcement:sb3_contrib", "reinforcement:sb3_resets"], []),
     "torchrl": (["reinforcement:torchrl"], []),
     "skrl": (["reinforcement:skrl"], []),
     "flair": (["language:flair"], []),
@@ -69,6 +69,29 @@ Weights pass in both directions through `state_dict`, and accelerated models can
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
+_RESETS = """
+## Episodes in reinforcement learning
+
+sb3-contrib's policies run an LSTM step by step if an episode starts within a sequence. A policy that passes the starts
+as `resets` makes one call of it:
+
+```py
+class Policy(RecurrentActorCriticPolicy):
+    @staticmethod
+    def _process_sequence(features, states, starts, lstm):
+        count = states[0].shape[1]
+        sequences = features.view(count, -1, lstm.input_size).transpose(0, 1)
+        output, states = lstm(sequences, states, resets=starts.view(count, -1).transpose(0, 1) > 0)
+        return output.transpose(0, 1).flatten(0, 1), states
+
+
+agent = RecurrentPPO(Policy, "CartPole-v1")
+rl.accelerate(agent.policy)
+```
+
+`benchmarks/recurrent_ppo.py` compares whole trainings.
+"""
+
 
 def main() -> int:
     """Run the packages that are named as arguments, or all, and write the page if all pass; return 1 if one fails."""
@@ -87,7 +110,7 @@ def main() -> int:
                 rows.append(_row(name, answer))
     if names == list(PEERS) and not failed:
         left = "".join(f"- **{name}**: {reason}\n" for name, reason in LEFT.items())
-        PAGE.write_text(f"{_HEAD.format(machine=_machine())}{''.join(rows)}\n## Without an example\n\n{left}")
+        PAGE.write_text(f"{_HEAD.format(machine=_machine())}{''.join(rows)}\n## Without an example\n\n{left}{_RESETS}")
     print(*failed, sep="\n")
     return int(bool(failed))
 
@@ -103,7 +126,7 @@ def _install(name: str, requirements: list[str]) -> Path:
     if name != "base":
         base = next((ENVIRONMENTS / "base").glob("lib/python3*/site-packages"))
         (packages / "base.pth").write_text(f"{base}\n")
-    pins = ["--constraint", ROOT / "constraints.txt"] if name == "base" else []
+    pins: list[str | Path] = ["--constraint", ROOT / "constraints.txt"] if name == "base" else []
     torch = "torch" if name == "base" else f"torch=={_version(ENVIRONMENTS / 'base/bin/python', 'torch')}"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *pins, torch, *requirements], check=True)
     # Its kernels are compiled for torch with CUDA, and none of the examples needs them.
@@ -122,7 +145,7 @@ def _run(python: Path, package: str, example: str) -> dict[str, Any] | str:
     """Return the measurements of an example, or the error."""
     module, function = example.split(":")
     code = (
-        f"import json, {module}; from harness import compare; "
+        f"import json, {module}; from comparison import compare; "
         f"print(json.dumps({{'about': {module}.{function}.__doc__}} | compare({module}.{function})))"
     )
     ran = subprocess.run(

@@ -192,7 +192,10 @@ def test_a_search_finds_the_best_of_all_outputs(kind: str, feeding: bool, rows: 
 def test_coverage_is_that_of_the_weights(kind: str) -> None:
     decoder = _decoder(kind, True).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
-    found = decoder.search(memory, beam=100, max_length=2, coverage=0.7, n_best=30)
+    options: dict[str, Any] = {"beam": 100, "max_length": 2, "coverage": 0.7, "n_best": 30}
+    found = decoder.search(memory, **options)
+    lower = decoder.search(memory, penalty=lambda state: -torch.ones(len(state["item"])), **options)
+    torch.testing.assert_close(lower.scores, found.scores - 1, rtol=0, atol=1e-12)
     for item in range(4):
         plain = {output: score for score, output in _scores(decoder, memory, item, 2)}
         for place in range(int(found.offsets[item]), int(found.offsets[item + 1])):

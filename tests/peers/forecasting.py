@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Example
+from comparison import Example
 
 
 def pytorch_forecasting(network: str = "RecurrentNetwork") -> Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import Example
+from comparison import Example
 
 _TEXTS = ["the cat sat on the mat", "a dog", "birds fly over the old red house", "it rains today in the north"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from harness import Example
+from comparison import Example
 
 
 def speechbrain() -> Example:

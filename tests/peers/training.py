@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 import torch
-from harness import STEPS, Example
+from comparison import STEPS, Example
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 

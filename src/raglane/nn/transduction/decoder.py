@@ -247,7 +247,8 @@ class AttentionDecoder(nn.Module):
             if coverage:
                 state["covered"] = memory.values.new_zeros(count, longest)
                 lengths = memory.lengths.unsqueeze(1)
-                options["penalty"] = lambda state: coverage * _covered(state, lengths)
+                own = options.pop("penalty", None) or (lambda _: 0)
+                options["penalty"] = lambda state: coverage * _covered(state, lengths) + own(state)
             starts = torch.full((count,), self.end, device=memory.device)
             return beam_search(stepping.step, starts, state, beam=beam, max_length=max_length, end=self.end, **options)
 
