@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import raglane as rl
-from raglane.nn.transduction.decoder import _Stepping
 from safety import processor
 
 ITEMS, HIDDEN, TOKENS = 64, 512, 1000
@@ -45,16 +44,15 @@ class Ragged:
         self.decoder, self.memory, self.targets = decoder, memory, targets
 
     def search(self, beam: int, rows: int | None) -> Tensor:
-        inner, stops = _Stepping(self.decoder, self.memory, 0), self.targets.lengths
+        inner, stops = self.decoder._search_step(self.memory), self.targets.lengths
 
         def step(tokens: Tensor, state: Any) -> Any:
-            log_probs, inside = inner.step(tokens, state["inside"])
+            log_probs, inside = inner(tokens, state["inside"])
             late = state["position"] >= stops[inside["item"]]
             return stopped(log_probs, late), {"inside": inside, "position": state["position"] + 1}
 
         count = len(self.memory)
-        cell = tuple(self.memory.values.new_zeros(count, 1, HIDDEN) for _ in range(2))
-        state = {"inside": {"item": torch.arange(count), "cell": cell}, "position": torch.zeros(count).long()}
+        state = {"inside": self.decoder._start(self.memory, None), "position": torch.zeros(count).long()}
         starts = torch.zeros(count, dtype=torch.int64)
         options: dict[str, Any] = {"beam": beam, "max_length": self.targets.lengths + 8, "rows": rows}
         with torch.no_grad():

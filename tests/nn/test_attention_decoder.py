@@ -74,12 +74,9 @@ def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell
     tokens = torch.zeros(5, 7, dtype=torch.int64)
     for item, target in enumerate(targets):
         tokens[item, 1 : 1 + len(target)] = target
-    theirs, weights = _padded(decoder, padded, memory.mask(), tokens)
+    theirs, _ = _padded(decoder, padded, memory.mask(), tokens)
     is_there = torch.arange(7) < (targets.lengths + 1).unsqueeze(1)
     torch.testing.assert_close(logits.values, theirs[is_there], rtol=0, atol=1e-12)
-    for item, matrix in enumerate(decoder.weights(memory, targets)):
-        expected = weights[item, : matrix.shape[0], : matrix.shape[1]]
-        torch.testing.assert_close(matrix, expected, rtol=0, atol=1e-12)
     factors = torch.randn_like(logits.values)
     ours = torch.autograd.grad((logits.values * factors).sum(), inputs)
     others = torch.autograd.grad((theirs[is_there] * factors).sum(), inputs)
@@ -91,7 +88,7 @@ def test_logits_and_gradients_equal_a_padded_twin(kind: str, feeding: bool, cell
 def test_gradients_of_contexts_and_weights(kind: str) -> None:
     attention = _decoder(kind).attention
     memory, _ = _batch([3, 0, 1], [0, 0, 0])
-    blocks = blocks_of([2, 1, 2], [0, 3, 3], [3, 0, 1])
+    blocks = blocks_of(memory, range(3), [2, 1, 2])
     previous = torch.rand(8, dtype=torch.float64, requires_grad=True) if kind == "location" else None
     outputs = torch.randn(5, HIDDEN, dtype=torch.float64, requires_grad=True)
     leaf = memory.values.clone().requires_grad_()
@@ -200,10 +197,26 @@ def test_coverage_is_that_of_the_weights(kind: str) -> None:
         plain = {output: score for score, output in _scores(decoder, memory, item, 2)}
         for place in range(int(found.offsets[item]), int(found.offsets[item + 1])):
             output = found.tokens[place]
-            (weights,) = decoder.weights(memory.select([item]), Ragged([output]))
-            covered = weights.detach()[:2].sum(0).clamp(max=1).log().sum()
+            read, mask = torch.cat([torch.tensor([0]), output]).unsqueeze(0), memory[item : item + 1].mask()
+            _, weights = _padded(decoder, memory[item].unsqueeze(0), mask, read)
+            covered = weights.detach()[0, :2].sum(0).clamp(max=1).log().sum()
             expected = plain[tuple(output.tolist())] + 0.7 * float(covered)
             assert float(found.scores[place]) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_scores_are_those_of_teacher_forcing(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    decoder = AttentionDecoder(40, memory_size=8, hidden_size=32, attention=kind, dtype=dtype).eval()
+    lengths = torch.randint(20, (16,))
+    memory = Ragged.from_flat(torch.randn(int(lengths.sum()), 8, dtype=dtype), lengths=lengths)
+    found = decoder.search(memory, beam=16, n_best=16, max_length=12, rows=64)
+    items = torch.arange(16).repeat_interleave(found.offsets.diff())
+    losses = decoder.loss(memory.select(items), found.tokens, reduction="none")
+    # A hypothesis of the maximal length is finished without its end.
+    is_full = (found.tokens.lengths == 12).to(dtype)
+    expected = is_full * losses.last() - losses.sum()
+    torch.testing.assert_close(found.scores, expected.detach(), rtol=0, atol=tolerance)
 
 
 def test_scheduled_sampling_reads_predictions_in_training_only() -> None:
@@ -213,14 +226,14 @@ def test_scheduled_sampling_reads_predictions_in_training_only() -> None:
         decoder.head.bias.copy_(torch.tensor([-1e3, -1e3, -1e3, 0.0, -1e3]))  # only token 3 can be drawn
     memory, targets = _batch([4, 2], [5, 3])
     always = Ragged.from_flat(torch.full((8,), 3), lengths=[5, 3])
-    torch.testing.assert_close(decoder._decoded(memory, targets, None)[0].values, _vectors(decoder, memory, always))
+    torch.testing.assert_close(decoder._decoded(memory, targets, None).values, _vectors(decoder, memory, always))
     decoder.eval()
-    torch.testing.assert_close(decoder._decoded(memory, targets, None)[0].values, _vectors(decoder, memory, targets))
+    torch.testing.assert_close(decoder._decoded(memory, targets, None).values, _vectors(decoder, memory, targets))
 
 
 def _vectors(decoder: AttentionDecoder, memory: Ragged, targets: Ragged) -> Tensor:
     was = decoder.training
-    values = decoder.eval()._decoded(memory, targets, None)[0].values
+    values = decoder.eval()._decoded(memory, targets, None).values
     decoder.train(was)
     return values
 
@@ -258,7 +271,6 @@ def test_no_items(kind: str) -> None:
     decoder = _decoder(kind, feeding=True)
     memory, targets = _batch([], [])
     assert decoder(memory, targets).values.shape == (0, TOKENS)
-    assert decoder.weights(memory, targets) == []
     assert len(decoder.search(memory, max_length=3)) == 0
 
 
@@ -266,7 +278,7 @@ def test_no_items(kind: str) -> None:
     ("wrong", "error", "text"),
     [
         ({"attention": "bilinear"}, ArgumentError, "attention must be one of"),
-        ({"end": 5}, ArgumentError, "end must be a token from 0 to"),
+        ({"end": 5}, ArgumentError, "end must be at most 4"),
         ({"scheduled_sampling": 2.0}, ArgumentError, "scheduled_sampling must be a probability"),
         ({"cell": "transformer"}, ArgumentError, "cell must be one of"),
         ({"bidirectional": True}, ArgumentTypeError, "one direction"),
@@ -286,11 +298,16 @@ def test_wrong_settings(wrong: dict[str, Any], error: type[RaglaneError], text: 
         (Ragged([torch.zeros(2, 4)]), Ragged([[1]]), ShapeError, "memory must be memory_size = 3"),
         (Ragged([torch.zeros(2, 3).double()]), Ragged([[1]]), ShapeError, "memory must be of dtype"),
         (Ragged([torch.zeros(2, 3)]), [[1]], ArgumentTypeError, "targets must be a Ragged"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[1.0]]), ArgumentTypeError, "targets must be one token per element"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[1], [2]]), ShapeError, "targets must be one sequence for each"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[0]]), ArgumentError, "except the end, 0, got token 0"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[5]]), ArgumentError, "got token 5"),
-        (Ragged([torch.zeros(2, 3)]), Ragged([[-1]]), ArgumentError, "got token -1"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[1.0]]), ArgumentTypeError, "targets must be a Ragged of labels"),
+        (
+            Ragged([torch.zeros(2, 3)]),
+            Ragged([[1], [2]]),
+            ShapeError,
+            "targets must be one sequence of labels for each",
+        ),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[0]]), ArgumentError, "except the end, 0, got label 0"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[5]]), ArgumentError, "got label 5"),
+        (Ragged([torch.zeros(2, 3)]), Ragged([[-1]]), ArgumentError, "got label -1"),
     ],
 )
 def test_wrong_batches(memory: Any, targets: Any, error: type[RaglaneError], text: str) -> None:

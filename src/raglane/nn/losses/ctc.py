@@ -130,12 +130,12 @@ def check_labels(targets: Any, batch: Ragged, name: str) -> None:
         raise ShapeError(message("targets", got, rule, fix))
 
 
-def check_classes(targets: Ragged, classes: int, blank: int) -> None:
-    """Raise if a label on a CPU is not one of the classes, or is the blank."""
+def check_classes(targets: Ragged, classes: int, blank: int, role: str = "blank") -> None:
+    """Raise if a label on a CPU is not one of the classes, or is the blank, which may have another role."""
     if targets.values.is_cpu and not torch.compiler.is_compiling():
         wrong = (targets.values < 0) | (targets.values >= classes) | (targets.values == blank)
         if bool(wrong.any()):
-            rule = f"from 0 to {classes - 1}, except the blank, {blank}"
+            rule = f"from 0 to {classes - 1}, except the {role}, {blank}"
             fix = "check how the labels are numbered"
             raise ArgumentError(message("targets", f"label {int(targets.values[wrong][0])}", rule, fix))
 

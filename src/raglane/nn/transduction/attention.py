@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from raglane.ragged import Ragged
+
 KINDS = ("additive", "dot", "location")
 
 # The numbers of a tile of the hidden layer of additive attention, which fits the caches.
@@ -29,13 +31,17 @@ class Block(NamedTuple):
     shape: tuple[int, int]
 
 
-def blocks_of(counts: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> list[Block]:
-    """Return the blocks of items with ``counts`` rows each, and ``lengths`` elements from ``starts`` in the memory."""
+def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
+    """Return the blocks, without empty ones, of rows in the order of their items, ``counts`` per item."""
+    starts, lengths = memory._host_offsets().tolist(), memory.host_lengths.tolist()
     blocks, row, pair = [], 0, 0
-    for count, start, length in zip(counts, starts, lengths, strict=True):
-        pairs = slice(pair, pair + count * length)
-        blocks.append(Block(slice(row, row + count), slice(start, start + length), pairs, (count, length)))
-        row, pair = row + count, pairs.stop
+    for item, count in zip(items, counts, strict=True):
+        start, length = starts[item], lengths[item]
+        if count * length:
+            pairs = slice(pair, pair + count * length)
+            blocks.append(Block(slice(row, row + count), slice(start, start + length), pairs, (count, length)))
+            pair = pairs.stop
+        row += count
     return blocks
 
 
@@ -85,8 +91,6 @@ class _Attend(torch.autograd.Function):
         contexts = memory.new_zeros(queries.shape[0], memory.shape[1])
         weights = memory.new_empty(blocks[-1].pairs.stop if blocks else 0)
         for block in blocks:
-            if not block.shape[0] * block.shape[1]:
-                continue
             rows, own = queries[block.rows], keys[block.elements]
             if vector is None:
                 scores = rows @ own.t()
@@ -109,8 +113,6 @@ class _Attend(torch.autograd.Function):
         grads: list[Any] = [None if part is None else torch.zeros_like(part) for part in ctx.saved_tensors[:6]]
         of_queries, of_keys, of_memory, of_vector, of_kernel, of_previous = grads
         for block in ctx.blocks:
-            if not block.shape[0] * block.shape[1]:
-                continue
             rows, own, values = queries[block.rows], keys[block.elements], memory[block.elements]
             shares = weights[block.pairs].view(block.shape)
             of_shares = shares.new_zeros(()) if of_weights is None else of_weights[block.pairs].view(block.shape)

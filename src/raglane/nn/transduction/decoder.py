@@ -7,33 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
-from raglane import segments
-from raglane._utils.checks import (
-    check_choice,
-    check_count,
-    check_device,
-    check_dropout,
-    check_dtype,
-    check_fits,
-    check_flag,
-    check_kind,
-    check_number,
-)
-from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane._utils import checks
+from raglane._utils.messages import message
+from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.encoder import layer_class, made
+from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.losses.elements import cross_entropy
-from raglane.nn.recurrent.call import check_arguments, plan_of, prepare
-from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.stack import one_or_tuple
 from raglane.nn.transduction.attention import KINDS, Attention, Block, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
-from raglane.segments.indexing import place_rows
 
 
 class AttentionDecoder(nn.Module):
@@ -115,42 +101,37 @@ class AttentionDecoder(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_dtype(dtype)
-        placed: dict[str, Any] = {name: part for name, part in (("device", device), ("dtype", dtype)) if part}
-        self.num_tokens, self.memory_size = (
-            check_count("num_tokens", num_tokens),
-            check_count("memory_size", memory_size),
-        )
-        self.hidden_size = check_count("hidden_size", hidden_size)
-        self.input_feeding = check_flag("input_feeding", input_feeding)
+        checks.check_dtype(dtype)
+        placed: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.num_tokens = checks.check_count("num_tokens", num_tokens)
+        self.memory_size = checks.check_count("memory_size", memory_size)
+        self.hidden_size = checks.check_count("hidden_size", hidden_size)
+        self.input_feeding = checks.check_flag("input_feeding", input_feeding)
         rule = "a probability from 0 to 1"
-        self.scheduled_sampling = check_number("scheduled_sampling", scheduled_sampling, rule, lambda p: 0 <= p <= 1)
-        if isinstance(end, bool) or not isinstance(end, int) or not 0 <= end < num_tokens:
-            rule = f"a token from 0 to num_tokens - 1 = {num_tokens - 1}"
-            raise ArgumentError(message("end", quote(end), rule, "count it in num_tokens"))
-        self.end = end
-        width = hidden_size if embedding is None else check_count("embedding", embedding)
+        sampled = checks.check_number("scheduled_sampling", scheduled_sampling, rule, lambda share: 0 <= share <= 1)
+        self.scheduled_sampling = sampled
+        self.end = checks.check_whole("end", end, 0, "pass one of the num_tokens tokens", most=num_tokens - 1)
+        self.dropout = nn.Dropout(checks.check_dropout(dropout))
+        width = hidden_size if embedding is None else checks.check_count("embedding", embedding)
         self.embedding = nn.Embedding(num_tokens, width, **placed)
         self.recurrent = made(
             layer_class(cell, layer_norm=False),
             width + (hidden_size if input_feeding else 0),
             hidden_size,
-            num_layers=check_count("num_layers", num_layers),
-            dropout=check_dropout(dropout) if num_layers != 1 else 0.0,
+            num_layers=checks.check_count("num_layers", num_layers),
+            dropout=dropout if num_layers != 1 else 0.0,
             **placed,
             **options,
         )
         if self.recurrent.bidirectional:
             rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
             raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
-        size = hidden_size if attention_size is None else check_count("attention_size", attention_size)
-        check_choice("attention", attention, KINDS)
+        size = hidden_size if attention_size is None else checks.check_count("attention_size", attention_size)
+        taps = checks.check_count("attention_width", attention_width)
         query_size = self.recurrent.output_size
-        self.attention = Attention(
-            attention, query_size, memory_size, size, check_count("attention_width", attention_width), placed
-        )
+        checks.check_choice("attention", attention, KINDS)
+        self.attention = Attention(attention, query_size, memory_size, size, taps, placed)
         self.combine = nn.Linear(memory_size + query_size, hidden_size, **placed)
-        self.dropout = nn.Dropout(check_dropout(dropout))
         self.head = nn.Linear(hidden_size, num_tokens, **placed)
 
     def forward(self, memory: Ragged, targets: Ragged, hx: Any = None) -> Ragged:
@@ -170,7 +151,7 @@ class AttentionDecoder(nn.Module):
             ShapeError: sizes, numbers of sequences or devices do not match.
             ArgumentError: on a CPU, a target is not a token or is ``end``.
         """
-        return self._decoded(memory, targets, hx)[0].map(self._logits)
+        return self._decoded(memory, targets, hx).map(self._logits)
 
     def loss(self, memory: Ragged, targets: Ragged, hx: Any = None, **options: Any) -> Any:
         """Return the cross-entropy of the targets and their ends.
@@ -188,21 +169,7 @@ class AttentionDecoder(nn.Module):
             ArgumentTypeError, ShapeError, ArgumentError: as for the call.
         """
         logits = self(memory, targets, hx)
-        ends = Ragged._build(targets.values.new_full((len(targets),), self.end), torch.ones_like(targets.host_lengths))
-        return cross_entropy(logits, logits._like(targets.concat(ends).values), **options)
-
-    def weights(self, memory: Ragged, targets: Ragged, hx: Any = None) -> list[Tensor]:
-        """Return the attention weights of each item, ``(U + 1, T)`` for U targets and T elements.
-
-        Args:
-            memory: as for the call.
-            targets: as for the call.
-            hx: as for the call.
-
-        Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as for the call.
-        """
-        return self._decoded(memory, targets, hx)[1]()
+        return cross_entropy(logits, logits._like(targets.concat(self._ends(targets)).values), **options)
 
     def search(
         self,
@@ -231,179 +198,122 @@ class AttentionDecoder(nn.Module):
         Raises:
             ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`.
         """
-        self._check_memory(memory)
-        check_number("coverage", coverage, "a finite number of at least 0", lambda factor: 0 <= factor < float("inf"))
-        count, longest = len(memory), memory.max_length
-        with torch.no_grad():
-            stepping = _Stepping(self, memory, longest)
-            state: dict[str, Any] = {
-                "item": torch.arange(count, device=memory.device),
-                "cell": rows_first(self._initial(memory, hx)),
-            }
-            if self.input_feeding:
-                state["fed"] = memory.values.new_zeros(count, self.hidden_size)
-            if self.attention.kernel is not None:
-                state["weights"] = memory.values.new_zeros(count, longest)
-            if coverage:
-                state["covered"] = memory.values.new_zeros(count, longest)
-                lengths = memory.lengths.unsqueeze(1)
-                own = options.pop("penalty", None) or (lambda _: 0)
-                options["penalty"] = lambda state: coverage * _covered(state, lengths) + own(state)
-            starts = torch.full((count,), self.end, device=memory.device)
-            return beam_search(stepping.step, starts, state, beam=beam, max_length=max_length, end=self.end, **options)
+        self._check(memory)
+        rule = "a finite number of at least 0"
+        checks.check_number("coverage", coverage, rule, lambda factor: 0 <= factor < float("inf"))
+        if coverage:
+            own = options.pop("penalty", None)
 
-    # -- parts of a step ----------------------------------------------------------------------------------------------
+            def penalty(state: dict[str, Any]) -> Tensor:
+                # Weights may underflow to 0.
+                logs = state["covered"].clamp(1e-30, 1).log().masked_fill(~state["mask"], 0)
+                return coverage * logs.sum(1) + (own(state) if own else 0)
+
+            options["penalty"] = penalty
+        with torch.no_grad():
+            starts = torch.full((len(memory),), self.end, device=memory.device)
+            step, state = self._search_step(memory), self._start(memory, hx, coverage > 0)
+            return beam_search(step, starts, state, beam=beam, max_length=max_length, end=self.end, **options)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.dropout(self.embedding(tokens))
+        return embedded
+
+    def _attended(
+        self, outputs: Tensor, keys: Tensor, memory: Ragged, blocks: list[Block], previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention weights, flat."""
+        contexts, weights = self.attention(outputs, keys, memory.values, blocks, previous)
+        return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
 
     def _logits(self, attended: Tensor) -> Tensor:
         logits: Tensor = self.head(self.dropout(attended))
         return logits
 
-    def _embedded(self, tokens: Tensor, fed: Tensor | None) -> Tensor:
-        embedded: Tensor = self.dropout(self.embedding(tokens))
-        return embedded if fed is None else torch.cat([embedded, fed], 1)
+    def _start(self, memory: Ragged, hx: Any, is_covered: bool = False) -> dict[str, Any]:
+        """Return the state before the first step, tensors with one row per item."""
+        count, values = len(memory), memory.values
+        # A layer checks the state and returns it for sequences without elements.
+        none = Ragged._build(values.new_zeros(0, self.recurrent.input_size), torch.zeros(count, dtype=torch.int64))
+        state: dict[str, Any] = {
+            "item": torch.arange(count, device=memory.device),
+            "cell": rows_first(self.recurrent(none, hx)[1]),
+            "attended": values.new_zeros(count, self.hidden_size),
+        }
+        if is_covered or self.attention.kernel is not None:
+            mask = memory.mask()
+            zeros = torch.zeros_like(mask, dtype=values.dtype)
+            state |= {"mask": mask, "weights": zeros, "covered": zeros}
+        return state
 
-    def _attended(
-        self, outputs: Tensor, keys: Tensor, memory: Tensor, blocks: list[Block], previous: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the vectors ``a`` of the outputs of the recurrent layer, and the attention weights, flat."""
-        contexts, weights = self.attention(outputs, keys, memory, blocks, previous)
-        return torch.tanh(self.combine(torch.cat([contexts, outputs], 1))), weights
+    def _step(
+        self, tokens: Tensor, state: dict[str, Any], keys: Tensor, memory: Ragged, blocks: list[Block]
+    ) -> dict[str, Any]:
+        """Return the state after one more token per row; rows of one item are adjacent."""
+        embedded, mask = self._embedded(tokens), state.get("mask")
+        if self.input_feeding:
+            embedded = torch.cat([embedded, state["attended"]], 1)
+        outputs, cell = self.recurrent.step(embedded, layers_first(state["cell"]))
+        previous = None if mask is None else state["weights"][mask]
+        attended, flat = self._attended(outputs, keys, memory, blocks, previous)
+        state = {**state, "cell": rows_first(cell), "attended": attended}
+        if mask is not None:
+            weights = flat.new_zeros(mask.shape).masked_scatter(mask, flat)
+            state |= {"weights": weights, "covered": state["covered"] + weights}
+        return state
 
-    def _initial(self, memory: Ragged, hx: Any) -> Any:
-        """Return the state before the first step."""
-        layer, count = self.recurrent, len(memory)
-        first = Ragged._build(memory.values.new_zeros(count, layer.input_size), torch.ones(count, dtype=torch.int64))
-        inputs, weights = read(first, None, layer.batch_first), layer._weights()
-        plan = plan_of(layer, weights, inputs.data)
-        check_arguments(layer, plan, inputs, weights, hx)
-        return one_or_tuple(prepare(layer, plan, inputs, weights, hx).initial())
+    def _search_step(self, memory: Ragged) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
+        """Return the step of a beam search."""
+        keys = self.attention.keys(memory.values)
+
+        def step(tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+            items, counts = state["item"].unique_consecutive(return_counts=True)
+            state = self._step(tokens, state, keys, memory, blocks_of(memory, items.tolist(), counts.tolist()))
+            return self._logits(state["attended"]).log_softmax(1), state
+
+        return step
 
     # -- teacher forcing ----------------------------------------------------------------------------------------------
 
-    def _decoded(self, memory: Ragged, targets: Ragged, hx: Any) -> tuple[Ragged, Callable[[], list[Tensor]]]:
-        """Return the vectors ``a`` of all steps, and a function that returns the matrices of attention weights."""
-        self._check_memory(memory)
-        self._check_targets(memory, targets)
-        begins = Ragged._build(
-            targets.values.new_full((len(targets),), self.end), torch.ones_like(targets.host_lengths)
-        )
-        inputs = begins.concat(targets)
-        hx = self._initial(memory, hx)
-        draws = self.training and self.scheduled_sampling > 0
+    def _decoded(self, memory: Ragged, targets: Ragged, hx: Any) -> Ragged:
+        """Return the vectors ``a`` of all steps."""
+        self._check(memory)
+        check_labels(targets, memory, "memory")
+        check_classes(targets, self.num_tokens, self.end, "end")
+        inputs = self._ends(targets).concat(targets).map(Tensor.long)
+        draws = self.scheduled_sampling if self.training else 0.0
         if self.input_feeding or draws or self.attention.kernel is not None:
-            return self._stepped(memory, inputs, hx, self.scheduled_sampling if draws else 0.0)
-        outputs, _ = self.recurrent(inputs.map(lambda tokens: self._embedded(tokens, None)), hx)
-        counts, starts, lengths = inputs.host_lengths, memory._host_offsets(), memory.host_lengths
-        blocks = blocks_of(counts.tolist(), starts[:-1].tolist(), lengths.tolist())
-        attended, weights = self._attended(outputs.values, self.attention.keys(memory.values), memory.values, blocks)
-        return outputs._like(attended), lambda: [weights[block.pairs].view(block.shape) for block in blocks]
+            return inputs._like(self._stepped(memory, inputs, self._start(memory, hx), draws))
+        outputs, _ = self.recurrent(inputs.map(self._embedded), hx)
+        blocks = blocks_of(memory, range(len(memory)), inputs.host_lengths.tolist())
+        return outputs._like(self._attended(outputs.values, self.attention.keys(memory.values), memory, blocks)[0])
 
-    def _stepped(
-        self, memory: Ragged, inputs: Ragged, hx: Any, draws: float
-    ) -> tuple[Ragged, Callable[[], list[Tensor]]]:
-        """See :meth:`_decoded`; a loop over steps, in which the items with the most tokens are the first rows."""
-        order = inputs.order_by_length(descending=True)
-        lengths, place = inputs.host_lengths[order], order.to(inputs.device)
-        memory, tokens, begins = memory.select(order), inputs.values, inputs.offsets[:-1][place]
-        keys, flat = self.attention.keys(memory.values), memory.values
-        count = len(memory)
-        blocks = blocks_of([1] * count, memory._host_offsets()[:-1].tolist(), memory.host_lengths.tolist())
-        state: Any = tuple(part.index_select(1, place) for part in (hx if isinstance(hx, tuple) else (hx,)))
-        fed = flat.new_zeros(count, self.hidden_size) if self.input_feeding else None
-        previous = None if self.attention.kernel is None else torch.zeros_like(flat[:, 0])
-        attended: list[Tensor] = []
-        weights: list[Tensor] = []
-        rows: list[Tensor] = []
-        sizes = segments.conjugate(lengths.numpy(), int(lengths[0]) if count else 0).tolist()
-        for step, size in enumerate(sizes):
-            rows.append(begins[:size] + step)
-            read = tokens[rows[-1]]
-            if draws and step:
-                chances = self._logits(attended[-1][:size]).detach().float().softmax(1)
-                drawn = torch.multinomial(chances, 1).squeeze(1).to(read.dtype)
-                read = torch.where(torch.rand(size, device=read.device) < draws, drawn, read)
-            embedded = self._embedded(read, None if fed is None else fed[:size])
-            outputs, state = self.recurrent.step(embedded, one_or_tuple(tuple(part[:, :size] for part in state)))
-            state = state if isinstance(state, tuple) else (state,)
-            pairs = blocks[size - 1].pairs.stop
-            given = None if previous is None else previous[:pairs]
-            vectors, shares = self._attended(outputs, keys, flat, blocks[:size], given)
-            fed, previous = (vectors if self.input_feeding else None), (None if previous is None else shares)
-            attended.append(vectors)
-            weights.append(shares)
-        vectors = torch.cat([flat.new_zeros(0, self.hidden_size), *attended])
-        values = place_rows(vectors, torch.cat([begins[:0], *rows]), tokens.shape[0])
+    def _stepped(self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float) -> Tensor:
+        """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens are the first."""
+        packed = inputs.to_packed()
+        items, keys = packed.sorted_indices.tolist(), self.attention.keys(memory.values)
+        state = pytree.tree_map(lambda part: part[packed.sorted_indices], state)
+        attended = [memory.values.new_zeros(0, self.hidden_size)]
+        for tokens in packed.data.split(packed.batch_sizes.tolist()):
+            size = tokens.shape[0]
+            state = pytree.tree_map(lambda part: part[:size], state)  # noqa: B023
+            if draws and len(attended) > 1:
+                chances = self._logits(state["attended"]).detach().float().softmax(1)
+                is_drawn = torch.rand(size, device=tokens.device) < draws
+                tokens = torch.where(is_drawn, torch.multinomial(chances, 1).squeeze(1), tokens)
+            state = self._step(tokens, state, keys, memory, blocks_of(memory, items[:size], [1] * size))
+            attended.append(state["attended"])
+        return Ragged.from_packed(packed._replace(data=torch.cat(attended))).values
 
-        def matrices() -> list[Tensor]:
-            parts = [torch.stack([shares[block.pairs] for shares in weights[:length]]) for block, length in pairs_of]
-            return [parts[row] for row in order.argsort().tolist()]
+    def _ends(self, targets: Ragged) -> Ragged:
+        """Return one sequence per item, which consists of the end."""
+        return Ragged._build(targets.values.new_full((len(targets),), self.end), torch.ones_like(targets.host_lengths))
 
-        pairs_of = list(zip(blocks, lengths.tolist(), strict=True))
-        return inputs._like(values), matrices
-
-    # -- checks -------------------------------------------------------------------------------------------------------
-
-    def _check_memory(self, memory: Any) -> None:
-        check_kind("memory", memory, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
+    def _check(self, memory: Any) -> None:
+        checks.check_kind("memory", memory, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if memory.values.dim() != 2 or memory.values.shape[1] != self.memory_size:
             got, rule = f"elements of shape {tuple(memory.features)}", f"memory_size = {self.memory_size} features"
             raise ShapeError(message("memory", got, rule, "pass an encoder's output of this size"))
-        check_fits("memory", memory.values, self.head.weight)
-
-    def _check_targets(self, memory: Ragged, targets: Any) -> None:
-        check_kind("targets", targets, Ragged, "a Ragged", "wrap a list of tokens with rl.Ragged")
-        values = targets.values
-        if targets.dtype not in (torch.int64, torch.int32) or values.dim() != 1:
-            got = f"elements of {targets.dtype} of shape {tuple(targets.features)}"
-            raise ArgumentTypeError(message("targets", got, "one token per element, int64 or int32", "call .long()"))
-        check_device("targets", values, memory.device)
-        if len(targets) != len(memory):
-            rule = f"one sequence for each of the {len(memory)} of memory"
-            raise ShapeError(message("targets", f"{len(targets)} sequences", rule, "pass a Ragged of the same items"))
-        if values.is_cpu and not torch.compiler.is_compiling():
-            wrong = (values < 0) | (values >= self.num_tokens) | (values == self.end)
-            if bool(wrong.any()):
-                rule = f"tokens from 0 to {self.num_tokens - 1}, except the end, {self.end}"
-                raise ArgumentError(message("targets", f"token {int(values[wrong][0])}", rule, "check the vocabulary"))
-
-
-class _Stepping:
-    """The step of a search; rows of one item are adjacent."""
-
-    def __init__(self, decoder: AttentionDecoder, memory: Ragged, longest: int) -> None:
-        self.decoder, self.memory = decoder, memory
-        self.keys = decoder.attention.keys(memory.values)
-        self.starts, self.lengths = memory._host_offsets(), memory.host_lengths
-        self.elements = torch.arange(longest, device=memory.device)
-
-    def step(self, tokens: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """Return log-probabilities ``(R, V)`` and the new state."""
-        decoder, item = self.decoder, state["item"]
-        embedded = decoder._embedded(tokens, state.get("fed"))
-        outputs, new = decoder.recurrent.step(embedded, layers_first(state["cell"]))
-        items, counts = (part.cpu() for part in item.unique_consecutive(return_counts=True))
-        blocks = blocks_of(counts.tolist(), self.starts[items].tolist(), self.lengths[items].tolist())
-        state = {**state, "cell": rows_first(new)}
-        is_there, previous = None, None
-        if "weights" in state or "covered" in state:
-            is_there = self.elements < self.memory.lengths[item].unsqueeze(1)
-        if "weights" in state and is_there is not None:
-            previous = state["weights"][is_there]
-        attended, shares = decoder._attended(outputs, self.keys, self.memory.values, blocks, previous)
-        if decoder.input_feeding:
-            state["fed"] = attended
-        if is_there is not None:
-            padded = shares.new_zeros(is_there.shape).masked_scatter(is_there, shares)
-            if "weights" in state:
-                state["weights"] = padded
-            if "covered" in state:
-                state["covered"] = state["covered"] + padded
-        return F.log_softmax(decoder._logits(attended), 1), state
-
-
-def _covered(state: dict[str, Any], lengths: Tensor) -> Tensor:
-    """Return the coverage penalty of each row, at most 0."""
-    covered: Tensor = state["covered"]
-    is_there = torch.arange(covered.shape[1], device=covered.device) < lengths[state["item"]]
-    # Weights may underflow to 0.
-    return covered.clamp(1e-30, 1).log().masked_fill(~is_there, 0).sum(1)
+        checks.check_fits("memory", memory.values, self.head.weight)
