@@ -344,7 +344,7 @@ _GOOD: dict[str, Any] = {"step": _plain, "starts": torch.tensor([0, 1]), "state"
         ({"max_length": torch.tensor([1, -1])}, ArgumentError, "max_length must be at least 0"),
         ({"length_penalty": math.nan}, ArgumentError, "length_penalty must be a finite number"),
         ({"starts": [0, 1]}, ArgumentTypeError, "starts must be a tensor"),
-        ({"starts": torch.zeros(2)}, ArgumentTypeError, "starts must be of an integer dtype"),
+        ({"starts": torch.zeros(2)}, ArgumentTypeError, "starts must be integers"),
         ({"state": torch.zeros(3, 1)}, ShapeError, "state must be tensors with one row per item"),
         ({"step": lambda tokens, _: torch.zeros(len(tokens), 3)}, ArgumentTypeError, "step must be"),
         ({"step": lambda _, state: (torch.zeros(1, 3), state)}, ShapeError, "step must be"),

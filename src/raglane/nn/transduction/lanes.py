@@ -29,55 +29,40 @@ _NEVER = float("-inf")  # the logarithm of probability 0
 class Rules(NamedTuple):
     """The validated arguments of a search; tensors are ``(B,)`` int64."""
 
+    step: Callable[[Tensor, Any], tuple[Tensor, Any]]
+    penalty: Callable[[Any], Tensor] | None
+    constraint: Callable[[Ragged, Tensor, Tensor], Tensor] | None
     beam: int
     n_best: int
     alpha: float  # the exponent of the length penalty
     most: Tensor  # the most tokens of an output
-    end: int  # -1 for none
-    silent: int  # -1 for none
-    frames: Tensor | None
+    end: int  # the end or silent token, -1 for none
+    frames: Tensor | None  # the number of silent tokens that finish a hypothesis
 
     def scaled(self, totals: Tensor, lengths: Tensor) -> Tensor:
         """Return log-probabilities divided by the length penalty."""
         return totals if self.alpha == 0 else totals / ((5 + lengths.double()) / 6) ** self.alpha
 
 
-class _Rows(NamedTuple):
-    """The R running hypotheses; see NOTE [lanes]."""
-
-    tokens: Tensor  # ``(R,)`` the last token, which the next step reads
-    scores: Tensor  # ``(R,)`` the log-probability, float64
-    # ``(R, 6)``: the place, which is the item's slot times ``beam`` plus the rank in the item; the end of the output in
-    # the tree, -1 for an empty one; the length of the output; the number of silent tokens; the last token of the
-    # output, -1 for an empty one; a hash of the output.
-    facts: Tensor
-
-
 class Lanes:
     """The state of a search: running rows, waiting items, the tree of outputs and the finished hypotheses."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        step: Callable[[Tensor, Any], tuple[Tensor, Any]],
-        penalty: Callable[[Any], Tensor] | None,
-        constraint: Callable[[Ragged, Tensor, Tensor], Tensor] | None,
-        starts: Tensor,
-        initial: Any,
-        slots: int,
-    ) -> None:
-        self.rules, self.step, self.penalty, self.constraint = rules, step, penalty, constraint
-        self.starts, self.initial, self.slots = starts, initial, slots
+    def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:
+        self.rules, self.starts, self.initial, self.slots = rules, starts, initial, slots
         none = starts[:0]
-        self.rows = _Rows(none, none.double(), none.new_zeros(0, 6))
+        # Of the R running hypotheses: the last tokens, which the next step reads; the log-probabilities; and
+        # ``(R, 6)``: the place, which is the item's slot times ``beam`` plus the rank in the item; the end of the
+        # output in the tree, -1 for an empty one; the length of the output; the number of silent tokens; the last token
+        # of the output, -1 for an empty one; a hash of the output.
+        self.tokens, self.scores, self.facts = none, none.double(), none.new_zeros(0, 6)
         self.state: Any = None
         self.items = none  # of the slots in use
-        self.tree: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.tree: list[tuple[Tensor, ...]] = []
         self.nodes = 0
         shape = (starts.shape[0], rules.n_best)
         # The finished hypotheses of each item, the best first.
         self.best = (none.new_full(shape, 0).double() + _NEVER, none.new_full(shape, -1), none.new_zeros(shape))
-        self.dtype, self.vocabulary = torch.get_default_dtype(), -1
+        self.dtype = torch.get_default_dtype()
         # Where nothing can follow, the empty output is the only one.
         bound = rules.most if rules.frames is None else rules.frames
         self.best[0][:, 0].masked_fill_(bound == 0, 0.0)
@@ -94,8 +79,9 @@ class Lanes:
             facts = new.new_zeros(new.shape[0], 6)
             facts[:, 0] = (used + torch.arange(new.shape[0], device=new.device)) * self.rules.beam
             facts[:, [1, 4]] = -1
-            rows = _Rows(self.starts[new], facts[:, 2].double(), facts)
-            self.rows = _Rows(*map(torch.cat, zip(self.rows, rows, strict=True)))
+            self.tokens = torch.cat([self.tokens, self.starts[new]])
+            self.scores = torch.cat([self.scores, self.scores.new_zeros(new.shape[0])])
+            self.facts = torch.cat([self.facts, facts])
             entering = _select(self.initial, new)
             self.state = entering if not used else pytree.tree_map(_joined, self.state, entering)
             self.items = torch.cat([self.items, new])
@@ -103,55 +89,53 @@ class Lanes:
 
     def advance(self) -> None:
         """Extend all hypotheses by one token."""
-        rules, rows = self.rules, self.rows
+        rules, places = self.rules, self.facts[:, 0]
         log_probs = self._log_probs()
-        tokens, scores = likeliest(log_probs, rules.beam + 1)
-        if bool(scores[:, 0].isnan().any()):  # NaN is the largest number for torch.topk
-            item = int(self._items_of(scores[:, 0].isnan())[0])
-            name, rule = "step" if self.constraint is None else "step, constraint", "without NaN"
-            fix = "check the data and the weights of the model"
-            raise ArgumentError(message(f"{name}: log_probs", f"NaN for item {item}", rule, fix))
-        scores = scores + rows.scores.unsqueeze(1)
-        places = rows.facts[:, 0]
         grid = places.new_full((self.items.shape[0] * rules.beam,), -1)
-        grid[places] = torch.arange(places.shape[0], device=places.device)
-        other = None
+        origins = torch.arange(places.shape[0], device=places.device)
+        grid[places] = origins
+        grid = grid.view(-1, rules.beam)
+        silences = None
         if rules.frames is not None:
-            tokens, scores, other = self._merged(log_probs, grid.view(-1, rules.beam), tokens, scores)
+            log_probs, silences, origins = self._merged(log_probs, grid)
+        tokens, scores = likeliest(log_probs, rules.beam + 1)
+        scores = scores + self.scores.unsqueeze(1)
+        if silences is not None:
+            tokens = torch.cat([torch.full_like(tokens[:, :1], rules.end), tokens], 1)
+            scores = torch.cat([silences.unsqueeze(1), scores], 1)
         width = tokens.shape[1]
-        totals = scores.new_full((grid.shape[0], width), _NEVER).index_copy(0, places, scores)
-        totals, order = totals.view(self.items.shape[0], -1).sort(dim=1, descending=True, stable=True)
+        totals = scores.new_full((grid.numel(), width), _NEVER).index_copy(0, places, scores)
+        totals, order = totals.view(grid.shape[0], -1).sort(dim=1, descending=True, stable=True)
         # At most one extension of a row is by the end or silent token, so these include ``beam`` others.
         totals, order = totals[:, : 2 * rules.beam], order[:, : 2 * rules.beam]
-        parents = grid.view(-1, rules.beam).gather(1, order // width).clamp_(min=0)
-        self._replace(totals, parents, tokens[parents, order % width], other)
+        parents = grid.gather(1, order // width).clamp_(min=0)
+        self._replace(totals, parents, tokens[parents, order % width], origins)
 
-    def _items_of(self, chosen: Tensor | slice) -> Tensor:
+    def _items_of(self, chosen: Tensor | slice = slice(None)) -> Tensor:
         """Return the items of chosen rows."""
-        return self.items[self.rows.facts[chosen, 0] // self.rules.beam]
+        return self.items[self.facts[chosen, 0] // self.rules.beam]
 
-    def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, other: Tensor | None) -> None:
-        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the finished ones."""
+    def _replace(self, totals: Tensor, parents: Tensor, tokens: Tensor, origins: Tensor) -> None:
+        """Replace the rows by their best extensions, ``(slots, 2 * beam)`` in order, and keep the finished ones.
+
+        ``origins`` are the rows whose outputs in the tree the extensions by the silent token continue.
+        """
         rules, items = self.rules, self.items
-        _, before, lengths, frames, labels, prints = self.rows.facts[parents].unbind(2)
+        _, before, lengths, frames, labels, prints = self.facts[parents].unbind(2)
         fresh = torch.arange(self.nodes, self.nodes + totals.numel(), device=totals.device).view_as(totals)
         self.nodes += totals.numel()
-        is_there = totals > _NEVER
-        if other is None:
-            is_label = tokens != rules.end
-            self.tree.append((tokens.flatten(), before.flatten(), frames.flatten()))
-            nodes, lengths = torch.where(is_label, fresh, before), lengths + is_label
+        is_label = tokens != rules.end
+        origin = torch.where(is_label, parents, origins[parents])
+        labels, prints = torch.where(is_label, tokens, labels), hashed(prints, tokens, is_label)
+        _, ends, _, times, _, _ = self.facts[origin].flatten(0, 1).unbind(1)
+        self.tree.append((labels.flatten(), ends, times))
+        nodes = torch.where(is_label | (origin != parents), fresh, before)
+        lengths, frames = lengths + is_label, frames + ~is_label
+        if rules.frames is None:
             is_done = ~is_label | (lengths == rules.most[items].unsqueeze(1))
         else:
-            is_label = tokens != rules.silent
-            labels, prints = torch.where(is_label, tokens, labels), hashed(prints, tokens, is_label)
-            # The end of a merged output is that of its more probable alignment.
-            is_moved = ~is_label & (other[parents] >= 0)
-            moved = self.rows.facts[torch.where(is_moved, other[parents], parents)]
-            self.tree.append((labels.flatten(), moved[:, :, 1].flatten(), moved[:, :, 3].flatten()))
-            nodes, lengths = torch.where(is_label | is_moved, fresh, before), lengths + is_label
-            frames = frames + ~is_label
-            is_done = frames == rules.frames[items].unsqueeze(1)  # type: ignore[index]
+            is_done = frames == rules.frames[items].unsqueeze(1)
+        is_there = totals > _NEVER
         continues = is_there & ~is_done
         continues &= continues.cumsum(1) <= rules.beam
         is_done = (is_done & is_there)[:, : rules.beam]
@@ -160,84 +144,76 @@ class Lanes:
         continues &= self._bound(totals, lengths, continues) > self.best[0][items, -1:]
         remains = continues.any(1)
         places = (remains.cumsum(0) - 1).unsqueeze(1) * rules.beam + continues.cumsum(1) - 1
-        chosen = continues.flatten().nonzero().squeeze(1)
-        facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2).flatten(0, 1).index_select(0, chosen)
-        self.rows = _Rows(tokens.flatten()[chosen], totals.flatten()[chosen], facts)
-        self.state = _select(self.state, parents.flatten()[chosen])
+        facts = torch.stack((places, nodes, lengths, frames, labels, prints), 2)
+        self.tokens, self.scores, self.facts = tokens[continues], totals[continues], facts[continues]
+        self.state = _select(self.state, parents[continues])
         self.items = items[remains]
 
     def _log_probs(self) -> Tensor:
         """Run the step, and return the log-probabilities ``(R, V)`` after the constraint."""
-        rows, rules = self.rows, self.rules
-        count = rows.tokens.shape[0]
-        given: Any = self.step(rows.tokens, self.state)
+        rules, count = self.rules, self.tokens.shape[0]
+        given: Any = rules.step(self.tokens, self.state)
         if not isinstance(given, tuple) or len(given) != 2:
             got, rule = f"a {type(given).__name__}", "a function that returns (log_probs, state)"
             raise ArgumentTypeError(message("step", got, rule, "return both"))
-        given, self.state = given
+        log_probs, self.state = given
         check_rows("step: state", self.state, count, "one row per token")
-        log_probs: Tensor = self._checked("step", given)
-        if self.vocabulary < 0:
-            self.dtype, self.vocabulary = log_probs.dtype, log_probs.shape[1]
-            for name, token in (("end", rules.end), ("silent", rules.silent)):
-                if token >= self.vocabulary:
-                    rule = f"below {self.vocabulary}, the number of log-probabilities that step returns"
-                    raise ArgumentError(message(name, f"{token}", rule, "pass one of the tokens"))
-        if self.constraint is not None:
-            lengths = rows.facts[:, 2]
-            prefixes = Ragged._build(self._outputs(rows.facts[:, 1], lengths)[0], lengths.cpu())
-            constrained = self.constraint(prefixes, self._items_of(slice(None)), log_probs)
-            log_probs = self._checked("constraint", constrained)
+        log_probs = self._checked("step", log_probs, (count, -1))
+        self.dtype = log_probs.dtype
+        if rules.end >= log_probs.shape[1]:
+            rule = f"below {log_probs.shape[1]}, the number of log-probabilities that step returns"
+            name = "end" if rules.frames is None else "silent"
+            raise ArgumentError(message(name, f"{rules.end}", rule, "pass one of the tokens"))
+        if rules.constraint is not None:
+            lengths = self.facts[:, 2]
+            prefixes = Ragged._build(self._outputs(self.facts[:, 1], lengths)[0], lengths.cpu())
+            constrained = rules.constraint(prefixes, self._items_of(), log_probs)
+            log_probs = self._checked("constraint", constrained, tuple(log_probs.shape))
         return log_probs
 
-    def _checked(self, name: str, given: Any) -> Any:
-        """Return log-probabilities; raise unless they are ``(R, V)``."""
-        rows, width = self.rows.tokens.shape[0], self.vocabulary
-        is_tensor = isinstance(given, Tensor) and given.is_floating_point()
-        if not is_tensor or given.dim() != 2 or given.shape[0] != rows or given.shape[1] != max(width, given.shape[1]):
+    def _checked(self, name: str, given: Any, shape: tuple[int, ...]) -> Tensor:
+        """Return the result of a function; raise unless it has a shape, with -1 for any size, and only numbers."""
+        is_tensor = isinstance(given, Tensor) and given.is_floating_point() and given.dim() == len(shape)
+        if not is_tensor or any(want not in (-1, size) for want, size in zip(shape, given.shape, strict=True)):
             got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-            rule = f"a function that returns log-probabilities ({rows}, {'V' if width < 0 else width})"
-            raise ShapeError(message(name, got, rule, "return a row per token that it was called with"))
-        return given
+            rule = f"a function that returns floating-point numbers of shape {shape}".replace("-1", "V")
+            raise ShapeError(message(name, got, rule, "return a row per token or row that it was called with"))
+        is_wrong = ~(given < float("inf"))
+        if bool(is_wrong.any()):
+            item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
+            rule, fix = "a function that returns finite numbers or -inf", "check the data and the weights of the model"
+            raise ArgumentError(message(name, f"NaN or infinity for item {item}", rule, fix))
+        checked: Tensor = given
+        return checked
 
-    def _merged(self, log_probs: Tensor, grid: Tensor, tokens: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the extensions with the silent one first, and the rows whose extensions were merged into those.
+    def _merged(self, log_probs: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities of labels, scores after the silent token, and the rows whose outputs those continue.
 
         Row i after the silent token and row j after the last token of i have the same output, if that of i is that of j
-        and this token. Their sum replaces both. The third result is j if it is the more probable one, else -1. ``grid``
+        and this token. Their sum replaces both. The third result is j if it is the more probable one, else i. ``grid``
         has the row of each place, -1 if it is free.
         """
-        rules, rows = self.rules, self.rows
-        place, _, lengths, _, labels, prints = rows.facts.unbind(1)
-        scores = scores.masked_fill(tokens == rules.silent, _NEVER)
-        scores = scores.masked_fill((lengths >= rules.most[self._items_of(slice(None))]).unsqueeze(1), _NEVER)
-        peers = grid[place // rules.beam]  # ``(R, beam)``, the rows of the same item
+        place, _, lengths, _, labels, prints = self.facts.unbind(1)
+        peers = grid[place // self.rules.beam]  # ``(R, beam)``, the rows of the same item
         last = labels.unsqueeze(1)
         is_prefix = (peers >= 0) & (lengths[peers] + 1 == lengths.unsqueeze(1))
         is_prefix &= hashed(prints[peers], last, last >= 0) == prints.unsqueeze(1)
         has = is_prefix.any(1)
         prefix = peers.gather(1, is_prefix.int().argmax(1, keepdim=True)).squeeze(1)
-        by_label = (log_probs[prefix, labels] + rows.scores[prefix]).masked_fill(~has, _NEVER)
-        by_silence = log_probs[:, rules.silent] + rows.scores
-        # The merged extensions of row j are by the labels of its peers whose prefix is j.
-        own = torch.arange(peers.shape[0], device=peers.device).unsqueeze(1)
-        is_child = (peers >= 0) & has[peers] & (prefix[peers] == own)
-        taken = (tokens.unsqueeze(2) == labels[peers].unsqueeze(1)) & is_child.unsqueeze(1)
-        scores = scores.masked_fill(taken.any(2), _NEVER)
-        both = torch.logaddexp(by_label, by_silence).unsqueeze(1)
-        other = torch.where(by_label > by_silence, prefix, -1)
-        return torch.cat([torch.full_like(last, rules.silent), tokens], 1), torch.cat([both, scores], 1), other
+        by_label = (log_probs[prefix, labels] + self.scores[prefix]).masked_fill(~has, _NEVER)
+        by_silence = log_probs[:, self.rules.end] + self.scores
+        origins = torch.where(by_label > by_silence, prefix, grid.flatten()[place])
+        log_probs = log_probs.masked_fill((lengths >= self.rules.most[self._items_of()]).unsqueeze(1), _NEVER)
+        log_probs[:, self.rules.end] = _NEVER
+        log_probs[prefix[has], labels[has]] = _NEVER
+        return log_probs, torch.logaddexp(by_label, by_silence), origins
 
     def _keep(self, totals: Tensor, parents: Tensor, nodes: Tensor, lengths: Tensor, is_done: Tensor) -> None:
         """Insert the finished of the ``beam`` best extensions into the best of their items."""
         beam = is_done.shape[1]
         finals = self.rules.scaled(totals, lengths)[:, :beam].masked_fill(~is_done, _NEVER)
-        if self.penalty is not None:
-            extra = self.penalty(self.state)
-            if not isinstance(extra, Tensor) or extra.shape != self.rows.tokens.shape or bool(extra.isnan().any()):
-                got = f"a tensor {tuple(extra.shape)}, or NaN" if isinstance(extra, Tensor) else type(extra).__name__
-                rule = f"a function that returns numbers {tuple(self.rows.tokens.shape)}"
-                raise ShapeError(message("penalty", got, rule, "return a number per row of the state"))
+        if self.rules.penalty is not None:
+            extra = self._checked("penalty", self.rules.penalty(self.state), tuple(self.tokens.shape))
             finals = finals + extra[parents[:, :beam]]
         new = (finals, nodes[:, :beam], lengths[:, :beam])
         both = [torch.cat([old[self.items], part], 1) for old, part in zip(self.best, new, strict=True)]
@@ -270,7 +246,7 @@ class Lanes:
     def _outputs(self, nodes: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens and frames of the paths to nodes, flat."""
         if len(self.tree) > 1:
-            self.tree = [tuple(map(torch.cat, zip(*self.tree, strict=True)))]  # type: ignore[list-item]
+            self.tree = [tuple(map(torch.cat, zip(*self.tree, strict=True)))]
         ends = lengths.cumsum(0)
         total = int(ends[-1]) if ends.shape[0] else 0
         path = nodes.new_empty(total)
@@ -304,9 +280,7 @@ def likeliest(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def hashed(prints: Tensor, tokens: Tensor, is_label: Tensor) -> Tensor:
     """Return hashes, 64 bits, of outputs after one more token, or unchanged."""
-    mixed = (prints ^ (tokens + 0x1E3779B97F4A7C15)) * 0x3F58476D1CE4E5B9
-    mixed = (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
-    return torch.where(is_label, mixed ^ (mixed >> 32), prints)
+    return torch.where(is_label, (prints ^ (prints >> 29)) * 0x3F58476D1CE4E5B9 + tokens + 1, prints)
 
 
 def check_rows(name: str, state: Any, count: int, rule: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole
+from raglane._utils.checks import check_count, check_device, check_real, check_tensor, check_whole, read_integers
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.lanes import Lanes, Rules, check_rows
@@ -111,16 +111,12 @@ def beam_search(
         most = _integers("max_length", max_length, count, starts.device)
     else:
         most = torch.full((count,), check_whole("max_length", max_length, 0), device=starts.device)
-    rules = Rules(
-        beam,
-        int(n_best),
-        alpha,
-        most,
-        -1 if end is None else check_whole("end", end, 0),
-        -1 if silent is None else check_whole("silent", silent, 0),
-        None if frames is None else _integers("frames", frames, count, starts.device),
-    )
-    lanes = Lanes(rules, step, penalty, constraint, tokens, state, count if rows is None else int(rows) // beam)
+    token = -1
+    for name, given in (("end", end), ("silent", silent)):
+        token = token if given is None else check_whole(name, given, 0)
+    bounds = None if frames is None else _integers("frames", frames, count, starts.device)
+    rules = Rules(step, penalty, constraint, beam, int(n_best), alpha, most, token, bounds)
+    lanes = Lanes(rules, tokens, state, count if rows is None else int(rows) // beam)
     with torch.no_grad():
         while lanes.admit():
             lanes.advance()
@@ -139,14 +135,11 @@ def layers_first(parts: tuple[Tensor, ...]) -> Any:
 
 def _integers(name: str, given: Any, count: int, device: torch.device) -> Tensor:
     """Return one integer of at least 0 per item as int64."""
-    check_tensor(name, given)
-    if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
-        raise ArgumentTypeError(message(name, str(given.dtype), "of an integer dtype", "call .long()"))
-    if given.shape != (count,):
+    integers: Tensor = read_integers(check_tensor(name, given), name)
+    if integers.shape != (count,):
         rule, fix = f"one number per item, ({count},)", "pass a tensor of this shape"
         raise ShapeError(message(name, f"shape {tuple(given.shape)}", rule, fix))
-    check_device(name, given, device)
-    if given.is_cpu and count and int(given.min()) < 0:
-        raise ArgumentError(message(name, f"{int(given.min())}", "at least 0", "check the numbers"))
-    integers: Tensor = given.long()
+    check_device(name, integers, device)
+    if integers.is_cpu and count and int(integers.min()) < 0:
+        raise ArgumentError(message(name, f"{int(integers.min())}", "at least 0", "check the numbers"))
     return integers
