@@ -193,13 +193,14 @@ def test_coverage_is_that_of_the_weights(kind: str) -> None:
     found = decoder.search(memory, **options)
     lower = decoder.search(memory, penalty=lambda state: -torch.ones(len(state["item"])), **options)
     torch.testing.assert_close(lower.scores, found.scores - 1, rtol=0, atol=1e-12)
+    padded, _ = memory.to_padded(batch_first=True)
     for item in range(4):
         plain = {output: score for score, output in _scores(decoder, memory, item, 2)}
         for place in range(int(found.offsets[item]), int(found.offsets[item + 1])):
             output = found.tokens[place]
-            read, mask = torch.cat([torch.tensor([0]), output]).unsqueeze(0), memory[item : item + 1].mask()
-            _, weights = _padded(decoder, memory[item].unsqueeze(0), mask, read)
-            covered = weights.detach()[0, :2].sum(0).clamp(max=1).log().sum()
+            read, mask = torch.cat([torch.tensor([0]), output]), memory.mask()[item]
+            _, weights = _padded(decoder, padded[item].unsqueeze(0), mask.unsqueeze(0), read.unsqueeze(0))
+            covered = weights.detach()[0, :2, mask].sum(0).clamp(max=1).log().sum()
             expected = plain[tuple(output.tolist())] + 0.7 * float(covered)
             assert float(found.scores[place]) == pytest.approx(expected, rel=1e-10)
 
