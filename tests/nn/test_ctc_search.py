@@ -118,7 +118,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"beam": 1},
     {"beam": 2, "n_best": 2},
     {"beam": 5, "n_best": 3, "tokens_per_step": 2},
-    {"beam": 4, "n_best": 4, "min_log_prob": -2.0, "token_bonus": 0.7},
+    {"beam": 4, "n_best": 4, "token_bonus": 0.7},
     {"beam": 30, "n_best": 30, "token_bonus": -0.3},
 ]
 
@@ -333,17 +333,6 @@ def test_an_impossible_alignment_has_no_times() -> None:
     assert found.confidences[0].tolist() == [0, 0]
 
 
-def test_alignment_compiles_without_a_break() -> None:
-    def align(log_probs: rl.Ragged, targets: rl.Ragged) -> Tensor:
-        found = ctc_align(log_probs, targets)
-        assert found.times is not None
-        return found.times.values
-
-    log_probs, targets = draw([6, 8]), rl.Ragged([[1, 2], [2, 2, 1]])
-    compiled = torch.compile(align, backend="aot_eager", fullgraph=True, dynamic=True)
-    assert compiled(log_probs, targets).equal(align(log_probs, targets))
-
-
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 LOG_PROBS = rl.Ragged.from_flat(torch.zeros(5, 4, device="cpu"), lengths=[3, 2])
@@ -358,7 +347,6 @@ STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2
         (lambda: CTCBeamSearch(0), ArgumentError, "beam must be .*at least 1, got 0"),
         (lambda: CTCBeamSearch(2, n_best=3), ArgumentError, "n_best must be at most beam=2, got 3"),
         (lambda: CTCBeamSearch(tokens_per_step=0), ArgumentError, "tokens_per_step must be"),
-        (lambda: CTCBeamSearch(min_log_prob=math.nan), ArgumentError, "min_log_prob must be below inf, got nan"),
         (lambda: CTCBeamSearch(scorer=3), ArgumentTypeError, "scorer must be an NGram"),  # type: ignore[arg-type]
         (lambda: CTCBeamSearch(scorer_weight=-1), ArgumentError, "scorer_weight must be .*at least 0, got -1"),
         (lambda: CTCBeamSearch(token_bonus=math.inf), ArgumentError, "token_bonus must be finite, got inf"),
@@ -378,7 +366,7 @@ STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2
         (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [0]])), ArgumentError, "from 0 to 3, except the blank"),
         (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [4]])), ArgumentError, "from 0 to 3.*got label 4"),
         (lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [2, 2]])), ArgumentError, "requires 3 in sequence 1"),
-        (lambda: ctc_align(NAN, rl.Ragged([[1]])), ArgumentError, "log_probs must be .*got NaN or inf in sequence 0"),
+        (lambda: ctc_align(NAN, rl.Ragged([[1]])), ArgumentError, "log_probs must be numbers below inf, got nan"),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:

@@ -162,7 +162,7 @@ def calls_of_nn() -> list[Call]:
     shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
-    limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2, "min_log_prob": -1.0}
+    limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     ngram = rl.nn.NGram([[1]], 4)
     return [
         partial(losses.cross_entropy, **classes, label_smoothing=0.0),

@@ -154,7 +154,7 @@ class ModelSettings:
         "number, in their order; attention: any number, in any order.",
         MODEL,
         choices=DECODERS,
-        unset="ctc for transcribe",
+        unset="for transcribe ctc, or attention if a sequence has fewer elements than labels",
     )
 
     def __post_init__(self) -> None:

@@ -1,39 +1,155 @@
-"""Sums over the alignments of frames and labels, for the loss of a transducer."""
+"""Calls of the kernels for transducers, CTC, soft-DTW and edit distances: ``csrc/transduction``.
+
+Tensors are flat values and offsets on a CPU. Each function validates all tensors whose addresses C gets.
+"""
 
 from __future__ import annotations
 
-import struct
+import math
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from raglane._utils.checks import check_like
 from raglane._utils.messages import message
 from raglane.errors import ShapeError
-from raglane.native.library import ABI, DTYPES, call, library
+from raglane.native.library import ABI, DTYPES, call, found_state, library
 from raglane.native.memory import contiguous, place
 
-# The struct raglane_lattices.
-_pack = struct.Struct("=11q").pack
+
+class Grams(NamedTuple):
+    """An n-gram model as an automaton: the last fields of ``raglane_search`` in ``csrc/abi/raglane.h``."""
+
+    order: int
+    begin: int  # the context of the first token of a sequence
+    first: Tensor  # ``(S + 1,)``, the first gram of each context
+    shorter: Tensor  # ``(S,)``, the context for tokens without a gram
+    backoff: Tensor  # ``(S,)`` float64, the log-probability of these
+    tokens: Tensor  # ``(G,)``, rising within a context
+    next: Tensor  # ``(G,)``, the context after the token
+    log_probs: Tensor  # ``(G,)`` float64
+
+
+class Beam(NamedTuple):
+    """The settings of a beam search."""
+
+    blank: int
+    beam: int
+    tokens_per_step: int
+    weight: float  # of the scores of tokens
+    bonus: float  # added for each token
+
+
+@cache
+def _packer(struct: str) -> Any:
+    """Return a function that packs all fields of a struct."""
+    layout = library().structs[struct]
+    return layout.packer(*layout.formats)
+
+
+def _readable(*parts: tuple[str, Tensor, tuple[int, ...], torch.dtype]) -> tuple[list[int], list[Any]]:
+    """Return the addresses of tensors that C can read, each a name, a tensor, its shape and dtype; and their owners."""
+    addresses, owners = [], []
+    for name, part, shape, dtype in parts:
+        placed = place(part, shape, dtype)
+        if placed is None:
+            check_like(name, part, shape, torch.empty(0, dtype=dtype, device="cpu"))
+            part = contiguous(name, part)
+            placed = place(part, shape, dtype)
+            if placed is None:
+                rule, fix = "unchanged during a call", "do not change it in another thread"
+                raise ShapeError(message(name, "a tensor that changed", rule, fix))
+        addresses.append(placed[0])
+        owners.append((part, placed[1]))
+    return addresses, owners
 
 
 def align(
     emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, need_shares: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)``; see ``raglane.h``.
-
-    ``emissions`` are float32 or float64, and ``frames`` and ``labels`` the lengths, ``(B,)`` int64, all on the CPU.
-    """
+    """Return losses ``(B,)`` and shares ``(M, 2)``, or an empty tensor, of emissions ``(M, 2)`` of a transducer."""
     count, rows = frames.shape[0], emissions.shape[0]
+    lengths = [(name, part, (count,), torch.int64) for name, part in (("frames", frames), ("labels", labels))]
+    addresses, _owners = _readable(*lengths, ("emissions", emissions, (rows, 2), emissions.dtype))
     losses = emissions.new_empty(count)
     shares = emissions.new_empty((rows, 2) if need_shares else 0)
-    given = contiguous("frames", frames), contiguous("labels", labels), contiguous("emissions", emissions)
-    shapes, dtypes = ((count,), (count,), (rows, 2)), (torch.int64, torch.int64, emissions.dtype)
-    places = list(map(place, given, shapes, dtypes))
-    if None in places or not emissions.is_cpu:
-        got = f"frames {tuple(frames.shape)}, labels {tuple(labels.shape)}, emissions {tuple(emissions.shape)}"
-        rule = "lengths (B,) of int64 and emissions (M, 2), on the CPU"
-        raise ShapeError(message("frames, labels, emissions", got, rule, "pass tensors of these shapes"))
-    pointers = [found[0] for found in places if found is not None] + [losses.data_ptr()]
-    sizes = ABI, library().threads(), DTYPES[emissions.dtype], count, rows, one_per_frame
-    call("raglane_align", _pack(*sizes, *pointers, shares.data_ptr() if need_shares else 0))
+    out = losses.data_ptr(), shares.data_ptr() if need_shares else 0
+    head = ABI, library().threads(), DTYPES[emissions.dtype], count, rows, one_per_frame
+    call("raglane_align", _packer("raglane_lattices")(*head, *addresses, *out))
     return losses, shares
+
+
+def find_prefixes(
+    log_probs: Tensor, offsets: Tensor, state: tuple[Tensor, Tensor] | None, beam: Beam, grams: Grams | None
+) -> tuple[Tensor, Tensor]:
+    """Run or continue a beam search on ``(N, C)`` float32 or float64; return the state and the offsets of records."""
+    count, (total, classes) = offsets.shape[0] - 1, log_probs.shape
+    addresses, _owners = _readable(
+        ("offsets", offsets, (count + 1,), torch.int64), ("log_probs", log_probs, (total, classes), log_probs.dtype)
+    )
+    kept, model = [0, 0, 0], [0] * 10
+    if state is not None:
+        sizes = state[0].shape[0], count + 1
+        given, _state = _readable(
+            *(("state", part, (length,), torch.int64) for part, length in zip(state, sizes, strict=True))
+        )
+        # A pointer to no integers may be null, which means a new search.
+        kept = [given[0] or given[1], given[1], sizes[0]]
+    if grams is not None:
+        contexts, size = grams.shorter.shape[0], grams.tokens.shape[0]
+        shapes = (contexts + 1,), (contexts,), (contexts,), (size,), (size,), (size,)
+        dtypes = [torch.int64, torch.int64, torch.float64] * 2
+        given, _model = _readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))
+        model = [grams.order, contexts, grams.begin, size, *given]
+    head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes
+    return found_state(
+        _packer("raglane_search")(*head, *beam[:3], -math.inf, *beam[3:], *addresses, *kept, *model), count
+    )
+
+
+def best_alignment(
+    log_probs: Tensor, offsets: Tensor, targets: Tensor, label_offsets: Tensor, blank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)``, float64, of the best alignments by CTC."""
+    count, labels, (total, classes) = offsets.shape[0] - 1, targets.shape[0], log_probs.shape
+    addresses, _owners = _readable(
+        ("offsets", offsets, (count + 1,), torch.int64),
+        ("targets", label_offsets, (count + 1,), torch.int64),
+        ("log_probs", log_probs, (total, classes), log_probs.dtype),
+        ("targets", targets, (labels,), torch.int64),
+    )
+    times = torch.empty(labels, 2, dtype=torch.int64, device="cpu")
+    confidences = torch.empty(labels, dtype=torch.float64, device="cpu")
+    scores = torch.empty(count, dtype=torch.float64, device="cpu")
+    out = (part.data_ptr() for part in (times, confidences, scores))
+    head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes, blank, labels
+    call("raglane_best_alignment", _packer("raglane_alignment")(*head, *addresses, *out))
+    return times, confidences, scores
+
+
+def soft_dtw(costs: Tensor, left: Tensor, right: Tensor, gamma: float, reach: Tensor | None = None) -> Tensor:
+    """Return the soft minimum over paths to each pair, ``(P,)`` float64; with it, the derivatives of the last ones."""
+    sizes = int(left[-1]), int(right[-1])
+    given = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
+    bounds = [("offsets", part, (left.shape[0],), torch.int64) for part in (left, right)]
+    addresses, _owners = _readable(*bounds, ("costs", costs, (costs.shape[0],), torch.float64), *given)
+    result = torch.empty(costs.shape[0], dtype=torch.float64, device="cpu")
+    out = (result.data_ptr(), 0) if reach is None else (addresses[3], result.data_ptr())
+    head = ABI, library().threads(), left.shape[0] - 1, *sizes, costs.shape[0], gamma
+    fields = _packer("raglane_pairs")(*head, *addresses[:3], *out, 0, 0, 0)
+    call("raglane_soft_dtw" if reach is None else "raglane_soft_dtw_shares", fields)
+    return result
+
+
+def edits(left: Tensor, left_offsets: Tensor, right: Tensor, right_offsets: Tensor) -> Tensor:
+    """Return the insertions, deletions and substitutions ``(B, 3)`` between sequences of int64."""
+    count = left_offsets.shape[0] - 1
+    parts = [("offsets", part, (count + 1,), torch.int64) for part in (left_offsets, right_offsets)]
+    parts += [("tokens", part, (part.shape[0],), torch.int64) for part in (left, right)]
+    addresses, _owners = _readable(*parts)
+    counts = torch.empty(count, 3, dtype=torch.int64, device="cpu")
+    head = ABI, library().threads(), count, left.shape[0], right.shape[0], 0, math.nan
+    call("raglane_edits", _packer("raglane_pairs")(*head, *addresses[:2], 0, 0, 0, *addresses[2:], counts.data_ptr()))
+    return counts

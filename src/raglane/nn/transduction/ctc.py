@@ -14,10 +14,10 @@ from raglane._utils.checks import check_count, check_kind, check_number, check_w
 from raglane._utils.messages import message, quote
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ShapeError
-from raglane.kernels.cpu import prefixes as kernels
+from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
 from raglane.nn.losses.comparison import check_predictions, wide
-from raglane.nn.losses.ctc import check_blank, check_targets, lattice_of
+from raglane.nn.losses.ctc import check_blank, check_classes, check_labels
 from raglane.nn.transduction import prefixes
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
@@ -44,7 +44,6 @@ class CTCBeamSearch(torch.nn.Module):
         n_best: the maximum number of hypotheses per item, at most ``beam``.
         tokens_per_step: the maximum number of different tokens that extend prefixes in one step, the likeliest; None
             for all.
-        min_log_prob: the minimum log-probability of a token that extends a prefix; None for any.
         scorer: an :class:`NGram` of C tokens; or a function ``scorer(prefixes, tokens)``, called once per step with a
             Ragged of M prefixes and the ``(M,)`` tokens that extend them, which returns ``(M,)`` scores, e.g.
             log-probabilities. A score depends only on its prefix and token.
@@ -73,7 +72,6 @@ class CTCBeamSearch(torch.nn.Module):
         blank: int = 0,
         n_best: int = 1,
         tokens_per_step: int | None = None,
-        min_log_prob: float | None = None,
         scorer: NGram | prefixes.Scorer | None = None,
         scorer_weight: float = 1.0,
         token_bonus: float = 0.0,
@@ -83,12 +81,7 @@ class CTCBeamSearch(torch.nn.Module):
         if self.n_best > self.beam:
             raise ArgumentError(message("n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam"))
         self.blank = check_whole("blank", blank, 0, most=2**31 - 1)
-        if tokens_per_step is not None:
-            check_count("tokens_per_step", tokens_per_step)
-        self.tokens_per_step = tokens_per_step
-        self.min_log_prob = -math.inf
-        if min_log_prob is not None:
-            self.min_log_prob = check_number("min_log_prob", min_log_prob, "below inf", lambda least: least < math.inf)
+        self.tokens_per_step = None if tokens_per_step is None else check_count("tokens_per_step", tokens_per_step)
         if scorer is not None:
             rule = "an NGram, or a function of prefixes and tokens"
             check_kind("scorer", scorer, Callable, rule, "pass such a function, or None")
@@ -123,15 +116,10 @@ class CTCBeamSearch(torch.nn.Module):
         """
         check_predictions("log_probs", log_probs)
         check_blank(log_probs, self.blank)
-        dtype, device = wide(log_probs.dtype), log_probs.device
-        values, bounds = log_probs.values.detach().to("cpu", dtype), log_probs._host_offsets()
-        if not bool((values < math.inf).all()):
-            wrong = values[~(values < math.inf)][0]
-            fix = "check the model for NaN, or drop the sequence"
-            raise ArgumentError(message("log_probs", f"{float(wrong)}", "numbers below inf", fix))
+        values, bounds = _on_host(log_probs), log_probs._host_offsets()
         kept = None if state is None else _check_state(state, len(log_probs))
         limit = self.tokens_per_step or values.shape[1]
-        settings = kernels.Beam(self.blank, self.beam, limit, self.min_log_prob, self.scorer_weight, self.token_bonus)
+        settings = kernels.Beam(self.blank, self.beam, limit, self.scorer_weight, self.token_bonus)
         scorer, grams = self.scorer, None
         if isinstance(scorer, NGram):
             if scorer.num_tokens != values.shape[1]:
@@ -144,13 +132,15 @@ class CTCBeamSearch(torch.nn.Module):
             else:
                 found = prefixes.search(values, bounds, kept, settings, scorer)
         state = Ragged._make(*found, None)
-        return prefixes.hypotheses(state, self.n_best, dtype, device), state
+        return prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device), state
 
 
+@never_traced
 def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     """Return the best alignment of each target with its sequence, by Viterbi's algorithm (forced alignment).
 
-    Among equal alignments, the best one remains longest in its last states. The result has no gradient.
+    Among equal alignments, the best one remains longest in its last states. The result has no gradient. Tensors on a
+    device are copied to the host, and the result back.
 
     Args:
         log_probs: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits, dim=-1)``.
@@ -167,8 +157,8 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
         ShapeError: numbers of sequences or devices do not match.
-        ArgumentError: the blank does not exist; on a CPU, a label does not exist, a target requires more steps than its
-            sequence has (one per label, and one between equal labels), or a log-probability is NaN or inf.
+        ArgumentError: the blank or a label does not exist, a target requires more steps than its sequence has (one per
+            label, and one between equal labels), or a log-probability is NaN or inf.
 
     Example:
         >>> log_probs = Ragged([torch.tensor([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]).log()])
@@ -178,21 +168,34 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     """
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
-    check_targets(log_probs, targets, blank)
-    labels = targets.values.long()
-    if labels.is_cpu and not torch.compiler.is_compiling():
-        _check_fits(log_probs, targets)
-    dtype = wide(log_probs.dtype)
-    values = log_probs.values.detach().to(dtype)
-    counts = log_probs.host_lengths, targets.host_lengths
-    times, confidences, scores = _best_path(values, log_probs.offsets, labels, targets.offsets, *counts, blank)
-    if scores.is_cpu and not torch.compiler.is_compiling() and bool(scores.isnan().any()):
-        got, fix = f"NaN or inf in sequence {int(scores.isnan().nonzero()[0])}", "check the model for NaN"
-        raise ArgumentError(message("log_probs", got, "numbers below inf", fix))
-    offsets = torch.arange(len(targets) + 1, device=labels.device)
-    tokens = targets.with_values(labels)
-    spans, means = targets.with_values(times), targets.with_values(confidences.to(dtype))
-    return Hypotheses(tokens, scores.to(dtype), offsets, spans, means)
+    check_labels(targets, log_probs, "log_probs")
+    check_blank(log_probs, blank)
+    labels = targets.map(lambda values: values.detach().long())
+    on_host = labels.to("cpu")
+    check_classes(on_host, log_probs.values.shape[1], blank)
+    _check_fits(log_probs.host_lengths, on_host)
+    values, bounds, owner = _on_host(log_probs), log_probs._host_offsets(), on_host._host_offsets()
+    if missing_kernels() is None:
+        times, confidences, scores = kernels.best_alignment(values, bounds, on_host.values, owner, blank)
+    else:
+        items = zip(values.double().split(log_probs.host_lengths.tolist()), on_host.to_list(), strict=True)
+        each = [_best_path(rows, own, blank) for rows, own in items]
+        none = on_host.values.new_zeros(0, 2), values.new_zeros(0).double(), values.new_zeros(0).double()
+        times, confidences, scores = (torch.cat(parts) for parts in zip(none, *each, strict=True))
+    device, dtype = log_probs.device, values.dtype
+    offsets = torch.arange(len(targets) + 1, device=device)
+    spans, means = labels.with_values(times.to(device)), labels.with_values(confidences.to(device, dtype))
+    return Hypotheses(labels, scores.to(device, dtype), offsets, spans, means)
+
+
+def _on_host(log_probs: Ragged) -> Tensor:
+    """Return log-probabilities ``(N, C)`` on the CPU; raise if one is not below inf."""
+    values = log_probs.values.detach().to("cpu", wide(log_probs.dtype))
+    below = values < math.inf
+    if not bool(below.all()):
+        fix = "check the model for NaN, or drop the sequence"
+        raise ArgumentError(message("log_probs", f"{float(values[~below][0])}", "numbers below inf", fix))
+    return values
 
 
 def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
@@ -207,86 +210,42 @@ def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
     return numbers, bounds
 
 
-def _check_fits(log_probs: Ragged, targets: Ragged) -> None:
+def _check_fits(steps: Tensor, targets: Ragged) -> None:
     """Raise if a target requires more steps than its sequence has."""
     same = segments.shift(targets.values, targets.offsets, 1, fill=-1) == targets.values
     needed = targets.lengths + segments.sum(same, targets.offsets)
-    wrong = (needed > log_probs.lengths).nonzero().view(-1)
+    wrong = (needed > steps).nonzero().view(-1)
     if wrong.shape[0]:
         item = int(wrong[0])
-        steps, required = int(log_probs.lengths[item]), int(needed[item])
-        got = f"{steps} steps for a target that requires {required} in sequence {item}, and {len(wrong) - 1} more such"
+        got = f"{int(steps[item])} steps for a target that requires {int(needed[item])} in sequence {item}"
         rule = "at least as long as each target, plus one step between equal labels"
-        raise ArgumentError(message("log_probs", got, rule, "drop these sequences, or make steps shorter"))
+        fix = "drop these sequences, or make steps shorter"
+        raise ArgumentError(message("log_probs", f"{got}, and {len(wrong) - 1} more such", rule, fix))
 
 
-@torch.library.custom_op("raglane::ctc_best_path", mutates_args=())
-def _best_path(
-    log_probs: Tensor,
-    offsets: Tensor,
-    targets: Tensor,
-    target_offsets: Tensor,
-    steps: Tensor,
-    labels: Tensor,
-    blank: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the times ``(M, 2)``, confidences ``(M,)`` and scores ``(B,)``, NaN for numbers that are not below inf."""
-    if log_probs.is_cpu and missing_kernels() is None:
-        return kernels.align(log_probs, offsets, targets, target_offsets, blank)
-    return _by_steps(log_probs.double(), offsets, targets, target_offsets, steps, labels, blank)
-
-
-@_best_path.register_fake
-def _(log_probs: Tensor, offsets: Tensor, targets: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG001
-    real = log_probs.new_empty(0, dtype=torch.float64)
-    return targets.new_empty(targets.shape[0], 2), real.new_empty(targets.shape), real.new_empty(offsets.shape[0] - 1)
-
-
-def _by_steps(
-    log_probs: Tensor,
-    offsets: Tensor,
-    targets: Tensor,
-    target_offsets: Tensor,
-    steps: Tensor,
-    labels: Tensor,
-    blank: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute :func:`_best_path` in torch, a step of all sequences at a time; see NOTE [lattice] in losses/ctc.py."""
-    classes, flat = log_probs.shape[1], log_probs.reshape(-1)
-    lattice = lattice_of(classes, offsets, steps, targets, target_offsets, labels, blank)
-    padded = flat.new_full((lattice.owner.shape[0] + 2,), -math.inf)
-    two_before, before, alpha = padded[:-2], padded[1:-1], padded[2:]
-    alpha.index_fill_(0, lattice.offsets[:-1], 0)
-    moves: list[Tensor] = []
-    for step, alive in enumerate(lattice.alive):
-        stay, enter = alpha[:alive], before[:alive].masked_fill(lattice.is_first[:alive], -math.inf)
-        skip = two_before[:alive].masked_fill(lattice.bars_skips[:alive], -math.inf)
-        moves.append(torch.where(torch.maximum(enter, skip) > stay, torch.where(skip > enter, 2, 1), 0))
-        best = torch.maximum(torch.maximum(stay, enter), skip)
-        alpha[:alive] = best + flat.index_select(0, lattice.emission[:alive] + step * classes)
-
-    last = lattice.offsets[1:] - 1
-    label = alpha[(last - 1).clamp(min=0)].masked_fill(lattice.offsets.diff() == 1, -math.inf)
-    state = last - (label > alpha[last]).long()
-    ends = torch.where(label.isnan(), label, alpha[state])
-    scores = torch.empty_like(ends).index_copy_(0, lattice.order, ends.masked_fill(~(ends < math.inf), math.nan))
-    visited, emitted = [], []
-    running = torch.bincount(steps).flip(0).cumsum(0).flip(0)[1:].tolist() if steps.shape[0] else []
-    for step in reversed(range(len(moves))):
-        here = state[: running[step]]
-        visited.append(here)
-        emitted.append(flat.index_select(0, lattice.emission[here] + step * classes))
-        state = torch.cat([here - moves[step][here], state[running[step] :]])
-    # For each element of the sequences, last step first, its state and step.
-    states, numbers = torch.cat([state[:0], *visited]), torch.cat([flat[:0], *emitted])
-    counts = torch.tensor(running[::-1], dtype=torch.int64)
-    taken = torch.arange(len(running) - 1, -1, -1).repeat_interleave(counts).to(states.device)
-    owner = lattice.owner[states]
-    position = states - lattice.offsets[torch.searchsorted(lattice.offsets, states, right=True) - 1]
-    is_label = (position % 2 == 1) & scores.isfinite()[owner]
-    place, taken = (target_offsets[owner] + position // 2)[is_label], taken[is_label]
-    total = targets.shape[0]
-    first = targets.new_zeros(total).scatter_reduce(0, place, taken, "amin", include_self=False)
-    after = targets.new_zeros(total).scatter_reduce(0, place, taken + 1, "amax", include_self=False)
-    mass = flat.new_zeros(total).index_add(0, place, numbers[is_label].exp())
-    return torch.stack([first, after], 1), mass / (after - first).clamp(min=1), scores
+def _best_path(rows: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return times ``(L, 2)``, confidences ``(L,)`` and the score ``(1,)`` of one sequence, in torch."""
+    size = 2 * len(labels) + 1  # a blank before and after each label
+    places = torch.arange(1, size, 2, device="cpu")
+    tokens = labels.new_full((size,), blank).index_copy(0, places, labels)
+    bars_skips = torch.ones(size, dtype=torch.bool, device="cpu")
+    bars_skips[3::2] = labels[1:] == labels[:-1]
+    # With two more numbers in front, for the predecessors of the first state, in which all paths begin.
+    alpha, moves = rows.new_full((size + 2,), -math.inf), []
+    alpha[2] = 0
+    for row in rows:
+        # Of equal ones, max returns the first.
+        best, move = torch.stack([alpha[2:], alpha[1:-1], alpha[:-2].masked_fill(bars_skips, -math.inf)]).max(0)
+        alpha[2:] = best + row[tokens]
+        moves.append(move.tolist())
+    state = size - 1 - int(alpha[-2] > alpha[-1])
+    score, path = alpha[state + 2 :][:1], []
+    for move in reversed(moves):
+        path.append(state)
+        state -= move[state]
+    visits = labels.new_tensor(path[::-1]).unsqueeze(1) == places
+    visits &= score.isfinite()
+    counts = visits.sum(0)
+    first = (visits.cumsum(0) == 0).sum(0).masked_fill(counts == 0, 0)
+    means = (rows[:, labels].exp() * visits).sum(0) / counts.clamp(min=1)
+    return torch.stack([first, first + counts], 1), means, score

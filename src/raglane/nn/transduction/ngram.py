@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from raglane import segments
 from raglane._utils.checks import check_count, check_whole, read_integers
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
-from raglane.kernels.cpu.prefixes import Grams
+from raglane.kernels.cpu.transduction import Grams
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
-from raglane.segments import IntArray
 
-Reals = NDArray[np.float64]
+Tokens = tuple[int, ...]
 
 
 class NGram:
@@ -53,7 +52,7 @@ class NGram:
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
             raise ArgumentError(message("sequences", "none", "at least one sequence", "pass the training data"))
-        self._grams = grams = _count(tokens.values.numpy(), tokens.offsets.numpy(), self.num_tokens, self.order)
+        self._grams = grams = _count([one.tolist() for one in tokens], self.num_tokens, self.order)
         contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(grams.first.diff())
         self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
@@ -102,81 +101,44 @@ class NGram:
             contexts = torch.where(missing, grams.shorter[contexts], contexts)
 
 
-def _count(values: IntArray, offsets: IntArray, count: int, order: int) -> Grams:
+def _count(sequences: list[list[int]], count: int, order: int) -> Grams:
     """Count and smooth the n-grams of sequences; contexts of length l are numbered after the shorter ones."""
-    end, begin, size = count, count + 1, count + 2
-    # Before each sequence order - 1 symbols for its begin, and after it one for its end.
-    padded = np.full(len(values) + (len(offsets) - 1) * order, begin, dtype=np.int64)
-    sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    padded[np.arange(len(values)) + sequence * order + order - 1] = values
-    padded[offsets[1:] + np.arange(1, len(offsets)) * order - 1] = end
-    predicted = (padded != begin).nonzero()[0]
-    symbols = padded[predicted]
+    end, begin = count, count + 1
+    counts: list[Counter[Tokens]] = [Counter()]  # of n-grams of each length
+    for sequence in sequences:
+        padded = [*[begin] * (order - 1), *sequence, end]
+        counts[0].update(zip(*(padded[skipped:] for skipped in range(order)), strict=False))
+    for _ in range(order - 1):
+        counts.insert(0, Counter(gram[1:] for gram in counts[0]))
+    contexts = [context for found in counts for context in sorted({gram[:-1] for gram in found})]
+    number = {context: place for place, context in enumerate(contexts)}
 
-    # Codes of the l symbols that end at each position, and from these the n-grams, sorted by context and symbol.
-    codes: list[IntArray] = [np.zeros(len(padded), dtype=np.int64)]
-    keys: list[IntArray] = []
-    examples: list[IntArray] = []  # for each n-gram a place in ``predicted``
-    members: list[IntArray] = []  # for each place its n-gram
-    for length in range(order):
-        if length:
-            codes.append(np.unique(np.roll(codes[-1], 1) * size + padded, return_inverse=True)[1])
-        key, example, member = np.unique(
-            codes[length][predicted - 1] * size + symbols, return_index=True, return_inverse=True
-        )
-        keys.append(key)
-        examples.append(example)
-        members.append(member)
-    contexts = [np.unique(key // size) for key in keys]
-    bases = np.cumsum([0, *map(len, contexts)])
-
-    def numbers(length: int, wanted: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Return the numbers of contexts, given by their codes, and True for those that exist."""
-        place = np.searchsorted(contexts[length], wanted).clip(max=len(contexts[length]) - 1)
-        return bases[length] + place, contexts[length][place] == wanted
-
-    firsts, shorter, backoff, tokens, following, log_probs = [], [], [], [], [], []
-    lower: Reals = np.full(count + 1, 1 / (count + 1))
-    after = np.zeros(0, dtype=np.int64)
-    for length, (key, example) in enumerate(zip(keys, examples, strict=True)):
-        if length == order - 1:
-            counts = np.bincount(members[length])
-        else:
-            counts = np.bincount(members[length][examples[length + 1]])
-        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    chances: dict[Tokens, float] = {(): 1 / (count + 1)}
+    following: dict[Tokens, int] = {(): 0}  # the longest context that ends an n-gram
+    backoff: list[float] = []
+    for found in counts:
+        once, twice = (sum(times == wanted for times in found.values()) for wanted in (1, 2))
         discount = once / (once + 2 * twice) if once else 0.5
-        _, owner = np.unique(key // size, return_inverse=True)
-        totals, kinds = np.bincount(owner, counts), np.bincount(owner)
-        share = discount * kinds / totals
-        parts = members[length - 1][example] if length else key
-        found = (counts - discount) / totals[owner] + share[owner] * lower[parts]
-        here = predicted[example]
-        landing = after[parts] if length else np.zeros(len(key), dtype=np.int64)
-        if length + 1 < order:
-            number, exists = numbers(length + 1, codes[length + 1][here])
-            landing = np.where(exists, number, landing)
-        lower, after = found, landing
-        lengths = np.bincount(owner)
-        if length == 0:  # all tokens, those without a count too
-            dense, key = key, np.arange(count + 1)
-            found = np.full(count + 1, share[0] / (count + 1))
-            found[dense], landing = lower, np.zeros(count + 1, dtype=np.int64)
-            landing[dense] = after
-            lengths = np.array([count + 1])
-            shorter.append(np.zeros(1, dtype=np.int64))
-        else:
-            one = here[np.searchsorted(owner, np.arange(len(contexts[length])))]
-            shorter.append(numbers(length - 1, codes[length - 1][one - 1])[0])
-        firsts.append(lengths)
-        backoff.append(np.log(share))
-        tokens.append(key % size)
-        following.append(landing)
-        log_probs.append(np.log(found))
-
-    def tensor(parts: list[Any]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts))
-
-    start = int(numbers(order - 1, codes[order - 1][order - 2 : order - 1])[0][0]) if order > 1 else 0
-    first = torch.from_numpy(np.concatenate([[0], np.cumsum(np.concatenate(firsts))]).astype(np.int64))
-    listed = (tensor(part) for part in (shorter, backoff, tokens, following, log_probs))
-    return Grams(order, start, first, *listed)
+        totals: Counter[Tokens] = Counter()
+        for gram, times in found.items():
+            totals[gram[:-1]] += times
+        kinds = Counter(gram[:-1] for gram in found)
+        shares = {context: discount * kinds[context] / totals[context] for context in sorted(totals)}
+        backoff += shares.values()
+        # All single tokens, those without a count too.
+        for gram in sorted(found) if () not in totals else [(token,) for token in range(count + 1)]:
+            reduced = max(found[gram] - discount, 0) / totals[gram[:-1]]
+            chances[gram] = reduced + shares[gram[:-1]] * chances[gram[1:]]
+            following[gram] = number.get(gram, following[gram[1:]])
+    grams = list(chances)[1:]
+    sizes = np.bincount([number[gram[:-1]] for gram in grams])
+    return Grams(
+        order,
+        number[(begin,) * (order - 1)],
+        segments.offsets_from_lengths(torch.from_numpy(sizes)),
+        torch.tensor([number[context[1:]] for context in contexts], device="cpu"),
+        torch.tensor(backoff, dtype=torch.float64, device="cpu").log(),
+        torch.tensor([gram[-1] for gram in grams], device="cpu"),
+        torch.tensor([following[gram] for gram in grams], device="cpu"),
+        torch.tensor([chances[gram] for gram in grams], dtype=torch.float64, device="cpu").log(),
+    )

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind, check_number
-from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.kernels.cpu import prefixes as kernels
+from raglane._utils.messages import message
+from raglane._utils.tracing import never_traced
+from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.kernels.cpu import transduction as kernels
 from raglane.native import missing_kernels
+from raglane.nn.losses.comparison import Once
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
-
-Cost = Callable[[Tensor, Tensor], Tensor]
 
 
 def pairs(a: Ragged, b: Ragged) -> Ragged:
@@ -67,28 +66,28 @@ def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
 # -- soft dynamic time warping -----------------------------------------------------------------------------------------
 
 
-def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0, cost: Literal["squared"] | Cost = "squared") -> Tensor:
+@never_traced
+def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     """Return the soft dynamic time warping discrepancy of two sequences per item, a differentiable loss.
 
     It is the soft minimum ``-gamma log sum exp(-c / gamma)`` over all monotonic paths of pairs from both first to both
-    last elements, where ``c`` is the sum of a path's costs (Cuturi and Blondel, "Soft-DTW: a differentiable loss
-    function for time-series", ICML 2017). For ``gamma`` to 0 it becomes the cost of the best path. Time and memory are
-    proportional to the sum of T U over the items. The loss can be differentiated once; sums are computed in float64.
+    last elements, where ``c`` is the sum of a path's squared distances (Cuturi and Blondel, "Soft-DTW: a differentiable
+    loss function for time-series", ICML 2017). For ``gamma`` to 0 it becomes the cost of the best path. Time and memory
+    are proportional to the sum of T U over the items. The loss can be differentiated once, and :func:`torch.compile`
+    breaks the graph here. Sums are computed in float64.
 
     Args:
         a: B sequences of T elements, values ``(N, D)`` or ``(N,)``, floating-point.
         b: B sequences of U elements, of the same dtype and size.
-        gamma: the smoothing, above 0, in units of the cost.
-        cost: ``"squared"``, the squared Euclidean distance, or a differentiable function of the elements of one item,
-            ``(T, D)`` and ``(U, D)``, which returns the costs ``(T, U)``.
+        gamma: the smoothing, above 0, in units of the squared Euclidean distance.
 
     Returns:
         ``(B,)``. Of two empty sequences it is 0; of one, ``inf`` without gradient, because there is no path.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind or dtype.
-        ShapeError: numbers of sequences, features or devices differ, or ``cost`` returns another shape.
-        ArgumentError: ``gamma`` is not above 0, or ``cost`` is unknown.
+        ShapeError: numbers of sequences, features or devices differ.
+        ArgumentError: ``gamma`` is not above 0.
 
     Example:
         >>> a, b = Ragged([[0.0, 1.0, 2.0]]), Ragged([[0.0, 0.0, 1.0, 2.0]])
@@ -105,116 +104,68 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0, cost: Literal["squared"] 
         got = f"elements of shape {tuple(b.features)}"
         raise ShapeError(message("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"))
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
-    if not callable(cost) and not (isinstance(cost, str) and cost == "squared"):
-        raise ArgumentError(message("cost", quote(cost), "'squared' or a function", "pass one of these"))
-    function: Cost = cost if callable(cost) else _squared
-    sizes = torch.stack([a.host_lengths, b.host_lengths], 1)
+    size = math.prod(a.features)
+    rows = [part.map(lambda values: values.reshape(len(values), size)).to_list() for part in (a, b)]
+    # Through products the difference of close elements would be lost.
     each = [
-        _checked_costs(function(x.unsqueeze(1) if x.dim() == 1 else x, y.unsqueeze(1) if y.dim() == 1 else y), x, y)
-        for x, y in zip(a.to_list(), b.to_list(), strict=True)
-        if x.shape[0] and y.shape[0]
+        torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square().reshape(-1)
+        for x, y in zip(*rows, strict=True)
     ]
     costs = torch.cat([*each, a.values[:0].reshape(-1)]).double()
-    found: Tensor = _soft_minimum(costs, a.offsets, b.offsets, sizes, gamma)[0]
-    return found.to(a.dtype)
-
-
-def _squared(x: Tensor, y: Tensor) -> Tensor:
-    # Through products the difference of close elements would be lost.
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
-
-
-def _checked_costs(costs: Any, x: Tensor, y: Tensor) -> Tensor:
-    if not isinstance(costs, Tensor) or costs.shape != (x.shape[0], y.shape[0]):
-        got = f"a result of shape {tuple(costs.shape)}" if isinstance(costs, Tensor) else type(costs).__name__
-        rule = f"a function that returns the costs ({x.shape[0]}, {y.shape[0]}) of these lengths"
-        raise ShapeError(message("cost", got, rule, "return one cost per pair"))
-    return costs.reshape(-1)
-
-
-@torch.library.custom_op("raglane::soft_dtw", mutates_args=())
-def _soft_minimum(costs: Tensor, left: Tensor, right: Tensor, sizes: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Return the soft minimum of each item ``(B,)``, and that over the paths to each pair ``(P,)``."""
     if costs.is_cpu and missing_kernels() is None:
-        totals = (int(left[-1]), int(right[-1]))
-        reach = kernels.soft_dtw(costs, left, right, totals, gamma)
+        found: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
-        reach = _by_diagonals(costs, sizes, gamma)
-    counts = sizes.prod(1)
-    ends = (segments.offsets_from_lengths(counts)[1:] - 1).clamp(min=0).to(costs.device)
-    empty = torch.where((sizes == 0).all(1), 0.0, math.inf).to(costs)
-    found = reach[ends] if reach.shape[0] else empty
-    return torch.where((counts > 0).to(costs.device), found, empty), reach
+        found = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
+    has_none, has_one = (a.lengths == 0) & (b.lengths == 0), (a.lengths == 0) | (b.lengths == 0)
+    return found.masked_fill(has_one, math.inf).masked_fill(has_none, 0).to(a.dtype)
 
 
-@_soft_minimum.register_fake
-def _(costs: Tensor, left: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return costs.new_empty(left.shape[0] - 1), torch.empty_like(costs)
+class _SoftMinimum(torch.autograd.Function):
+    """The soft minimum of each item ``(B,)``, any number without pairs, from the costs ``(P,)``, by the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
+        """Return the soft minima."""
+        reach = kernels.soft_dtw(costs, left, right, gamma)
+        ctx.save_for_backward(costs, left, right, reach)
+        ctx.gamma = gamma
+        ends = (left.diff() * right.diff()).cumsum(0) - 1
+        return torch.cat([reach, reach.new_zeros(1)])[ends]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the costs."""
+        costs, left, right, reach = ctx.saved_tensors
+        shares = kernels.soft_dtw(costs, left, right, ctx.gamma, reach)
+        gradient = shares * grad.repeat_interleave(left.diff() * right.diff())
+        if torch.is_grad_enabled():  # with create_graph=True
+            gradient = Once.apply(gradient, costs, "soft_dtw", "a")  # type: ignore[no-untyped-call]
+        return gradient, None, None, None
 
 
-@torch.library.custom_op("raglane::soft_dtw_shares", mutates_args=())
-def _shares(costs: Tensor, left: Tensor, right: Tensor, sizes: Tensor, gamma: float, reach: Tensor) -> Tensor:
-    """Return the derivative of the soft minimum of its item with respect to each cost ``(P,)``."""
-    if costs.is_cpu and missing_kernels() is None:
-        return kernels.soft_dtw(costs, left, right, (int(left[-1]), int(right[-1])), gamma, reach)
-    return _by_diagonals(costs, sizes, gamma, reach)
-
-
-@_shares.register_fake
-def _(costs: Tensor, *rest: Any) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(costs)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.gamma = inputs
-    ctx.save_for_backward(*tensors, output[1])
-
-
-def _gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    costs, left, right, sizes, reach = ctx.saved_tensors
-    shares = _shares(costs, left, right, sizes, ctx.gamma, reach)
-    offsets = segments.offsets_from_lengths(sizes.prod(1)).to(costs.device)
-    return shares * segments.spread(grad, offsets, costs.shape[0]), None, None, None, None
-
-
-_soft_minimum.register_autograd(_gradient, setup_context=_save)
-
-
-def _by_diagonals(costs: Tensor, sizes: Tensor, gamma: float, reach: Tensor | None = None) -> Tensor:
-    """Compute the operators in torch, a diagonal of the tables of all items at a time; with ``reach`` the shares."""
-    total = costs.shape[0]
-    offsets = segments.offsets_from_lengths(sizes.prod(1))
-    place = segments.positions(offsets, total)
-    rows, columns = (segments.spread(part, offsets, total) for part in sizes.unbind(1))
+def _by_diagonals(costs: Tensor, left: Tensor, right: Tensor, gamma: float) -> Tensor:
+    """Compute :class:`_SoftMinimum` in torch, a diagonal of the tables of all items at a time."""
+    sizes = left * right
+    total, offsets = costs.shape[0], segments.offsets_from_lengths(sizes)
+    columns, place = segments.spread(right, offsets, total), segments.positions(offsets, total)
     row, column = place // columns, place % columns
-    at, diagonal = torch.arange(total), row + column
-    steps = torch.stack([columns, torch.ones_like(at), columns + 1])
-    if reach is None:
-        exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
-        near = torch.where(exists, at - steps, total)
-        near[2, place == 0] = total + 1
-    else:
-        exists = torch.stack([row + 1 < rows, column + 1 < columns, (row + 1 < rows) & (column + 1 < columns)])
-        near = torch.where(exists, at + steps, total)
-    groups = diagonal.argsort(stable=True).split(torch.bincount(diagonal).tolist())
-    near = near.to(costs.device)
-    # Two more numbers, for a neighbour that does not exist, and for the begin of a path.
-    if reach is None:
-        result = torch.cat([costs, costs.new_tensor([math.inf, 0.0])])
-        for group in groups:
-            here = group.to(costs.device)
-            before = torch.logsumexp(-result[near[:, here]] / gamma, 0) * -gamma
-            result[here] = costs[here] + before
-        return result[:total]
-    is_last = (place == rows * columns - 1).to(costs.device) & (reach != math.inf)
-    result, extended = torch.cat([is_last.to(costs), costs.new_zeros(1)]), torch.cat([reach, reach.new_zeros(1)])
-    arriving = torch.cat([costs, costs.new_zeros(1)])
-    for group in reversed(groups):
-        here = group.to(costs.device)
-        then = near[:, here]
-        chance = ((extended[then] - arriving[then] - reach[here]) / gamma).exp()
-        result[here] += torch.where(result[then] == 0, 0.0, result[then] * chance).sum(0)
-    return result[:total]
+    diagonal, at = row + column, torch.arange(total, device="cpu")
+    order = diagonal.argsort(stable=True)
+    rank, ordered = order.argsort(), costs[order.to(costs.device)]
+    # The ranks of the three neighbours; -1 for one that does not exist, and -2 for the begin of a path.
+    exists = torch.stack([row > 0, column > 0, (row > 0) & (column > 0)])
+    near = rank[(at - torch.stack([columns, torch.ones_like(at), columns + 1])).clamp(min=0)].masked_fill(~exists, -1)
+    near[2, place == 0] = -2
+    edge, end = costs.new_tensor([0.0, math.inf]), 0
+    reach = [costs[:0], costs[:0]]
+    for count in diagonal.bincount().tolist():
+        known = torch.cat([edge, *reach[-2:]])
+        here = near[:, order[end : end + count]]
+        index = torch.where(here < 0, here + 2, here - end + len(known)).to(costs.device)
+        reach.append(ordered[end : end + count] - gamma * torch.logsumexp(-known[index] / gamma, 0))
+        end += count
+    ends = torch.cat([rank, torch.tensor([total], device="cpu")])[sizes.cumsum(0) - 1]
+    return torch.cat([*reach, edge[:1]])[ends.to(costs.device)]
 
 
 # -- edit distance -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ShapeError
-from raglane.kernels.cpu.prefixes import Beam
+from raglane.kernels.cpu.transduction import Beam
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.ragged import Ragged
 from raglane.segments import IntArray
@@ -81,8 +81,7 @@ class _Search:
         """Return the new prefixes of a step: the place in the beam, and the token."""
         settings, known = self.settings, {prefix.tokens for prefix in self.prefixes}
         allowed = [token for token, value in enumerate(row) if token != settings.blank and value > _NEVER]
-        allowed = sorted((token for token in allowed if row[token] >= settings.least), key=lambda token: -row[token])
-        chosen = allowed[: settings.tokens_per_step]
+        chosen = sorted(allowed, key=lambda token: -row[token])[: settings.tokens_per_step]
         places = enumerate(self.prefixes)
         return [(place, token) for place, one in places for token in chosen if (*one.tokens, token) not in known]
 

@@ -113,8 +113,14 @@ class Transcribe(Task):
             if odd:
                 found = f"labels that only the validation part has: {len(odd):,}, in {count_of(odd.total(), 'place')}"
                 lines.append(f"{found}; they are left out of the loss, and are errors of any prediction")
-        if settings.decoder_name == "ctc" and training.is_in_memory and training.targets is not None:
-            lines += _too_short(training)
+        count, got = too_short(training) if settings.decoder_name == "ctc" else (0, "")
+        if count:
+            split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
+            fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
+            if count == len(training):
+                rule = "data with at least one element per label, and one more between equal labels, for CTC"
+                raise DataError(message("data", got, rule, fix))
+            lines.append(f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}")
         return lines
 
 
@@ -124,21 +130,20 @@ def _labels(records: Dataset) -> Iterator[str]:
         yield from labels
 
 
-def _too_short(training: Dataset) -> list[str]:
-    """Return a line on sequences without an alignment: with fewer elements than labels and repeated labels."""
-    assert training.targets is not None  # noqa: S101
+def too_short(training: Dataset) -> tuple[int, str]:
+    """Return the number of training sequences whose targets CTC cannot write, also as a text; 0 for data on disk.
+
+    They have fewer elements than labels and repeated labels.
+    """
+    if not training.is_in_memory or training.targets is None:
+        return 0, ""
     needed = [len(own) + sum(a == b for a, b in pairwise(own)) for own in training.targets.values]
     short = [row for row, (most, least) in enumerate(zip(training.element_counts, needed, strict=True)) if most < least]
     if not short:
-        return []
+        return 0, ""
     first = training.records.describe_row(short[0])
-    got = f"{len(short):,} of {count_of(len(training), 'training sequence')} with fewer elements than labels ({first})"
-    split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
-    fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
-    if len(short) == len(training):
-        rule = "data with at least one element per label, and one more between equal labels, for CTC"
-        raise DataError(message("data", got, rule, fix))
-    return [f"{got}: CTC cannot write their targets, and they are left out of the loss; {fix}"]
+    of = f"{count_of(len(training), 'training sequence')} with fewer elements than labels ({first})"
+    return len(short), f"{len(short):,} of {of}"
 
 
 def sequences_of(batch: Batch) -> Ragged:
