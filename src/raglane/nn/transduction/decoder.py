@@ -207,7 +207,8 @@ class AttentionDecoder(nn.Module):
             def penalty(state: dict[str, Any]) -> Tensor:
                 # Weights may underflow to 0.
                 logs = state["covered"].clamp(1e-30, 1).log().masked_fill(~state["mask"], 0)
-                return coverage * logs.sum(1) + (own(state) if own else 0)
+                penalties: Tensor = coverage * logs.sum(1) + (own(state) if own else 0)
+                return penalties
 
             options["penalty"] = penalty
         with torch.no_grad():
@@ -292,9 +293,9 @@ class AttentionDecoder(nn.Module):
 
     def _stepped(self, memory: Ragged, inputs: Ragged, state: dict[str, Any], draws: float) -> Tensor:
         """Return the vectors ``a`` of all steps in a loop, in which the items with the most tokens are the first."""
-        packed = inputs.to_packed()
-        items, keys = packed.sorted_indices.tolist(), self.attention.keys(memory.values)
-        state = pytree.tree_map(lambda part: part[packed.sorted_indices], state)
+        packed, keys = inputs.to_packed(), self.attention.keys(memory.values)
+        order: Any = packed.sorted_indices
+        items, state = order.tolist(), pytree.tree_map(lambda part: part[order], state)
         attended = [memory.values.new_zeros(0, self.hidden_size)]
         for tokens in packed.data.split(packed.batch_sizes.tolist()):
             size = tokens.shape[0]
