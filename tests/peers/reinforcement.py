@@ -88,7 +88,7 @@ def skrl() -> Example:
             self.lstm = torch.nn.LSTM(6, 32, batch_first=True)
             self.head = torch.nn.Linear(32, 1)
 
-        def compute(self, inputs: Any, **_: str) -> Any:
+        def compute(self, inputs: Any, *_: Any) -> Any:
             output, _ = self.lstm(inputs["observations"])
             return self.head(output), {}
 
