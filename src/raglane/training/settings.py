@@ -154,7 +154,7 @@ class ModelSettings:
         "number, in their order; attention: any number, in any order.",
         MODEL,
         choices=DECODERS,
-        unset="for transcribe ctc, or attention if a sequence has fewer elements than labels",
+        unset="ctc for transcribe",
     )
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel, Tag
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.numbers import Forecast, Regress
-from raglane.training.tasks.transcribe import Transcribe, too_short
+from raglane.training.tasks.transcribe import Transcribe
 
 __all__ = ["TASKS", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]
 
@@ -44,16 +44,11 @@ CHUNKS = 20, 100
 
 
 def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
-    """Choose the decoder, loss, chunks, epochs and schedule that were left to the data; return lines about them.
+    """Choose the loss, chunks, epochs and learning rate schedule that were left to the data; return lines about them.
 
     With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of a longer one.
     """
     notes = []
-    if settings.task == "transcribe" and settings.decoder is None:
-        count, got = too_short(training)
-        settings = replace(settings, decoder="attention" if count else "ctc")
-        if count:
-            notes.append(f"decoder: attention, because of {got}; {argument('decoder')} chooses")
     if settings.task == "forecast" and settings.loss is None and _is_binary(training):
         settings = replace(settings, loss="bce")
         notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {argument('loss', 'mse')}")

@@ -113,7 +113,7 @@ class Transcribe(Task):
             if odd:
                 found = f"labels that only the validation part has: {len(odd):,}, in {count_of(odd.total(), 'place')}"
                 lines.append(f"{found}; they are left out of the loss, and are errors of any prediction")
-        count, got = too_short(training) if settings.decoder_name == "ctc" else (0, "")
+        count, got = _too_short(training) if settings.decoder_name == "ctc" else (0, "")
         if count:
             split, decoder = argument("split", "characters", of="Columns"), argument("decoder", "attention")
             fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
@@ -130,7 +130,7 @@ def _labels(records: Dataset) -> Iterator[str]:
         yield from labels
 
 
-def too_short(training: Dataset) -> tuple[int, str]:
+def _too_short(training: Dataset) -> tuple[int, str]:
     """Return the number of training sequences whose targets CTC cannot write, also as a text; 0 for data on disk.
 
     They have fewer elements than labels and repeated labels.
