@@ -182,7 +182,7 @@ class Transducer(nn.Module):
             max_symbols: the most tokens of a frame; 1 for a model that was trained with ``one_symbol_per_frame``.
 
         Returns:
-            One hypothesis per item: its new tokens, ``times`` since the beginning of the stream and ``confidences``,
+            One hypothesis per item, with its new tokens, ``times`` since the beginning of the stream, ``confidences``,
             and as score the log-probability of the emissions. And the new state, tensors of B rows.
 
         Raises:
