@@ -241,3 +241,19 @@ TOKEN = rl.Ragged.from_flat(torch.zeros(5, dtype=torch.int64, device="cpu"), len
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with torch.device("cpu"), pytest.raises(error, match=says):
         call()
+
+
+@pytest.mark.parametrize("call", [rl.nn.pairs, rl.nn.soft_dtw])
+def test_pairs_that_do_not_fit_into_memory(call: Callable[..., Any]) -> None:
+    long = rl.Ragged([torch.empty(10**7)])
+    with pytest.raises(rl.errors.ArgumentError, match="100,000,000,000,000 pairs of elements, which needs"):
+        call(long, long)
+
+
+def test_alignments_and_attention_that_do_not_fit_into_memory() -> None:
+    frames, labels = rl.Ragged([torch.empty(10**7, 1)]), rl.Ragged([torch.ones(10**7, dtype=torch.int64)])
+    states = rl.Ragged([torch.empty(10**7 + 1, 1)])
+    with pytest.raises(rl.errors.ArgumentError, match="memory must be at most"):
+        rl.nn.rnnt_loss(frames, states, labels, torch.nn.Linear(1, 2))
+    with pytest.raises(rl.errors.ArgumentError, match="memory must be at most"):
+        rl.nn.AttentionDecoder(2, 1, 4)(frames, labels)

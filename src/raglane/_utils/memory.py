@@ -7,6 +7,8 @@ import mmap
 import os
 from pathlib import Path
 
+from torch import Tensor
+
 from raglane._utils.messages import message
 from raglane.errors import ArgumentError
 
@@ -29,6 +31,13 @@ def check_memory(what: str, needed: int, fix: str, available: float | None = Non
     if needed > most:
         rule = f"at most the {most:,.0f} bytes that are available"
         raise ArgumentError(message("memory", f"{what}, which needs {needed:,} bytes", rule, fix))
+
+
+def check_pairs(left: Tensor, right: Tensor, each: int) -> None:
+    """Raise if ``each`` bytes per pair of elements do not fit; ``left`` and ``right`` are lengths on the host, (B,)."""
+    pairs = int((left * right).sum())
+    if each * pairs >= 1 << 30:  # the available memory is read from a file
+        check_memory(f"{pairs:,} pairs of elements", each * pairs, "pass fewer or shorter sequences at once")
 
 
 def mapped_bytes() -> int:

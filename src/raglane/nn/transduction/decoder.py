@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from raglane._utils import checks
+from raglane._utils.memory import check_pairs
 from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.encoder import layer_class, made
@@ -283,6 +284,8 @@ class AttentionDecoder(nn.Module):
         self._check(memory)
         check_labels(targets, memory, "memory")
         check_classes(targets, self.num_tokens, self.end, "end")
+        if memory.values.is_cpu and not torch.compiler.is_compiling():
+            check_pairs(memory.host_lengths, targets.host_lengths + 1, memory.values.itemsize)
         inputs = self._ends(targets).concat(targets).map(Tensor.long)
         draws = self.scheduled_sampling if self.training else 0.0
         if self.input_feeding or draws or self.attention.kernel is not None:

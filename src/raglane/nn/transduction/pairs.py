@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind, check_number
+from raglane._utils.memory import check_pairs
 from raglane._utils.messages import message
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentTypeError, ShapeError
@@ -44,6 +45,8 @@ def pairs(a: Ragged, b: Ragged) -> Ragged:
         [11.0, 21.0, 12.0, 22.0, 33.0]
     """
     _check_both(a, b)
+    if a.values.is_cpu and not torch.compiler.is_compiling():
+        check_pairs(a.host_lengths, b.host_lengths, 16)
     lengths = a.host_lengths * b.host_lengths
     total = int(lengths.sum())
     offsets = segments.offsets_from_lengths(lengths).to(a.device, non_blocking=True)
@@ -104,6 +107,8 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
         got = f"elements of shape {tuple(b.features)}"
         raise ShapeError(message("b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"))
     gamma = check_number("gamma", gamma, "finite and above 0", lambda given: 0 < given < math.inf)
+    if a.values.is_cpu:
+        check_pairs(a.host_lengths, b.host_lengths, 16)
     size = math.prod(a.features)
     rows = [part.map(lambda values: values.reshape(len(values), size)).to_list() for part in (a, b)]
     # Through products the difference of close elements would be lost.

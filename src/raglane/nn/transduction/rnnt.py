@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_kind, check_number, check_whole
+from raglane._utils.memory import check_pairs
 from raglane._utils.messages import message, quote
 from raglane._utils.tracing import never_traced
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -106,6 +107,8 @@ def rnnt_loss(
     fastemit = check_number("fastemit", fastemit, "a finite number of at least 0", lambda value: 0 <= value < 1e9)
     blank = check_whole("blank", blank)
     frames = _check(encoder, predictor, targets, joint, blank)
+    if encoder.values.is_cpu:  # emissions, shares and the variables of the recursion
+        check_pairs(frames, targets.host_lengths + 1, 24)
     alignments = Alignments(frames, targets.host_lengths, _following(targets, blank), blank, flag, fastemit)
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
