@@ -1,0 +1,171 @@
+"""Runs programs on a GPU: makes the kernel of a program when it is first used, and launches it.
+
+Nothing waits for the device. The kernel and its configuration depend on the program alone, and no row reads another's
+numbers, so the results of a sequence have the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raglane.kernels.triton.printer import Kernel, kernel_of
+from raglane.programs.lower import Lowered
+from raglane.programs.program import Block, Instruction, Operand, Program, Weight
+
+_KINDS = ("element", "sequence", "state", "vector")
+
+
+class Compiled(NamedTuple):
+    """A kernel, the program of the products before it, and the tables that it reads."""
+
+    kernel: Kernel
+    function: Any
+    before: Program | None
+    tables: dict[torch.device, list[Tensor]]
+
+
+@lru_cache(maxsize=256)
+def compiled(program: Program, ascending: bool) -> Compiled:
+    """Return the kernel of a program; raises Refused with the reason if there is none."""
+    kernel = kernel_of(program, ascending)
+    before = _products(program, kernel.before) if kernel.before else None
+    return Compiled(kernel, function_of(kernel.text), before, {})
+
+
+def function_of(text: str) -> Any:
+    """Return a kernel as a function of Triton, which reads its source by its name."""
+    import triton
+    import triton.language
+
+    from raglane.kernels.triton import functions
+
+    name = f"<raglane kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    names: dict[str, Any] = {"tl": triton.language, "f": functions, "__name__": __name__}
+    exec(compile(text, name, "exec"), names)
+    return triton.jit(names["kernel"])
+
+
+def _products(program: Program, chosen: tuple[int, ...]) -> Program:
+    """Return a program without states whose outputs are the results of some products."""
+    blocks, instructions, outputs = list(program.blocks), [], []
+    for index in chosen:
+        instruction = program.instructions[index]
+        blocks.append(Block("local", instruction.width))
+        place = Operand(len(blocks) - 1)
+        instructions.append(replace(instruction, results=(place,)))
+        outputs.append((place, instruction.width))
+    blocks = [replace(block, kind="local", index=0) if block.kind == "state" else block for block in blocks]
+    return Program(tuple(blocks), program.weights, tuple(instructions), tuple(outputs), ())
+
+
+def run(
+    program: Program,
+    *,
+    offsets: Tensor | None,
+    ascending: bool = True,
+    elements: Sequence[Tensor] = (),
+    sequences: Sequence[Tensor] = (),
+    states: Sequence[Tensor] = (),
+    vectors: Sequence[Tensor] = (),
+    weights: Sequence[Tensor] = (),
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run a program on a ragged batch; return its outputs ``(N, width)`` and the final states ``(B, width)``.
+
+    All numbers are float32. ``weights`` are ``(groups, depth, rows)``, transposed in comparison with those of the cpu
+    kernels, and contiguous. ``offsets`` are read only if the program has states.
+    """
+    made = compiled(program, ascending)
+    like, count = elements[0], elements[0].shape[0]
+    given = [_rows(part) for part in elements]
+    if made.before is not None:
+        products, _ = run(made.before, offsets=None, elements=elements, vectors=vectors, weights=weights)
+        given += [_rows(part) for part in products]
+    outputs = [like.new_empty(count, width) for _, width in program.outputs]
+    rows, order = count, []
+    if program.next_states:
+        assert offsets is not None
+        rows = offsets.shape[0] - 1
+        order = [offsets.diff().argsort(descending=True, stable=True), offsets]
+    finals = [like.new_empty(rows, width) for width in program.given("state")]
+    blocks = -(-rows // made.kernel.rows)
+    if not blocks:
+        return outputs, finals
+    rest = [part for own in (sequences, states) for part in map(_rows, own)]
+    strided = [item for part in (*given, *rest) for item in (part, part.stride(0))]
+    scratch = like.new_empty(max(1, blocks * made.kernel.scratch))
+    arguments = [rows, *order, *strided, *vectors, *weights, *_tables(made, like.device), *outputs, *finals, scratch]
+    precision = "tf32" if like.is_cuda and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    made.function[(blocks,)](*arguments, precision, num_warps=made.kernel.warps)
+    return outputs, finals
+
+
+def _rows(part: Tensor) -> Tensor:
+    return part if part.stride(-1) == 1 or part.shape[-1] == 1 else part.contiguous()
+
+
+def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
+    if device not in made.tables:
+        made.tables[device] = [torch.tensor(table, dtype=torch.int32, device=device) for table in made.kernel.tables]
+    return made.tables[device]
+
+
+# ---- the operations of the program backend ----------------------------------------------------------------------------
+
+
+def run_lowered(
+    lowered: Lowered,
+    offsets: Tensor,
+    ascending: bool,
+    given: Mapping[int, Tensor],
+    weights: Sequence[Tensor],
+    over: Mapping[int, Tensor] = {},  # noqa: ARG001 (another thread may still read the row that an output overwrites)
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Run the program of a lowered graph, whose inputs are ``given`` by node; see :func:`run`."""
+    parts = [[given[node] for node in lowered.given.get(kind, ())] for kind in _KINDS]  # type: ignore[call-overload]
+    turned = [(weights[index] if turned else weights[index].mT).contiguous() for index, turned in lowered.weights]
+    elements, sequences, states, vectors = parts
+    return run(
+        lowered.program,
+        offsets=offsets,
+        ascending=ascending,
+        elements=elements,
+        sequences=sequences,
+        states=states,
+        vectors=vectors,
+        weights=turned,
+    )
+
+
+def times(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
+    groups, width, depth = weight.shape
+    outputs, _ = run(_product(groups, width, depth), offsets=None, elements=[rows], weights=[weight.mT.contiguous()])
+    return outputs[0]
+
+
+@lru_cache(maxsize=256)
+def _product(groups: int, width: int, depth: int) -> Program:
+    columns = groups * width
+    blocks = Block("element", groups * depth), Block("local", columns)
+    product = Instruction("product", (Operand(1),), (Operand(-1), Operand(0)), columns, weight=0)
+    return Program(blocks, (Weight(groups, width, depth),), (product,), ((Operand(1), columns),), ())
+
+
+def outer_products(
+    left: Tensor, right: Tensor | None, *, groups: int = 1, sums: bool = False
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the sums over the elements of the outer products of their rows, and of the rows of ``left``."""
+    total = left.sum(0) if sums else None
+    if right is None:
+        return None, total
+    one, other = (part.unflatten(1, (groups, -1)).transpose(0, 1) for part in (left, right))
+    return one.mT @ other, total
