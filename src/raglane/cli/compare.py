@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raglane._utils.messages import message, quote, shorten
+from raglane._utils.messages import quote, shorten
 from raglane.cli import console, options
 from raglane.cli.options import option
 from raglane.errors import ArgumentError
@@ -93,7 +93,7 @@ def _check_outputs(places: Sequence[Path], suffixes: str) -> None:
     for place in places:
         if place.suffix.lower() not in re.findall(r"\.\w+", suffixes):
             rule = f"a file with one of the suffixes {suffixes}"
-            raise ArgumentError(message("output", quote(str(place)), rule, "change the suffix"))
+            raise ArgumentError("output", quote(str(place)), rule, "change the suffix")
         check_new_file("output", place)
 
 
@@ -172,7 +172,7 @@ def parts_of(option: str, text: str) -> list[str]:
     """Split a comma-separated list, and remove duplicates."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ArgumentError(message(option, quote(text), "a comma-separated list", "leave no entry empty"))
+        raise ArgumentError(option, quote(text), "a comma-separated list", "leave no entry empty")
     return list(dict.fromkeys(parts))
 
 
@@ -183,7 +183,7 @@ def pick(option: str, text: str, known: Collection[str]) -> list[str]:
         return list(known)
     for part in parts:
         if part not in known:
-            raise ArgumentError(message(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these"))
+            raise ArgumentError(option, quote(part), f"one of {', '.join(known)}, or all", "pass one of these")
     return parts
 
 
@@ -195,5 +195,5 @@ def size_of(text: str) -> Size:
     numbers = [int(number) for number in match.groups()] if match else []
     if not numbers or not all(1 <= number <= _MOST for number in numbers):
         rule = f"sequences x units x features, with each number from 1 to {_MOST:,}"
-        raise ArgumentError(message("sizes", quote(text), rule, "pass e.g. 64x256x256"))
+        raise ArgumentError("sizes", quote(text), rule, "pass e.g. 64x256x256")
     return Size(*numbers)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raglane._utils.messages import count_of, message, quote, require
+from raglane._utils.messages import count_of, quote, require
 from raglane.cli import console, options
 from raglane.cli.models import tell_skipped
 from raglane.cli.options import argument, option
@@ -64,7 +64,7 @@ def convert(
     *inputs, output = places
     if not inputs:
         rule, fix = "data to read, and a folder to write", f"pass both: raglane convert {output} OUT"
-        raise ArgumentError(message("IN... OUT", f"only {output}", rule, fix))
+        raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))
     with progress_bar(quiet) as progress:
@@ -189,10 +189,10 @@ def _check_outputs(data: Path | None, **places: Path | None) -> None:
         check_new_file(name, path)
         if data is not None and _is_same(path, data):
             got = f"{quote(str(path))}, the file of the data"
-            raise ArgumentError(message(name, got, "another file than the data", "name another file"))
+            raise ArgumentError(name, got, "another file than the data", "name another file")
     if len(outputs) == 2 and _is_same(*outputs.values()):
         got = f"{quote(str(outputs['json']))}, which is the page"
-        raise ArgumentError(message("json", got, "another file than the page", "name another file"))
+        raise ArgumentError("json", got, "another file than the page", "name another file")
     if "html" in outputs:
         for module in ("altair", "vl_convert", "matplotlib"):
             require(module, "report")

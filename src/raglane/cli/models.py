@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from raglane._utils.messages import count_of, message, quote
+from raglane._utils.messages import count_of, quote
 from raglane.cli import console, options
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
@@ -258,7 +258,7 @@ def predict(
     if engine != "processes":
         if escape_formulas:
             got, rule = f"True, with the engine {engine}", "False, because a cluster writes Parquet"
-            raise ArgumentError(message("escape_formulas", got, rule, "leave it out"))
+            raise ArgumentError("escape_formulas", got, rule, "leave it out")
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more, quiet)
         return
@@ -308,15 +308,15 @@ def _on_ray(
 ) -> None:
     """Predict Parquet files on a Ray cluster."""
     if engine not in ENGINES:
-        raise ArgumentError(message("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out"))
+        raise ArgumentError("engine", quote(engine), f"one of {', '.join(ENGINES)}", "leave it out")
     if data is None:
-        raise ArgumentError(message("data", "nothing", "Parquet files for the engine ray", "pass DATA"))
+        raise ArgumentError("data", "nothing", "Parquet files for the engine ray", "pass DATA")
     if output is None:
-        raise ArgumentError(message("output", "nothing", "a folder for the engine ray", "pass --output FOLDER"))
+        raise ArgumentError("output", "nothing", "a folder for the engine ray", "pass --output FOLDER")
     if named:
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
-        raise ArgumentError(message(name, quote(named[name]), rule, "leave it out"))
+        raise ArgumentError(name, quote(named[name]), rule, "leave it out")
     from raglane.runs.on_ray import predict_on_ray
     from raglane.runs.run import load
 

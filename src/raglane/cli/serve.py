@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raglane._utils.files import read_file
-from raglane._utils.messages import message, quote, require
+from raglane._utils.messages import quote, require
 from raglane.cli import console, options
 from raglane.cli.options import option
 from raglane.errors import ArgumentError
@@ -91,14 +91,14 @@ def serve(
     for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
         require(module, "serve")
     if not 0 <= port < 2**16:
-        raise ArgumentError(message("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000"))
+        raise ArgumentError("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000")
     if not 0 <= drain < float("inf"):
-        raise ArgumentError(message("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"))
+        raise ArgumentError("drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30")
     secret = _token(token_file)
     names = [run.resolve().parent.name if run.resolve().name == "best" else run.resolve().name for run in runs]
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise ArgumentError(message("RUN", f"two named {quote(name)}", "folders of different names", "rename one"))
+            raise ArgumentError("RUN", f"two named {quote(name)}", "folders of different names", "rename one")
     import torch
 
     from raglane.runs.run import load
@@ -141,12 +141,12 @@ def _token(file: Path | None) -> str | None:
             text = read_file(file).decode().strip()
         except (OSError, ValueError) as error:
             got = f"{file}: {getattr(error, 'strerror', None) or 'no text'}"
-            raise ArgumentError(message("token_file", got, "a file with a token", "name another file")) from error
+            raise ArgumentError("token_file", got, "a file with a token", "name another file") from error
     if text is None or (file is None and not text):
         return None
     if not (text.isascii() and text.isprintable() and text and " " not in text and len(text) <= _LONGEST_TOKEN):
         got = f"{len(text)} characters" if text else "nothing"
-        raise ArgumentError(message(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones"))
+        raise ArgumentError(name, got, "a token of visible ASCII characters", "write e.g. 32 random ones")
     return text
 
 
@@ -158,7 +158,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         got, rule = f"{host}:{port} ({reason})", "a free port of an address of this machine"
-        raise ArgumentError(message("port", got, rule, "pass another --port or --host")) from error
+        raise ArgumentError("port", got, rule, "pass another --port or --host") from error
 
 
 def _run(app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any) -> int:

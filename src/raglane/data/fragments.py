@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import message, quote, quote_all
+from raglane._utils.messages import quote, quote_all
 from raglane.data.records import TASKS, Columns, Feature, Records, Targets, kinds_of
 from raglane.data.statistics import Statistics
 from raglane.errors import DataError
@@ -98,7 +98,7 @@ class Layout:
                 got = f"{name}: {here} from {records.describe_row(0)} on, after {before}"
                 rule = "data with one schema for all files and rows"
                 fix = "convert the other data separately, or change its schema"
-                raise DataError(message(f"{records.source}", got, rule, fix))
+                raise DataError(f"{records.source}", got, rule, fix)
 
     def to_config(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -146,7 +146,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
         got = f"labels that are {' and '.join(kinds)}, after {' and '.join(before)}"
         got += f" in {first}" if first and first != source else ""
         rule = "data with labels of one kind in all files"
-        raise DataError(message(source, got, rule, "write them in one way, or read the files separately"))
+        raise DataError(source, got, rule, "write them in one way, or read the files separately")
 
 
 @dataclass(frozen=True, eq=False)

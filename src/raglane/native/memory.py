@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
@@ -66,7 +65,7 @@ def contiguous(name: str, part: Tensor) -> Tensor:
     except NO_MEMORY:
         pass  # the error is raised below
     rule, fix = "a tensor with storage, which C can read", "pass a plain tensor, or choose backend='reference'"
-    raise ShapeError(message(name, f"a {type(part).__name__} without storage", rule, fix))
+    raise ShapeError(name, f"a {type(part).__name__} without storage", rule, fix)
 
 
 def address(tensor: Tensor | None) -> int:
@@ -82,12 +81,12 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
     except NO_MEMORY:
         pass  # the error is raised below
     if not isinstance(part, Tensor):
-        raise ArgumentTypeError(message(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor"))
+        raise ArgumentTypeError(name, f"a {type(part).__name__}", f"a tensor {shape}", "pass a tensor")
     check_dense(name, part)
     if tuple(part.shape) != shape or part.dtype not in dtypes or not part.is_cpu:
         got = f"shape {tuple(part.shape)}, {part.dtype}, on {part.device}"
         rule = f"{shape}, {' or '.join(map(str, dtypes))}, on cpu"
-        raise ShapeError(message(name, got, rule, "pass the tensors for which the program was made"))
+        raise ShapeError(name, got, rule, "pass the tensors for which the program was made")
     check_storage(name, part)
     return contiguous(name, part).clone(memory_format=torch.contiguous_format)
 

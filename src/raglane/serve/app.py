@@ -113,7 +113,7 @@ def create_app(
         >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
     """
     if not models:
-        raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
+        raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
     own = {"slots": 1000, "idle": 300, **options}
@@ -215,7 +215,7 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
     served = server.named(body.model)
     options = body.model_dump(include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True)
     if (body.table is None) == (body.sequences is None):
-        raise ArgumentError(message("sequences", "none or both", "given, or a table", "pass one of them"))
+        raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")
     if body.table is not None:
         columns = await served.table(body.table, options)
     else:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.errors import ClosedError
 
 
@@ -33,7 +32,7 @@ class Stream:
 
     def _open_slot(self) -> int:
         if self._slot < 0:
-            raise ClosedError(message("stream", self._closed_as, "an open stream", "open another one"))
+            raise ClosedError("stream", self._closed_as, "an open stream", "open another one")
         return self._slot
 
     def _end(self, reason: str) -> None:

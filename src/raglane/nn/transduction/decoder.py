@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.nn.encoder import layer_class, made
 from raglane.nn.losses.ctc import check_classes, check_labels
@@ -126,7 +125,7 @@ class AttentionDecoder(nn.Module):
         )
         if self.recurrent.bidirectional:
             rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
-            raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
+            raise ArgumentTypeError("cell", "a bidirectional layer", rule, fix)
         size = hidden_size if attention_size is None else checks.check_count("attention_size", attention_size)
         taps = checks.check_count("attention_width", attention_width)
         query_size = self.recurrent.output_size
@@ -319,5 +318,5 @@ class AttentionDecoder(nn.Module):
         checks.check_kind("memory", memory, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if memory.values.dim() != 2 or memory.values.shape[1] != self.memory_size:
             got, rule = f"elements of shape {tuple(memory.features)}", f"memory_size = {self.memory_size} features"
-            raise ShapeError(message("memory", got, rule, "pass an encoder's output of this size"))
+            raise ShapeError("memory", got, rule, "pass an encoder's output of this size")
         checks.check_fits("memory", memory.values, self.head.weight)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
@@ -20,11 +19,11 @@ def as_tokens(name: str, given: Any, count: int | None = None) -> Ragged:
     if batch is None or is_real or batch.dtype is torch.bool or batch.values.dim() != 1:
         got = type(given).__name__ if batch is None else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
         rule, fix = "a Ragged of tokens, (N,) of an integer dtype", "wrap them with rl.Ragged(list_of_tokens)"
-        raise ArgumentTypeError(message(name, got, rule, fix))
+        raise ArgumentTypeError(name, got, rule, fix)
     values = batch.values.detach().to("cpu", torch.int64).contiguous()
     if count is not None:
         lowest, highest = map(int, values.aminmax())
         if lowest < 0 or highest >= count:
             got = f"token {lowest if lowest < 0 else highest}"
-            raise ArgumentError(message(name, got, f"tokens from 0 to {count - 1}", "check how tokens are numbered"))
+            raise ArgumentError(name, got, f"tokens from 0 to {count - 1}", "check how tokens are numbered")
     return Ragged.from_flat(values, lengths=batch.host_lengths)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_fits, check_kind
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.encoder import layer_class, made
 from raglane.nn.losses.ctc import check_classes, check_labels
@@ -89,7 +89,7 @@ class Transducer(nn.Module):
         self.encoder_size = check_count("encoder_size", encoder_size)
         if isinstance(blank, bool) or not isinstance(blank, int) or not 0 <= blank < num_tokens:
             rule = f"a token from 0 to num_tokens - 1 = {num_tokens - 1}"
-            raise ArgumentError(message("blank", quote(blank), rule, "count it in num_tokens"))
+            raise ArgumentError("blank", quote(blank), rule, "count it in num_tokens")
         self.blank = blank
         width = check_count("hidden_size", hidden_size) if embedding is None else check_count("embedding", embedding)
         self.embedding = nn.Embedding(num_tokens, width, **placed)
@@ -105,7 +105,7 @@ class Transducer(nn.Module):
         )
         if self.recurrent.bidirectional:
             rule, fix = "a layer of one direction, because later tokens are unknown", "leave bidirectional out"
-            raise ArgumentTypeError(message("cell", "a bidirectional layer", rule, fix))
+            raise ArgumentTypeError("cell", "a bidirectional layer", rule, fix)
         size = hidden_size if joint_size is None else check_count("joint_size", joint_size)
         self.frame = nn.Linear(encoder_size, size, **placed)
         self.state = nn.Linear(self.recurrent.output_size, size, bias=False, **placed)
@@ -252,7 +252,7 @@ class Transducer(nn.Module):
         check_kind("frames", frames, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if frames.values.dim() != 2 or frames.values.shape[1] != self.encoder_size:
             got, rule = f"elements of shape {tuple(frames.features)}", f"encoder_size = {self.encoder_size} features"
-            raise ShapeError(message("frames", got, rule, "pass an encoder's output of this size"))
+            raise ShapeError("frames", got, rule, "pass an encoder's output of this size")
         check_fits("frames", frames.values, self.joint.weight)
 
     def _checked_state(self, state: Any, count: int) -> Predicted:
@@ -261,7 +261,7 @@ class Transducer(nn.Module):
         wrong = [part for part in state if not isinstance(part, Tensor) or part.dim() == 0 or part.shape[0] != count]
         if wrong or len(state) != 2 + len(self.recurrent.state_sizes):
             got = quote([tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in state])
-            raise ShapeError(message("state", got, f"tensors with one row for each of the {count} items", fix))
+            raise ShapeError("state", got, f"tensors with one row for each of the {count} items", fix)
         return state  # type: ignore[no-any-return]
 
 
