@@ -145,11 +145,8 @@ class Path(Generic[T]):
             [1, 2, 4]
         """
         if not callable(function):
-            raise ArgumentTypeError(
-                "function", type(function).__name__, "a function of one value", "pass e.g. str.upper"
-            )
-        result: T = _Update(self.__root, self.__steps, function).of(self.__root, ())
-        return result
+            raise ArgumentTypeError("function", type(function).__name__, "a function of one value", "pass str.upper")
+        return _Update(self.__root, self.__steps, function).of(self.__root, ())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path, (self.__root, self.__steps)

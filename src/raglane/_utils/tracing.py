@@ -66,8 +66,7 @@ def is_exporting() -> bool:
 
 @constant_when_traced
 def _traced_transforms_active() -> bool:
-    active: bool = torch._C._are_functorch_transforms_active()
-    return active
+    return torch._C._are_functorch_transforms_active()
 
 
 def are_transforms_active() -> bool:

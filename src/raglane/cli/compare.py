@@ -21,27 +21,24 @@ if TYPE_CHECKING:
 
 _MOST = 2**20
 
-_Runs = Annotated[
-    list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
-]
-_Outputs = Annotated[
-    list[Path] | None,
-    option(
-        "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
-        options.RUN,
-        "--output",
-        "-o",
-        parser=options.path,
-        show_default="none",
-    ),
-]
-
 
 @options.command
 def compare(
-    runs: _Runs,
+    runs: Annotated[
+        list[Path], typer.Argument(parser=options.path, metavar="RUN...", help="Folders of runs.", show_default=False)
+    ],
     *,
-    output: _Outputs = None,
+    output: Annotated[
+        list[Path] | None,
+        option(
+            "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
+            options.RUN,
+            "--output",
+            "-o",
+            parser=options.path,
+            show_default="none",
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare runs: their differing settings, results and training times.
@@ -104,34 +101,29 @@ def _to_bytes(place: Path, tables: Sequence[Table]) -> bytes:
     return as_csv(tables) if place.suffix.lower() == ".csv" else as_markdown(tables).encode()
 
 
-_Cells = Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")]
-_Sizes = Annotated[str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")]
-_Lengths = Annotated[
-    Path | None,
-    typer.Option(
-        "--lengths",
-        parser=options.path,
-        metavar="FILE",
-        help="Text file with one sequence length per line.",
-        show_default="lognormal, 30 on average",
-    ),
-]
-_Modes = Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")]
-_Output = Annotated[
-    Path | None,
-    option(
-        "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
-    ),
-]
-
-
 @options.command
 def bench(
-    lengths: _Lengths = None,
-    sizes: _Sizes = "8x64x64,32x128x128,64x256x256",
-    cells: _Cells = "all",
-    modes: _Modes = "all",
-    output: _Output = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            "--lengths",
+            parser=options.path,
+            metavar="FILE",
+            help="Text file with one sequence length per line.",
+            show_default="lognormal, 30 on average",
+        ),
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option(metavar="BxHxD,...", help="Sizes: sequences per batch x hidden units x features.")
+    ] = "8x64x64,32x128x128,64x256x256",
+    cells: Annotated[str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")] = "all",
+    modes: Annotated[str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")] = "all",
+    output: Annotated[
+        Path | None,
+        option(
+            "File for the table (.md or .csv).", options.RUN, "--output", "-o", parser=options.path, show_default="none"
+        ),
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.

@@ -195,13 +195,6 @@ def _print_best(result: TrainingResult, settings: Settings, quiet: bool, say: Ca
         console.complain(f"raglane: warning: {doubt}")
 
 
-_Trials = Annotated[int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)]
-_Minutes = Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")]
-_Out = Annotated[
-    Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
-]
-
-
 @options.command
 def tune(
     data: options.Data = None,
@@ -210,9 +203,13 @@ def tune(
     format: options.Format = None,
     test: options.Test = None,
     validation: options.Validation = None,
-    trials: _Trials = 30,
-    minutes: _Minutes = None,
-    out: _Out = None,
+    trials: Annotated[
+        int, option("Trials in total, including earlier calls and other processes.", options.TRAINING)
+    ] = 30,
+    minutes: Annotated[float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")] = None,
+    out: Annotated[
+        Path | None, option("Folder of the study.", parser=options.path, show_default="runs/tune-<data>-<task>")
+    ] = None,
     choices: options.Choices,
     config: options.Config = None,
     show_config: options.ShowConfig = False,

@@ -219,8 +219,7 @@ def _tuples(samples: Sequence[tuple[Any, ...]], field: str) -> tuple[Any, ...]:
     # ``_make``, because a named tuple may redefine ``__new__``.
     kind: Any = type(first)
     make = tuple if names is None else kind._make
-    batch: tuple[Any, ...] = make(entries)
-    return batch
+    return make(entries)
 
 
 def _mappings(samples: Sequence[Mapping[Any, Any]], field: str) -> dict[Any, Any]:

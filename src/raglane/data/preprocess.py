@@ -242,8 +242,7 @@ class Preprocessor:
         """
         check_kind("data", data, Sequences, "a Dataset", "read it with rl.data.read")
         check_flag("require_targets", require_targets)
-        applied: _Data = data.with_preprocessor(self, require_targets)
-        return applied
+        return data.with_preprocessor(self, require_targets)
 
     def _tensors(self, found: Gathered, *, with_targets: bool, scale: bool = True) -> Tensors:
         """Return a batch as tensors; without ``scale`` features are unchanged."""

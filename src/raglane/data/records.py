@@ -136,8 +136,7 @@ class Columns:
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the offsets ``(B + 1,)`` of sequences of these lengths."""
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
-    return offsets
+    return segments.offsets_from_lengths(read_lengths(lengths)).numpy()
 
 
 def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -327,5 +327,4 @@ def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
 
 def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
     """Return the offsets of the sequences in a shard, without a copy."""
-    offsets: npt.NDArray[Any] = _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()
-    return offsets
+    return _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()

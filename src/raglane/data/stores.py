@@ -105,8 +105,7 @@ def list_lengths(column: Any) -> npt.NDArray[Any] | None:
     if column.null_count:
         return None
     with suppress(arrow.ArrowNotImplementedError):
-        found: npt.NDArray[Any] = compute.list_value_length(column).to_numpy()
-        return found
+        return compute.list_value_length(column).to_numpy()
     return None
 
 

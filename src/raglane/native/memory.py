@@ -77,7 +77,7 @@ def checked_rows(name: str, part: Any, shape: tuple[int, ...], dtypes: tuple[tor
     """Return a tensor that C can read: a vector, contiguous rows, or three dimensions of any strides."""
     try:
         if part.shape == shape and part.dtype in dtypes and part.is_cpu and not part.is_neg() and _has_rows(part):
-            return part  # type: ignore[no-any-return]
+            return part
     except NO_MEMORY:
         pass  # the error is raised below
     if not isinstance(part, Tensor):

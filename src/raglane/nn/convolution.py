@@ -113,12 +113,10 @@ class CausalConv1d(Recurrent):
     def weight(self) -> Tensor:
         """The weight, with torch's shape."""
         cell: Any = self.cells[0]
-        weight: Tensor = cell.weight
-        return weight
+        return cell.weight
 
     @property
     def bias(self) -> Tensor | None:
         """The bias; None without one."""
         cell: Any = self.cells[0]
-        bias: Tensor | None = cell.bias
-        return bias
+        return cell.bias

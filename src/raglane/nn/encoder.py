@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from raglane._utils.checks import check_count, check_dropout, check_dtype, check_flag, check_kind, check_signature
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -138,8 +138,7 @@ class SequenceEncoder(nn.Module):
         embedded = self.embed(batch)
         if self.pooling == "summary":
             out, state = self.recurrent(embedded, return_output=not self.recurrent.cell.output_is_state)
-            summary: Tensor = self.dropout(self.recurrent.summary(out, state))
-            return summary
+            return self.dropout(self.recurrent.summary(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 
@@ -184,7 +183,7 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     if isinstance(cell, str) and cell in classes:
         return classes[cell]
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
-        return cell  # type: ignore[no-any-return]
+        return cell
     if layer_norm:
         rule = f"one of {', '.join(classes)} with layer_norm=True"
         raise ArgumentError("cell", repr(cell), rule, "choose one of them, or leave layer_norm out")

@@ -178,9 +178,8 @@ def _bias_of(layer: Any, gate: str) -> Iterator[Tensor]:
     cell = _cell_of(layer)
     if gate not in cell.gates or not layer.bias:
         got = f"cell {cell.name!r} with gates {', '.join(cell.gates)}, bias={layer.bias}"
-        raise ArgumentError(
-            "layer", got, f"a layer whose cell has a gate {gate!r} with a bias", "choose another initialisation"
-        )
+        fix = "choose another initialisation"
+        raise ArgumentError("layer", got, f"a layer whose cell has a gate {gate!r} with a bias", fix)
     rows = cell.block("bias_ih", gate, layer.hidden_size)
     for second in _parameters(layer, "bias_hh"):
         nn.init.zeros_(second.detach()[rows])

@@ -64,8 +64,7 @@ def read_padded_lengths(lengths: Any, count: int, batch_first: bool) -> IntArray
         raise DimensionError("lengths", f"{tensor.shape[0]} lengths", rule, fix)
     if not tensor.is_cpu:
         return tensor.long()
-    array: IntArray = tensor.resolve_neg().numpy().astype(np.int64, copy=False)
-    return array
+    return tensor.resolve_neg().numpy().astype(np.int64, copy=False)
 
 
 def _tensor_from(lengths: Any) -> Tensor:

@@ -211,5 +211,4 @@ def _least_squares(scaled: Floats, weights: Floats) -> Floats:
             found = found + ratios.min() * (best - found)
             free &= ratios > ratios.min()
             found[~free] = 0
-    result: Floats = found / size
-    return result
+    return found / size

@@ -129,9 +129,8 @@ def _read(name: str, given: Any, bounds: tuple[int, int] | None) -> Ragged:
     """Return a checked batch as ``(N, units)`` float64 on the CPU."""
     check_kind(name, given, Ragged, "a Ragged", "wrap it with rl.Ragged(sequences)")
     if not given.values.is_floating_point():
-        raise ArgumentTypeError(
-            name, str(given.dtype), "of a floating-point dtype", "convert the batch with .to(torch.float32)"
-        )
+        fix = "convert the batch with .to(torch.float32)"
+        raise ArgumentTypeError(name, str(given.dtype), "of a floating-point dtype", fix)
     if len(given.features) > 1 or 0 in given.features:
         rule = "one number or one vector per element"
         raise ShapeError(name, f"elements of shape {tuple(given.features)}", rule, "choose or flatten features")
@@ -195,8 +194,7 @@ def _table(part: Ragged, sample: cells.Sample) -> npt.NDArray[np.float64]:
     exists = step < sample.lengths.unsqueeze(1)
     table = torch.zeros(exists.shape, dtype=torch.float64, device="cpu")
     table[exists] = part.values[(starts.unsqueeze(1) + step)[exists]]
-    masked: npt.NDArray[np.float64] = np.ma.array(table.numpy(), mask=~exists.numpy())
-    return masked
+    return np.ma.array(table.numpy(), mask=~exists.numpy())
 
 
 def _number(number: float) -> str:

@@ -314,8 +314,7 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
 def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return for each sequence whether all its elements are True."""
     broken = np.add.accumulate(np.concatenate([[0], ~holds]))
-    all_hold: NDArray[np.bool_] = broken[offsets[1:]] == broken[offsets[:-1]]
-    return all_hold
+    return broken[offsets[1:]] == broken[offsets[:-1]]
 
 
 def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:

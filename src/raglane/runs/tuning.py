@@ -300,8 +300,7 @@ class Search:
     def _in_state(self, *names: str) -> list[Any]:
         """Return the trials in any of the given states."""
         states = [self._optuna.trial.TrialState[name] for name in names]
-        trials: list[Any] = self.study.get_trials(deepcopy=False, states=states)
-        return trials
+        return self.study.get_trials(deepcopy=False, states=states)
 
     def _place(self, trial: Any) -> Path:
         """Return the folder of a trial."""

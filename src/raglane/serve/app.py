@@ -201,8 +201,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _server(connection: HTTPConnection) -> Server:
-    server: Server = connection.app.state.server
-    return server
+    return connection.app.state.server
 
 
 _Server = Annotated[Server, Depends(_server)]
@@ -457,9 +456,8 @@ def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"model": None, "answers": "json"}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
-            raise RefusedError(
-                400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", "correct the address"
-            )
+            fix = "correct the address"
+            raise RefusedError(400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", fix)
         pattern, rule, convert = _STREAM_OPTIONS[name]
         if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise RefusedError(400, name, quote(text), rule, "correct the address")

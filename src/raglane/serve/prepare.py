@@ -224,8 +224,7 @@ class _LayerCut(_Cut):
 
     def summary(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
         """Return the output so far."""
-        latest: Tensor = self.__dict__["_latest"]
-        return latest
+        return self.__dict__["_latest"]
 
 
 class _Unread:
@@ -246,8 +245,7 @@ class _PoolingCut(_Cut):
         if not isinstance(batch, _Stream):
             raise Refused("it is called with a tensor, not with a Ragged")
         module: Any = self._whole[0]
-        found: Tensor = getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
-        return found
+        return getattr(batch, module.name)() if isinstance(module, Pooling) else _so_far(module, batch)
 
 
 class _LookupCut(_Cut):

@@ -170,8 +170,7 @@ class Served:
             rule = "columns of equal lengths, each of one type"
             raise ArgumentError("table", str(error), rule, "correct the columns") from error
         job = self._pool.submit(self.run.predict, table, device="cpu", **options)
-        found: dict[str, list[Any]] = (await asyncio.wrap_future(job)).columns
-        return found
+        return (await asyncio.wrap_future(job)).columns
 
     def _sequence(self, given: Any) -> Any:
         """Return a sequence in the one form that cannot be misread in a batch with others."""

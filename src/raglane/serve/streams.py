@@ -77,8 +77,7 @@ class Stream:
             ClosedError: the stream is closed.
             ArgumentError, ArgumentTypeError: ``most`` is not a whole number of at least 0.
         """
-        rows: Tensor = self._engine._pull(self, most)
-        return rows
+        return self._engine._pull(self, most)
 
     def state(self) -> bytes:
         """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued frames.
@@ -86,8 +85,7 @@ class Stream:
         Raises:
             ClosedError: the stream is closed.
         """
-        state: bytes = self._engine._state_of(self)
-        return state
+        return self._engine._state_of(self)
 
     def reset(self) -> int:
         """Begin a new sequence; return the number of frames and results that were discarded.

@@ -260,8 +260,7 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
         """Return the class of each sequence, ``(n,)``."""
         places = np.array(self._predict(X)["prediction"], dtype=np.int64)
-        classes: npt.NDArray[Any] = self.classes_[places]
-        return classes
+        return self.classes_[places]
 
 
 class RecurrentRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]

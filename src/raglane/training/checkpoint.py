@@ -45,8 +45,7 @@ def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
     # Cloned, because on a GPU the weights of a layer share one storage, which safetensors does not support.
     contiguous = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in tensors.items()}
-    content: bytes = require("safetensors.torch", "train").save(copies)
-    return content
+    return require("safetensors.torch", "train").save(copies)
 
 
 def model_files(model: SequenceModel, preprocessor: Preprocessor, columns: Mapping[str, Any]) -> dict[str, bytes]:

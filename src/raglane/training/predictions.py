@@ -83,8 +83,7 @@ def parquet_bytes(table: Any) -> bytes:
     """Return an Arrow table as the bytes of a Parquet file."""
     sink = require("pyarrow", "data").BufferOutputStream()
     require("pyarrow.parquet", "data").write_table(table, sink)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 def _parquet(columns: dict[str, list[Any]]) -> bytes:

@@ -441,5 +441,4 @@ def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
         gaps = numbers.diff()
     else:
         gaps = _dates(series).diff().dt.total_seconds()
-    floats: npt.NDArray[np.float32] = gaps.fillna(0).to_numpy(dtype=np.float32)
-    return floats
+    return gaps.fillna(0).to_numpy(dtype=np.float32)

@@ -171,8 +171,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     def _on_this_rank(self, rows: _Integers) -> list[int]:
         """Return the rows of a step that belong to this rank."""
         own = rows if self.ranks == 1 else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
-        batch: list[int] = own.tolist()
-        return batch
+        return own.tolist()
 
     def _epoch(self) -> _Epoch:
         if self._current is None or self._current.number != self.epoch:

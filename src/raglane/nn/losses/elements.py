@@ -279,9 +279,8 @@ def _check_labels(targets: Tensor) -> None:
         wrong = (targets < 0) | (targets > 1)
         if bool(wrong.any()):
             got = f"{targets[wrong][0].item()}"
-            raise ArgumentError(
-                "target", got, "from 0 to 1", "divide by the largest value, or compare with a threshold"
-            )
+            fix = "divide by the largest value, or compare with a threshold"
+            raise ArgumentError("target", got, "from 0 to 1", fix)
 
 
 def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:

@@ -233,8 +233,7 @@ def _kind_of(module: Any) -> tuple[str, int, tuple[int, ...]]:
 
 
 def _output_size(module: Any) -> int:
-    size: int = getattr(module, "output_size", module.hidden_size)
-    return size
+    return getattr(module, "output_size", module.hidden_size)
 
 
 def _state_of(module: Any, count: int) -> tuple[Tensor, ...]:

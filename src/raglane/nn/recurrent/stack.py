@@ -87,8 +87,7 @@ class Stack(torch.nn.Module):
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""
-        like: Tensor | None = weights[0].input
-        return like
+        return weights[0].input
 
     def _check_sizes(self, count: int) -> None:
         """Raise if an attribute was changed to an invalid value."""

@@ -182,8 +182,7 @@ class Lanes:
             item = int(self._items_of(is_wrong.view(shape[0], -1).any(1))[0])
             rule, fix = "a function that returns finite numbers or -inf", "check the data and the weights of the model"
             raise ArgumentError(name, f"NaN or infinity for item {item}", rule, fix)
-        checked: Tensor = given
-        return checked
+        return given
 
     def _merged(self, log_probs: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities of labels, scores after the silent token, and the rows whose outputs those continue.

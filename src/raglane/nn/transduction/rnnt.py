@@ -172,8 +172,7 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
             if batch.values.shape[1] != joint.in_features:
                 rule = f"of {joint.in_features} features, the in_features of joint"
                 raise ShapeError(name, f"{batch.values.shape[1]} features", rule, "project it to that size")
-    frames: Tensor = rows // states if predictor is None else rows
-    return frames
+    return rows // states if predictor is None else rows
 
 
 def _check_classes(targets: Ragged, classes: int, blank: int) -> None:
@@ -230,7 +229,7 @@ def _emissions(parts: list[Tensor], joint: Any, alignments: Alignments, targets:
 def _joined(joint: Any, frames: Tensor, states: Tensor) -> Tensor:
     """Return the logits of rows, ``(rows, C)``."""
     if isinstance(joint, torch.nn.Linear):
-        return joint((frames + states).tanh().to(joint.weight.dtype))  # type: ignore[no-any-return]
+        return joint((frames + states).tanh().to(joint.weight.dtype))
     logits = joint(frames, states)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != frames.shape[0]:
         got = f"{tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"

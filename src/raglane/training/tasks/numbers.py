@@ -280,8 +280,7 @@ class Forecast(Task):
             got = f"{horizon}, with the features {quote_all(fed_back)}"
             rule = "1 with features of elements, whose future values are unknown"
             raise DataError("horizon", got, rule, "forecast one step, or train without these features")
-        forecasts: Tensor = model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
-        return forecasts
+        return model.forecast(inputs, horizon, kept=self.preprocessor.features_size)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return per sequence ``horizon`` lists of ``C`` numbers in the units of the data, or of probabilities.
