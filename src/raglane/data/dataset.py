@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
-from raglane._utils.messages import message
 from raglane.data.collate import Samples
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
@@ -29,6 +28,7 @@ from raglane.data.records import TASKS, Columns, Feature, Records, Targets, for_
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
 from raglane.data.tensors import Items, Sequences, Tensors
+from raglane.errors import message
 from raglane.ragged import Ragged
 
 # The most fragments whose tables of places are kept.
@@ -125,14 +125,8 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):
-            raise IndexError(
-                message(
-                    "index",
-                    f"{index}",
-                    f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences",
-                    "use an index below len(dataset)",
-                )
-            )
+            rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} sequences"
+            raise IndexError(message("index", f"{index}", rule, "use an index below len(dataset)"))
         item = self.take([row]).item(0) if self._tensors is None else self._tensors.item(row)
         return {**item, "index": torch.tensor(row)}
 

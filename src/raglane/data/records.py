@@ -14,7 +14,7 @@ import torch
 
 from raglane import segments
 from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
-from raglane._utils.messages import argument, message, quote
+from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
 from raglane.errors import DataError
 
@@ -136,8 +136,7 @@ class Columns:
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the offsets ``(B + 1,)`` of sequences of these lengths."""
-    offsets: npt.NDArray[np.int64] = segments.offsets_from_lengths(read_lengths(lengths)).numpy()
-    return offsets
+    return segments.offsets_from_lengths(read_lengths(lengths)).numpy()
 
 
 def as_float32(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -177,7 +176,7 @@ class Targets:
         if not fits:
             got = f"{self.values.dtype} of shape {self.values.shape} and {len(self.names)} names"
             rule = "(M, T) float64, finite, with T names, or (M,) object without names"
-            raise DataError(message("targets", got, rule, "convert the values, and name each column of numbers"))
+            raise DataError("targets", got, rule, "convert the values, and name each column of numbers")
 
     @property
     def is_numbers(self) -> bool:
@@ -235,7 +234,7 @@ class Feature:
         if self.values.ndim != 1 or self.values.dtype not in (np.dtype(np.float32), np.dtype(object)):
             got = f"{self.values.dtype} of shape {self.values.shape}"
             rule = "(M,) float32 for numbers, or (M,) object for categories"
-            raise DataError(message(f"the feature {quote(self.name)}", got, rule, "convert the values"))
+            raise DataError(f"the feature {quote(self.name)}", got, rule, "convert the values")
 
     @property
     def is_numbers(self) -> bool:
@@ -262,9 +261,9 @@ def check_features(features: Any, sequences: int, elements: int) -> None:
         expected, per = (sequences, "sequence") if feature.per_sequence else (elements, "element")
         if len(feature.values) != expected:
             rule = f"one value for each of the {expected} {per}s"
-            raise DataError(message(what, f"{len(feature.values)} values", rule, "pass that many"))
+            raise DataError(what, f"{len(feature.values)} values", rule, "pass that many")
         if feature.name in known:
-            raise DataError(message(what, "two", "the only feature of this name", "rename one"))
+            raise DataError(what, "two", "the only feature of this name", "rename one")
         known.add(feature.name)
 
 
@@ -318,7 +317,7 @@ class Records:
         is_flat = offsets.ndim == 1 and offsets.dtype == np.int64 and len(offsets) > 0
         if not is_flat or offsets[0] != 0 or (np.diff(offsets) < 0).any():
             rule = "of shape (B + 1,), int64, starting at 0 and never falling"
-            raise DataError(message("offsets", quote(offsets), rule, "use offsets_of(lengths)"))
+            raise DataError("offsets", quote(offsets), rule, "use offsets_of(lengths)")
         if values.dtype == object:
             fits = values.ndim == 1 and not self.channels
         else:
@@ -326,11 +325,11 @@ class Records:
         if not fits:
             rule = "(N, C) float32 with C channels, or (N,) object without channels"
             got = f"{values.dtype} of shape {values.shape} and {len(self.channels)} channels"
-            raise DataError(message("values", got, rule, "convert the values, and name one channel per column"))
+            raise DataError("values", got, rule, "convert the values, and name one channel per column")
         count, total = len(offsets) - 1, int(offsets[-1])
         if self.tags is not None and (self.tags.ndim != 1 or self.tags.dtype != object):
             got = f"{self.tags.dtype} of shape {self.tags.shape}"
-            raise DataError(message("tags", got, "an array (N,) of objects", "pass one str per element"))
+            raise DataError("tags", got, "an array (N,) of objects", "pass one str per element")
         targets = self.targets
         for name, given, per_element in (
             ("values", values, True),
@@ -342,7 +341,7 @@ class Records:
             expected, per = (total, "element") if per_element else (count, "sequence")
             if given is not None and len(given) != expected:
                 rule = f"one for each of the {expected} {per}s"
-                raise DataError(message(name, f"{len(given)} of them", rule, "pass that many"))
+                raise DataError(name, f"{len(given)} of them", rule, "pass that many")
         check_features(self.features, count, total)
 
     def __len__(self) -> int:

@@ -155,5 +155,4 @@ class Items(Samples):
 
     def batch(self) -> dict[str, Ragged | Tensor]:
         """Return the batch of these items."""
-        batch: dict[str, Ragged | Tensor] = self._dataset._batch(self._rows)
-        return batch
+        return self._dataset._batch(self._rows)

@@ -113,7 +113,7 @@ def create_app(
         >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
     """
     if not models:
-        raise ArgumentError(message("models", "none", "at least one model", "pass e.g. {'vowels': run}"))
+        raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
     own = {"slots": 1000, "idle": 300, **options}
@@ -201,8 +201,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _server(connection: HTTPConnection) -> Server:
-    server: Server = connection.app.state.server
-    return server
+    return connection.app.state.server
 
 
 _Server = Annotated[Server, Depends(_server)]
@@ -215,7 +214,7 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
     served = server.named(body.model)
     options = body.model_dump(include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True)
     if (body.table is None) == (body.sequences is None):
-        raise ArgumentError(message("sequences", "none or both", "given, or a table", "pass one of them"))
+        raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")
     if body.table is not None:
         columns = await served.table(body.table, options)
     else:
@@ -457,9 +456,8 @@ def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"model": None, "answers": "json"}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
-            raise RefusedError(
-                400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", "correct the address"
-            )
+            fix = "correct the address"
+            raise RefusedError(400, "option", quote(name), f"one of {', '.join(_STREAM_OPTIONS)}", fix)
         pattern, rule, convert = _STREAM_OPTIONS[name]
         if not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise RefusedError(400, name, quote(text), rule, "correct the address")

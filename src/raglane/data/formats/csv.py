@@ -172,9 +172,8 @@ def _wide_rows(path: Path, entries: dict[str, Entries], columns: Columns, steps:
     id_name, notes = id_column(path, columns, entries, entries, _ID_NAMES)
     if id_name is not None and not _is_distinct(entries[id_name]):
         twice = Counter(entries[id_name].tolist()).most_common(1)[0][0]
-        raise data_error(
-            path, f"the id {quote(twice)} twice", "a file with one row per id", "remove a row, or rename it"
-        )
+        fix = "remove a row, or rename it"
+        raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     value = f"{steps[0]} to {steps[-1]}"
     long = {id_name or "id": (numbers if id_name is None else entries[id_name])[rows]}
@@ -205,9 +204,8 @@ def _whole_rows(path: Path, entries: dict[str, Entries], columns: Columns, first
             if odd.any():
                 row = int(odd.argmax())
                 got = f"{quote(entries[column][row])} in data row {first + row}"
-                raise data_error(
-                    path, f"{got}, column {quote(column)}", f"a file with {rule}", "correct it, or remove the row"
-                )
+                fix = "correct it, or remove the row"
+                raise data_error(path, f"{got}, column {quote(column)}", f"a file with {rule}", fix)
             table[column] = arrow.array(numbers)
     columns = replace(columns, categorical=tuple(words) or None)
     rows = arrow.table(table)

@@ -418,8 +418,7 @@ def _times(path: Path, entries: Entries, name: str) -> npt.NDArray[Any]:
         got = f"{quote(entries[row])} in data row {row}, column {quote(name)}"
         rule = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
         other = f"name another column with {columns_argument('time')}"
-        fix = f"correct it, {other}, or remove this one if the rows are in order"
-        raise data_error(path, got, rule, fix)
+        raise data_error(path, got, rule, f"correct it, {other}, or remove this one if the rows are in order")
     return np.asarray(dates.astype("int64"))
 
 
@@ -442,5 +441,4 @@ def _gaps_between(entries: Entries) -> npt.NDArray[np.float32]:
         gaps = numbers.diff()
     else:
         gaps = _dates(series).diff().dt.total_seconds()
-    floats: npt.NDArray[np.float32] = gaps.fillna(0).to_numpy(dtype=np.float32)
-    return floats
+    return gaps.fillna(0).to_numpy(dtype=np.float32)
