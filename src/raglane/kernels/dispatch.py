@@ -22,6 +22,7 @@ BACKENDS: dict[str, Backend] = {
     "cpu": cpu.BACKEND,
     "program": program.BACKEND,
     "torch": torch_kernels.BACKEND,
+    "triton": program.GPU,
     "reference": reference.BACKEND,
 }
 """The backends by name, in the order in which ``auto`` prefers them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,16 +34,25 @@ class Call:
     def run(self, known: list[Tensor]) -> None:
         """Append the results to the known tensors."""
         if self.function is None:
-            known.append(self.args[0])
+            is_here = not known or known[0].is_cpu
+            known.append(self.args[0] if is_here else _placed(self.args[0], known[0].device))
             return
         args = [_filled(part, known) for part in self.args]
         found = self.function(*args, **{name: _filled(part, known) for name, part in self.kwargs.items()})
         known.extend((found,) if isinstance(found, Tensor) else found)
 
 
+@lru_cache(maxsize=256)
+def _placed(constant: Tensor, device: torch.device) -> Tensor:
+    """Return a constant on a device, copied once."""
+    return constant.to(device)
+
+
 def _filled(part: Any, known: list[Tensor]) -> Any:
     if type(part) is Known:
         return known[part.index]
+    if type(part) is torch.device and known:
+        return known[0].device
     if isinstance(part, list | tuple):
         return type(part)([_filled(item, known) for item in part])
     return part

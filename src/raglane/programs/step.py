@@ -42,6 +42,8 @@ _OURS = ("torch", "raglane")
 _BASES = (abc.ABC, abc.ABCMeta, enum.Enum, enum.EnumMeta, Generic)
 _UNREAD = frozenset("__dict__ __weakref__ __annotations__ __orig_bases__ __parameters__ _abc_impl".split())
 _UNREAD |= {"__dataclass_fields__", "__dataclass_params__", "__abstractmethods__"}
+NARROW = (torch.bfloat16, torch.float16)
+"""Dtypes whose steps compute in float32."""
 # The largest integer buffer whose numbers become part of the key.
 _LARGEST = 1 << 14
 
@@ -61,8 +63,8 @@ class Step:
         self.key = (self.facts, *survey.classes)
 
     def converted(self, part: Tensor) -> Tensor:
-        """Return a tensor in the dtype of the computation: bfloat16 is widened."""
-        return part.to(self.dtype) if part.dtype is torch.bfloat16 else part
+        """Return a tensor in the dtype of the computation: narrow ones are widened."""
+        return part.to(self.dtype) if part.dtype in NARROW else part
 
     @property
     def widths(self) -> list[int]:
@@ -72,6 +74,13 @@ class Step:
     def whole(self, prepares: bool) -> CellSpec:
         """Return a cell that takes this step, with or without the cell's own ``prepare``."""
         return self.cell if prepares else _Unprepared(self.cell)
+
+    def on_host(self) -> Step:
+        """Return this step with copies of its tensors on the CPU."""
+        leaves = [part.detach().cpu().requires_grad_(part.requires_grad) for part in self.leaves]
+        elements = [self.elements[0], *self.elements] if self.elements else []
+        weights = self.with_tensors(leaves, [part.detach().cpu() for part in elements])
+        return Step(self.cell, weights, self.width, self.sizes, self.output, self.dtype)
 
     def with_tensors(self, leaves: list[Tensor], elements: list[Tensor]) -> Any:
         """Return the weights with these tensors in place of their own."""
@@ -191,14 +200,14 @@ class Survey:
         kind = type(part)
         if kind is not Tensor and kind is not nn.Parameter and kind is not nn.Buffer:
             raise Refused(f"it has a {kind.__name__} among its tensors")
-        if not part.is_cpu or part.layout is not torch.strided:
+        if part.device.type not in ("cpu", "cuda") or part.layout is not torch.strided:
             raise Refused(f"it has a tensor of {part.layout} on {part.device}")
         index = self._seen[id(part)] = len(self.leaves)
         self.leaves.append(part)
         content = None
         if not part.dtype.is_floating_point:
-            if part.numel() > _LARGEST or part.dtype.is_complex:
-                raise Refused(f"it has {part.numel()} numbers of {part.dtype}")
+            if part.numel() > _LARGEST or part.dtype.is_complex or not part.is_cpu:
+                raise Refused(f"it has {part.numel()} numbers of {part.dtype} on {part.device}")
             content = part.numpy().tobytes()
         # With strides, because a step may read memory in its order, e.g. by a view.
         return ("leaf", index, isinstance(part, nn.Parameter), tuple(part.shape), part.stride(), part.dtype, content)

@@ -1,4 +1,4 @@
-"""Any cell on the cpu kernels, as a program made of its equations in plain torch."""
+"""Any cell as a program made of its equations in plain torch, on the cpu kernels or on a GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from raglane.kernels import reference
 from raglane.kernels.contract import Request, Result, run_directions, run_layers
 from raglane.kernels.program.backend import ProgramBackend, run, warn
 
-__all__ = ["BACKEND", "warn"]
+__all__ = ["BACKEND", "GPU", "warn"]
 
 
 class _Backend(ProgramBackend):
     """The backend, with graphs of operators for compilers and exports."""
 
     def _run_recorded(self, request: Request, schedule: str) -> Result:
-        if request.cell.name in CELLS and not torch.is_autocast_enabled("cpu"):
+        if request.cell.name in CELLS and not torch.is_autocast_enabled(self._device):
             return _run_operators(request)
         if is_exporting():
             return reference.BACKEND.run(request, schedule)  # which raises an error
@@ -44,5 +44,7 @@ def _run_operators(request: Request) -> Result:
     return run_layers(request, partial(run_directions, run=operators.run_direction))
 
 
-BACKEND = _Backend()
-"""The one instance; it keeps nothing between runs."""
+BACKEND = _Backend("cpu")
+"""The backend of the cpu kernels; it keeps nothing between runs."""
+GPU = _Backend("cuda")
+"""The backend of Triton."""

@@ -1,4 +1,4 @@
-"""The backend ``program``: a cell whose step can be traced, on the cpu kernels.
+"""The backends ``program`` and ``triton``: a cell whose step can be traced, on the cpu kernels or on a GPU.
 
 A step is traced, or its trace is read from the disk, once. The loop of a call is one function to autograd, whose inputs
 are the tensors that a step reads. Values that depend only on parameters are computed by torch before it. Second
@@ -25,9 +25,10 @@ from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
 from raglane.kernels.checks import check, check_offsets
 from raglane.kernels.contract import DirectionResult, Request, Result, Traits, run_directions, run_layers
-from raglane.kernels.cpu.programs import run_lowered
-from raglane.kernels.program.backward import Gradients, StepCall, reference_gradients
-from raglane.kernels.program.verify import verify, verify_call
+from raglane.kernels.cpu import programs as cpu
+from raglane.kernels.program.backward import Gradients, Machine, StepCall, reference_gradients
+from raglane.kernels.program.verify import verify, verify_call, verify_loop
+from raglane.kernels.triton import launch
 from raglane.native import library
 from raglane.native.memory import place
 from raglane.programs import stored
@@ -37,12 +38,23 @@ from raglane.programs.keys import lasting_key
 from raglane.programs.parameters import ParameterValues
 from raglane.programs.program import printed
 from raglane.programs.rules import trace
-from raglane.programs.step import Step
+from raglane.programs.step import NARROW, Step
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_DTYPES = {
+    "cpu": (torch.float32, torch.float64, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+MACHINES = {
+    "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products),
+    "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products),
+}
+"""What runs programs, by the type of a device."""
 # One call of this many of a program, from the first on, is compared with the module as it is then.
 _CALLS = 1000
 _MOST_STEPS = 1024
+
+_CPU = torch.device("cpu")
+_Ran = tuple[Tensor | None, list[Tensor], list[Tensor]]  # output, final states and the states of every step
 
 _steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
 _warned: set[str] = set()
@@ -50,15 +62,17 @@ _copied = index_arithmetic(Tensor.clone)
 
 
 class ProgramBackend:
-    """Runs a cell in ``lanes`` on a CPU, as a program made of its ``step`` in plain torch."""
+    """Runs a cell in ``lanes``, as a program made of its ``step`` in plain torch."""
 
-    name = "program"
     schedules = ("lanes",)
     layouts: ClassVar[dict[str, type]] = {}
 
+    def __init__(self, device: str) -> None:
+        self._device = device
+
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
-        unsupported = _unsupported(traits)
+        unsupported = _unsupported(traits, self._device)
         if unsupported is not None:
             return unsupported
         if torch.compiler.is_compiling():
@@ -68,7 +82,7 @@ class ProgramBackend:
 
     def why_not(self, traits: Traits) -> str:
         """Return why a step cannot become a program, in a clause; empty if it can, or if no program would run."""
-        if _unsupported(traits) is not None:
+        if _unsupported(traits, self._device) is not None:
             return ""
         try:
             _first_step(traits)
@@ -98,18 +112,18 @@ class ProgramBackend:
         raise NotImplementedError
 
 
-def _unsupported(traits: Traits) -> str | None:
+def _unsupported(traits: Traits, device: str) -> str | None:
     """Return why no program runs here, whatever the step is."""
-    missing = library.missing_kernels()
-    if missing:
+    missing = library.missing_kernels() if device == "cpu" else launch.missing()
+    if traits.device.type == device and missing:
         return missing
     if traits.checkpoints:
         return "programs save all that backward needs"
-    if traits.device.type != "cpu":
-        return f"programs do not run on {traits.device}"
-    if traits.dtype not in _DTYPES:
+    if traits.device.type != device:
+        return f"programs do not run on {traits.device}" if device == "cpu" else f"Triton needs {device} tensors"
+    if traits.dtype not in _DTYPES[device]:
         return f"programs do not compute in {traits.dtype}"
-    if traits.cell.follows_autocast and torch.is_autocast_enabled("cpu"):
+    if traits.cell.follows_autocast and torch.is_autocast_enabled(device):
         return "autocast decides operation by operation what a user's cell computes in"
     return None
 
@@ -123,30 +137,36 @@ def _first_step(traits: Traits) -> CompiledStep | None:
         cell = cell.inner  # masks come with a batch, and do not affect whether a step can become a program
     projection = getattr(weights, "projection", None)
     sizes = cell.state_sizes(traits.hidden_size, 0 if projection is None else projection.shape[0])
-    return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype))
+    return ready(step_of(cell, weights, traits.input_size, sizes, traits.dtype), traits.device)
 
 
 # ---- compiled steps -------------------------------------------------------------------------------------------------
 
 
 def step_of(cell: CellSpec, weights: Any, width: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Step:
-    """Return a step; it computes in float32 if values are bfloat16."""
+    """Return a step; it computes in float32 if values have a narrow dtype."""
     output = cell.output_size if isinstance(cell, ModuleCell) else sizes[0]
-    return Step(cell, weights, width, sizes, output, torch.float32 if dtype is torch.bfloat16 else dtype)
+    return Step(cell, weights, width, sizes, output, torch.float32 if dtype in NARROW else dtype)
 
 
-def ready(step: Step) -> CompiledStep:
+def ready(step: Step, device: torch.device = _CPU) -> CompiledStep:
     """Return the verified programs of a step; raises Refused with the reason if it cannot become a program."""
-    compiled = _steps.get(step.key)
+    other = next((part for part in step.leaves if part.device != device), None)
+    if other is not None:
+        raise Refused(f"it has a tensor of {other.layout} on {other.device}")
+    key = step.key if device.type == "cpu" else (step.key, device, launch.precision())
+    compiled = _steps.get(key)
     if compiled is None:
+        if device.type != "cpu" and (reason := launch.why_not_now()):
+            raise Refused(reason)
         start = time.perf_counter()
         try:
-            compiled = _compiled(step)
+            compiled = _compiled(step, device, key)
         except Refused as refused:
             compiled = Refused(refused.reason)
         else:
             compiled.seconds = time.perf_counter() - start
-        _remember(step.key, compiled)
+        _remember(key, compiled)
     if isinstance(compiled, Refused):
         raise Refused(compiled.reason)
     return compiled
@@ -158,20 +178,23 @@ def _remember(key: Any, compiled: CompiledStep | Refused) -> None:
         _steps.popitem(last=False)
 
 
-def _compiled(step: Step) -> CompiledStep:
+def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
     """Return verified programs: of a valid trace on the disk, or of a new one, which is then saved."""
     disk_key, not_kept = "", ""
+    check = partial(_difference, device)
+    if device.type != "cpu":
+        step = step.on_host()
     try:
         disk_key = lasting_key(step.facts)
         loaded = stored.load(step, disk_key)
         if loaded is not None:
-            compiled = CompiledStep(loaded, step.key, is_read=True, disk_key=disk_key)
-            if not verify(step, compiled, run_loop):  # a bad file is no reason to refuse a cell
+            compiled = CompiledStep(loaded, key, is_read=True, disk_key=disk_key)
+            if not check(step, compiled):  # a bad file is no reason to refuse a cell
                 return compiled
     except Unkept as error:
         not_kept = error.reason
-    compiled = CompiledStep(trace(step), step.key, disk_key=disk_key, not_kept=not_kept)
-    reason = verify(step, compiled, run_loop)
+    compiled = CompiledStep(trace(step), key, disk_key=disk_key, not_kept=not_kept)
+    reason = check(step, compiled)
     if reason:
         raise Refused(reason)
     if disk_key:
@@ -180,6 +203,24 @@ def _compiled(step: Step) -> CompiledStep:
         except Unkept as error:
             compiled.not_kept = error.reason
     return compiled
+
+
+def _difference(device: torch.device, step: Step, compiled: CompiledStep) -> str:
+    """Return how programs on a device differ from torch on the CPU; empty if they agree."""
+    run, machine = partial(_run_on, device), MACHINES[device.type]
+    if device.type == "cpu":
+        return verify(step, compiled, run, machine)
+    slack = 100.0 if launch.precision() == "tf32" else 1.0
+    return verify(step, compiled, run, machine, slack) or verify_loop(step, compiled, run, machine, slack)
+
+
+def _run_on(device: torch.device, call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
+    """Run a call of host tensors on a device."""
+    if device.type == "cpu":
+        return run_loop(call, tensors)
+    moved = replace(call, offsets=call.offsets.to(device), machine=MACHINES[device.type], lengths=call.offsets.diff())
+    output, finals, states = run_loop(moved, tuple([part.to(device) for part in tensors]))
+    return None if output is None else output.cpu(), [part.cpu() for part in finals], [part.cpu() for part in states]
 
 
 def _discard(call: StepCall, reason: str) -> None:
@@ -206,10 +247,11 @@ def warn(cell: CellSpec, reason: str) -> None:
 def run(request: Request) -> Result:
     """Run a request outside of graphs."""
     request = _checked(request)
-    if torch.is_autocast_enabled("cpu"):
+    device = request.values.device.type
+    if torch.is_autocast_enabled(device):
         if request.cell.follows_autocast:
             return reference.BACKEND.run(request, "lanes")
-        request = request.cast(torch.get_autocast_dtype("cpu"))
+        request = request.cast(torch.get_autocast_dtype(device))
     if records_operators() or has_tangent(request.tensors()):
         return reference.BACKEND.run(request, "lanes")
     library.leave_lost_threads()
@@ -240,7 +282,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     reason, is_forward_mode = "", False
     try:
         step = step_of(cell, weights, values.shape[1], tuple([part.shape[1] for part in state]), values.dtype)
-        compiled = ready(step)
+        compiled = ready(step, values.device)
         is_forward_mode = has_tangent(step.leaves)
     except Refused as refused:
         reason = refused.reason
@@ -252,9 +294,12 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
         return reference.run_direction(layer, weights, state, reverse)
     rows = values if compiled.trace.prepares else cell.prepare(weights, values, layer.offsets)
     tensors = tuple([step.converted(part) for part in (rows, *step.elements, *state, *step.leaves)])
-    call = StepCall(compiled, step, layer.offsets, not reverse, layer.need_output, layer.need_states)
+    machine, lengths = MACHINES[values.device.type], None if layer.offsets.is_cpu else layer.host_lengths
+    wishes = layer.need_output, layer.need_states
+    call = StepCall(compiled, step, layer.offsets, not reverse, *wishes, machine, lengths)
     output, finals, states = run_loop(call, tensors)
-    if compiled.calls % _CALLS == 0 and not are_transformed(tensors):
+    # Not on a device, for which the host would wait.
+    if values.is_cpu and compiled.calls % _CALLS == 0 and not are_transformed(tensors):
         reason = verify_call(call, tensors, run_loop)
         if reason:
             _discard(call, reason)
@@ -268,7 +313,7 @@ def run_direction(layer: Request, weights: Any, state: tuple[Tensor, ...], rever
     )
 
 
-def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+def run_loop(call: StepCall, tensors: tuple[Tensor, ...]) -> _Ran:
     """Run a call: output, final states and the states of every step."""
     count = len(call.compiled.order)
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
@@ -295,7 +340,7 @@ def _forward(
     given |= dict(zip(compiled.unchanged, unchanged, strict=True))
     given |= dict(zip(compiled.vectors, vectors, strict=True))
     over = _saved_memory(program, tensors[0])
-    outputs, finals = run_lowered(program.lowered, call.offsets, call.ascending, given, weights, over)
+    outputs, finals = call.machine.run_lowered(program.lowered, call.offsets, call.ascending, given, weights, over)
     results = [] if program.output is None else [outputs[program.output]]
     results += _in_order(compiled, finals, unchanged)
     if call.need_states:
@@ -314,7 +359,7 @@ def _saved_memory(program: Forward, like: Tensor) -> dict[int, Tensor]:
     widths = {
         place: program.lowered.program.outputs[place][1] for node, place in program.saved.items() if node in program.own
     }
-    if len(widths) < 2:
+    if len(widths) < 2 or not like.is_cpu:
         return {}
     whole = library.empty(like, like.shape[0], sum(widths.values()))
     return dict(zip(widths, whole.split(list(widths.values()), 1), strict=True))
@@ -358,7 +403,8 @@ def _recorded(call: StepCall, wanted: Wanted, changing: list[bool]) -> list[bool
     finals = list(new)
     if any(before and not now for before, now in zip(changing, new, strict=True)):
         # The final state of an empty sequence is its initial one.
-        has_empty = not bool(call.offsets.diff().all())
+        lengths = call.offsets.diff() if call.lengths is None else call.lengths
+        has_empty = not bool(lengths.all())
         finals = [now or (before and has_empty) for before, now in zip(changing, new, strict=True)]
     has, unchanged = [output] if call.need_output else [], list(wanted.unchanged)
     has += _in_order(call.compiled, finals, unchanged)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,10 +13,17 @@ from raglane import segments
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
 from raglane.kernels.cpu.layer import is_last_use, spend
-from raglane.kernels.cpu.programs import outer_products, run_lowered, times
 from raglane.programs.compiled import Backward, CompiledStep, Fetch, Wanted
 from raglane.programs.parameters import ParameterValues
 from raglane.programs.step import Step
+
+
+class Machine(NamedTuple):
+    """What runs programs on a kind of device; the functions are those of :mod:`raglane.kernels.cpu.programs`."""
+
+    run_lowered: Callable[..., tuple[list[Tensor], list[Tensor]]]
+    times: Callable[[Tensor, Tensor], Tensor]
+    outer_products: Callable[..., tuple[Tensor | None, Tensor | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +36,8 @@ class StepCall:
     ascending: bool  # sequences are read from their first element on
     need_output: bool
     need_states: bool
+    machine: Machine
+    lengths: Tensor | None = None  # on the CPU, for offsets on a device
 
 
 class Gradients:
@@ -72,7 +81,7 @@ class Gradients:
         for node, width, part in zip(nodes, widths, finals, strict=True):
             given[node] = _filled(part, like, call.offsets.shape[0] - 1, width)
         over = self._over(program)
-        self.outputs, self.finals = run_lowered(
+        self.outputs, self.finals = call.machine.run_lowered(
             program.lowered, call.offsets, not call.ascending, given, self.values.weights, over
         )
         if over:
@@ -87,7 +96,7 @@ class Gradients:
 
     def _over(self, program: Backward) -> dict[int, Tensor]:
         """Return tensors saved only for this pass and not read again, whose memory outputs may take."""
-        if not is_last_use():
+        if not self.elements[0].is_cpu or not is_last_use():
             return {}
         own = self.compiled.forward(self.call.need_output, self.call.need_states, self.wanted).own
         return {output: self.saved[node] for output, node in program.over.items() if node in own}
@@ -114,7 +123,7 @@ class Gradients:
             if total is not None and deferred:
                 total = total.clone()  # the sums for parameters may read it too
             for weight, fetch, to in deferred:
-                part = times(self._take(fetch), self.values.weights[weight].mT)
+                part = self.call.machine.times(self._take(fetch), self.values.weights[weight].mT)
                 if total is None and to.width == element.shape[1]:
                     total = part
                     continue
@@ -131,7 +140,9 @@ class Gradients:
         for weight, result, operand in program.weights:
             # A bias that was added to a product has the sums of the same rows.
             is_due, groups = result in due and result not in sums, self.values.weights[weight].shape[0]
-            share, total = outer_products(self._take(result), self._take(operand), groups=groups, sums=is_due)
+            share, total = self.call.machine.outer_products(
+                self._take(result), self._take(operand), groups=groups, sums=is_due
+            )
             if total is not None:
                 sums[result] = total
             share, place = cast(Tensor, share), vectors + weight
@@ -139,7 +150,7 @@ class Gradients:
         for place, source in program.vectors.items():
             if source not in sums:
                 rows = self.finals[source] if isinstance(source, int) else self._take(source)
-                sums[source] = cast(Tensor, outer_products(rows, None, sums=True)[1])
+                sums[source] = cast(Tensor, self.call.machine.outer_products(rows, None, sums=True)[1])
             made[place] = sums[source]
         return self.values.gradients(made)
 

@@ -11,6 +11,7 @@ import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,23 @@ from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Instruction, Operand, Program, Weight
 
 _KINDS = ("element", "sequence", "state", "vector")
+
+
+def missing() -> str:
+    """Return why no kernel runs here, empty if they do."""
+    return "" if find_spec("triton") else "Triton is not installed"
+
+
+def precision() -> str:
+    """Return the precision of products: as for torch's own, full or TF32."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def why_not_now() -> str:
+    """Return why a kernel that must be compared with torch first cannot be compared now; empty if it can."""
+    if torch.cuda.is_current_stream_capturing():
+        return "its kernel has not been compared with torch, which cannot wait while a graph is captured"
+    return "its kernel has not been compared with torch, which waits" if torch.cuda.get_sync_debug_mode() else ""
 
 
 class Compiled(NamedTuple):
@@ -63,7 +81,9 @@ def _products(program: Program, chosen: tuple[int, ...]) -> Program:
         place = Operand(len(blocks) - 1)
         instructions.append(replace(instruction, results=(place,)))
         outputs.append((place, instruction.width))
-    blocks = [replace(block, kind="local", index=0) if block.kind == "state" else block for block in blocks]
+    blocks = [
+        replace(block, kind="local", index=0) if block.kind in ("state", "sequence") else block for block in blocks
+    ]
     return Program(tuple(blocks), program.weights, tuple(instructions), tuple(outputs), ())
 
 
@@ -90,11 +110,11 @@ def run(
         products, _ = run(made.before, offsets=None, elements=elements, vectors=vectors, weights=weights)
         given += [_rows(part) for part in products]
     outputs = [like.new_empty(count, width) for _, width in program.outputs]
-    rows, order = count, []
-    if program.next_states:
+    rows, order = count, list[Any]()
+    if made.kernel.has_steps:
         assert offsets is not None
         rows = offsets.shape[0] - 1
-        order = [offsets.diff().argsort(descending=True, stable=True), offsets]
+        order = [count, offsets.diff().argsort(descending=True, stable=True), offsets]
     finals = [like.new_empty(rows, width) for width in program.given("state")]
     blocks = -(-rows // made.kernel.rows)
     if not blocks:
@@ -103,8 +123,7 @@ def run(
     strided = [item for part in (*given, *rest) for item in (part, part.stride(0))]
     scratch = like.new_empty(max(1, blocks * made.kernel.scratch))
     arguments = [rows, *order, *strided, *vectors, *weights, *_tables(made, like.device), *outputs, *finals, scratch]
-    precision = "tf32" if like.is_cuda and torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    made.function[(blocks,)](*arguments, precision, num_warps=made.kernel.warps)
+    made.function[(blocks,)](*arguments, precision(), num_warps=made.kernel.warps, maxnreg=made.kernel.registers)
     return outputs, finals
 
 

@@ -27,7 +27,7 @@ from raglane.programs.program import Instruction, Operand, Program
 # The rows of an instance by the most numbers of a row that are alive together: measured with 8 warps, so that a step
 # needs at most 168 registers and no others in memory where 128 units have up to 5,500 such numbers.
 _ROWS = {8: 1536, 4: 2688, 2: 8192}
-_FEW_LIVE = 640
+_FEW_LIVE, _MOST_LIVE, _REGISTERS = 640, 5500, 168
 _WIDEST, _MOST_PARTS, _DEPTH = 128, 192, 16
 # A reduction of more segments reads them from scratch.
 _FEW = 8
@@ -67,18 +67,18 @@ _FORMULAS = {
 
 
 class Span(NamedTuple):
-    """Columns of a definition as an operand; ``definition`` -1 is a number, and ``count`` columns repeat one."""
+    """Columns of a definition as an operand; ``definition`` -1 is a number, and ``repeats`` columns are the same."""
 
     definition: int
     low: int
     high: int
-    count: int = 0  # of a repeated column or number
+    repeats: int = 0  # of a repeated column or number
     number: float = 0.0
 
     @property
     def width(self) -> int:
         """Columns of the operand."""
-        return self.count or self.high - self.low
+        return self.repeats or self.high - self.low
 
 
 @dataclass
@@ -111,17 +111,19 @@ class _Step(NamedTuple):
 class Kernel:
     """The text of a kernel, and the products that are computed before it.
 
-    Its arguments are, in this order: the number of rows; ``order`` and ``offsets``, if the program has states;
+    Its arguments are, in this order: the number of rows; that of elements, ``order`` and ``offsets``, if the program has states;
     elements with their strides; the results of the products; sequences with their strides; initial states with their
     strides; vectors; weights ``(groups, depth, rows)``; tables of ``gather``; outputs; final states; and scratch.
     """
 
     text: str
     before: tuple[int, ...]  # instructions whose results are elements
+    has_steps: bool
     scratch: int  # numbers of scratch for each instance
     tables: tuple[tuple[int, ...], ...]
     rows: int  # of each instance
     warps: int
+    registers: int | None  # at most, of each thread; None for as many as there are
 
 
 def kernel_of(program: Program, ascending: bool) -> Kernel:
@@ -156,7 +158,7 @@ class _Printer:
         self.given: dict[tuple[int, int, int], str] = {}
         self.numbers: dict[str, str] = {}
         self.unfenced: set[int] = set()
-        self.has_steps = bool(program.next_states)
+        self.has_steps = bool(program.next_states or program.given("sequence"))
         self.resolve()
         self.cut()
 
@@ -174,15 +176,17 @@ class _Printer:
                 self._define(place, 0, Definition(block.width, f"{block.kind}{block.index}", block.kind))
         for index, instruction in enumerate(program.instructions):
             operands = tuple(
-                self._read(place, width)
-                for place, width in zip(instruction.operands, _widths(program, instruction), strict=True)
+                self._read(operand, width)
+                for operand, width in zip(instruction.operands, _widths(program, instruction), strict=True)
             )
+            if instruction.operation in ("product", "gather"):
+                operands = (*operands[:-1], self._copied(operands[-1]))
             is_before = self.has_steps and instruction.operation == "product" and self._is_given(operands)
             results = []
-            for place, width in zip(instruction.results, _result_widths(instruction), strict=True):
+            for result, width in zip(instruction.results, _result_widths(instruction), strict=True):
                 results.append(len(self.definitions))
                 source = f"product{len(self.before)}" if is_before else ""
-                self._define(place.block, place.start, Definition(width, source, "element" if is_before else ""))
+                self._define(result.block, result.start, Definition(width, source, "element" if is_before else ""))
             if is_before:
                 self.before.append(index)
             else:
@@ -212,6 +216,17 @@ class _Printer:
             raise Refused("it reads what no instruction has written")
         return tuple(found)
 
+    def _copied(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Return an operand that is read in memory: a copy if it repeats a column or a number."""
+        if all(part.definition >= 0 and not part.repeats for part in spans):
+            return spans
+        width = sum(part.width for part in spans)
+        self.definitions.append(Definition(width))
+        made = len(self.definitions) - 1
+        copy = Instruction("copy", (Operand(-1),), (Operand(-1),), width)
+        self.steps.append(_Step(copy, (spans,), (made,)))
+        return (Span(made, 0, width),)
+
     def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:
         """Return True if a product depends on elements and parameters only; its operand is one part of an element."""
         start, operand = operands
@@ -237,6 +252,8 @@ class _Printer:
             # The last operand of norm_backward has a column for each segment.
             aligned = aligned[:2] if instruction.operation == "norm_backward" else aligned
             pairs += [(results[0], spans) for spans in aligned]
+        for spans in self.outputs:
+            self._cut_spans(spans, sum(span.width for span in spans))
         states = [self.inputs["state", index] for index in range(len(self.following))]
         pairs += list(zip(states, self.following, strict=True))
         for definition in self.definitions:
@@ -254,7 +271,7 @@ class _Printer:
         for span in spans:
             end = begin + span.width
             cuts = {cut for cut in (begin, end) if 0 < cut < result.width}
-            if span.definition >= 0 and not span.count:
+            if span.definition >= 0 and not span.repeats:
                 other = self.definitions[span.definition]
                 shift = begin - span.low
                 cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
@@ -280,14 +297,10 @@ class _Printer:
             weight = self.program.weights[instruction.weight]
             result.cuts |= set(range(weight.rows, result.width, weight.rows))
             for span in operands[1]:
-                if span.definition < 0 or span.count:
-                    raise Refused("it multiplies a repeated column by a matrix")
                 source = self.definitions[span.definition]
                 source.is_scratch |= source.kind in ("", "state", "vector", "sequence")
         elif name == "gather":
             for span in operands[0]:
-                if span.definition < 0 or span.count:
-                    raise Refused("it picks among repeated columns")
                 self.definitions[span.definition].is_scratch = True
         elif name in _REDUCTIONS and self._is_narrow(instruction, operands[0]):
             self.definitions[operands[0][0].definition].is_scratch = True
@@ -303,7 +316,7 @@ class _Printer:
 
     def _is_narrow(self, instruction: Instruction, spans: Sequence[Span]) -> bool:
         """Return True if a reduction of many segments reads them from scratch, a column of all segments at a time."""
-        return instruction.segments > _FEW and len(spans) == 1 and spans[0].definition >= 0 and not spans[0].count
+        return instruction.segments > _FEW and len(spans) == 1 and spans[0].definition >= 0 and not spans[0].repeats
 
     def _cut_spans(self, spans: Sequence[Span], every: int) -> None:
         """Cut what is read at its ends and at every so many columns of the operand."""
@@ -312,7 +325,7 @@ class _Printer:
             if span.definition >= 0:
                 other = self.definitions[span.definition]
                 cuts = {span.low, span.high}
-                if not span.count:
+                if not span.repeats:
                     first = -begin % every
                     cuts |= set(range(span.low + first, span.high, every))
                 other.cuts |= {cut for cut in cuts if 0 < cut < other.width}
@@ -334,6 +347,8 @@ class _Printer:
         self.scratch = column
         body = self._body()
         head = [*self._prologue(), *self.head]
+        sizes = {int(size) for line in (*head, *body) for size in re.findall(r"\bc(\d+)\b", line)}
+        head = [f"c{size} = tl.arange(0, {size})[None, :]" for size in sorted(sizes)] + head
         if self.has_steps:
             loop = "for t in range(longest):"
             lines = [*head, loop, *[f"    {line}" for line in body], *self._final()]
@@ -341,11 +356,20 @@ class _Printer:
             lines = [*head, *body]
         text = f"def kernel({', '.join(self._arguments())}):\n" + "".join(f"    {line}\n" for line in lines)
         warps = 4 if self.is_pointwise or rows * live <= _FEW_LIVE * 4 else 8
-        return Kernel(text, tuple(self.before), 2 * rows * column, tuple(self.tables), rows, warps)
+        return Kernel(
+            text,
+            tuple(self.before),
+            self.has_steps,
+            2 * rows * column,
+            tuple(self.tables),
+            rows,
+            warps,
+            _REGISTERS if live <= _MOST_LIVE else None,
+        )
 
     def _arguments(self) -> list[str]:
         program = self.program
-        names = ["rows", *(["order", "offsets"] if self.has_steps else [])]
+        names = ["rows", *(["count", "order", "offsets"] if self.has_steps else [])]
         for kind in ("element", "sequence", "state"):
             names += [
                 name for index in range(len(program.given(kind))) for name in (f"{kind}{index}", f"{kind}{index}_s")
@@ -363,13 +387,12 @@ class _Printer:
 
     def _prologue(self) -> list[str]:
         lines = [f"slot = tl.program_id(0) * {self.rows} + tl.arange(0, {self.rows})", "valid = slot < rows"]
-        sizes = sorted({_padded(high - low) for part in self.definitions for low, high in part.parts()} | {_DEPTH})
-        lines += [f"c{size} = tl.arange(0, {size})[None, :]" for size in sizes]
         if self.has_steps:
             lines += [
                 "row = tl.load(order + slot, mask=valid, other=0)",
-                "begin = tl.load(offsets + row, mask=valid, other=0)",
-                "end = tl.load(offsets + row + 1, mask=valid, other=0)",
+                # Offsets that were changed on the device lead to no address outside of the elements.
+                "begin = tl.minimum(tl.maximum(tl.load(offsets + row, mask=valid, other=0), 0), count)",
+                "end = tl.minimum(tl.maximum(tl.load(offsets + row + 1, mask=valid, other=0), begin), count)",
                 "length = (end - begin).to(tl.int32)",
                 "longest = tl.max(length, 0)",
             ]
@@ -404,8 +427,9 @@ class _Printer:
             for result in results:
                 self._store(result)
         for index, spans in enumerate(self.outputs):
-            for start, (text, width, _) in self._placed(spans):
+            for start, (text, width, is_full) in self._placed(spans):
                 size = _padded(width)
+                text = text if is_full else f"tl.broadcast_to({text}, ({self.rows}, {size}))"
                 to = f"output{index} + at[:, None] * {sum(span.width for span in spans)} + {start} + c{size}"
                 self.lines.append(f"tl.store({to}, {text}, mask={_mask('live', width)})")
         following = []
@@ -490,7 +514,7 @@ class _Printer:
         if span.definition < 0:
             return self._number(span.number), high - low, False
         definition = self.definitions[span.definition]
-        if span.count:
+        if span.repeats:
             return (
                 self._part(span.definition, span.low, span.high),
                 high - low,
@@ -514,7 +538,7 @@ class _Printer:
         """Yield the parts of an operand, with the first column of each."""
         begin = 0
         for span in spans:
-            if span.definition < 0 or span.count:
+            if span.definition < 0 or span.repeats:
                 yield begin, self._one(spans, begin, begin + span.width)
             else:
                 for low, high in self.definitions[span.definition].parts(span.low, span.high):

@@ -1,0 +1,69 @@
+"""Programs as Triton kernels, without a GPU: under Triton's interpreter, and compiled for three architectures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from on_triton import NAMES
+from scripts import Script
+
+pytest.importorskip("triton", reason="Triton has wheels for Linux on x86-64 only")
+# The layers of every run; make triton has all of them.
+SAMPLE = ("lstm", "layernorm_gru", "a user's cell")
+# Shared memory of a block on each architecture, in bytes.
+SHARED = {80: 166_912, 90: 232_448, 100: 232_448}
+
+slow = pytest.mark.slow
+_all = [pytest.param(name, marks=() if name in SAMPLE else slow) for name in NAMES]
+
+_few = [pytest.param(name, marks=() if name == "lstm" else slow) for name in NAMES]
+
+
+def _run(script: Script, code: str, **environment: str) -> Any:
+    ended = script(f"import on_triton; on_triton.{code}", seconds=600, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _interpreted(script: Script, function: str, *arguments: Any) -> list[Any]:
+    return _run(script, f"interpret({[(function, it) for it in arguments]!r})", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("name", _all)
+def test_outputs_states_and_gradients_are_those_of_the_reference(script: Script, name: str) -> None:
+    """Two directions, lengths 0 and 1, more sequences than a kernel's block has rows."""
+    (errors,) = _interpreted(script, "differences", name)
+    assert len(errors) > 4
+    assert max(errors) < 2e-5
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(number, marks=slow) for number in range(4, 200, 20))])
+def test_random_programs(script: Script, first: int) -> None:
+    """Every operation, on operands in several pieces, repeated columns and numbers."""
+    count = 20 if first else 4
+    found = _interpreted(script, "of_a_program", *range(first, first + count))
+    assert sum(map(bool, found)) > count / 2
+    assert max(max(errors, default=0) for errors in found) < 1e-3
+
+
+@pytest.mark.parametrize("name", _few)
+def test_bits_do_not_depend_on_the_batch(script: Script, name: str) -> None:
+    (differs,) = _interpreted(script, "alone_and_together", name)
+    assert differs == [0.0] * 9
+
+
+@pytest.mark.parametrize("name", _few)
+def test_the_comparison_before_the_first_use(script: Script, name: str) -> None:
+    assert _interpreted(script, "verified", name) == [""]
+
+
+@pytest.mark.parametrize("architecture", [90, *(pytest.param(number, marks=slow) for number in (80, 100))])
+@pytest.mark.parametrize("name", _few)
+def test_registers_and_shared_memory_suffice(script: Script, name: str, architecture: int) -> None:
+    for registers, spilled, shared in _run(script, f"compiled([{name!r}], [{architecture}], 128)").values():
+        assert registers <= 168
+        assert spilled == 0
+        assert shared <= SHARED[architecture]

@@ -1,0 +1,174 @@
+"""Kernels of Triton without a GPU: under its interpreter, and compiled for GPUs.
+
+Each in a process of its own: Triton reads ``TRITON_INTERPRET`` when it is imported, and a compiled kernel runs nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import raglane as rl
+from every_layer import D, LAYERS, a_state, build, gradients, results_of
+from own_cells import Halved, Moved, Whole
+from random_programs import draw, draw_lengths, tensors_for
+from raglane.kernels.program import backend
+from raglane.kernels.program.verify import verify_loop
+from raglane.kernels.triton import launch
+from raglane.kernels.triton.printer import kernel_of
+from raglane.programs.graph import Refused
+
+USERS: dict[str, type[nn.Module]] = {"a user's cell": Whole, "a user's LSTM": Moved, "a user's GRU": Halved}
+NAMES = [*LAYERS, *USERS]
+_TRITON = backend.MACHINES["cuda"]
+# More sequences than a block has rows, in an order that is not that of their lengths.
+_LENGTHS = [1, 0, 1, 3, 2, 1, 1, 0, 2]
+
+
+def layer_of(name: str, units: int, **options: Any) -> Any:
+    """Return a layer in float64."""
+    if name in USERS:
+        return rl.nn.Recurrent(USERS[name], D, units, **options).double()
+    return build(name, units=units, **options)
+
+
+def differences(name: str) -> list[float]:
+    """Return the largest errors of a layer in float32, relative to the largest number of the float64 reference."""
+    torch.manual_seed(0)
+    whole = layer_of(name, 20, bidirectional=True)
+    narrow = layer_of(name, 20, bidirectional=True).float()
+    narrow.load_state_dict(whole.state_dict())
+    values, hx = torch.randn(sum(_LENGTHS), D, dtype=torch.float64), a_state(whole, len(_LENGTHS))
+    states = hx if isinstance(hx, tuple) else (hx,)
+    found = []
+    for layer, used in ((whole, "reference"), (narrow, "program")):
+        dtype = next(layer.parameters()).dtype
+        own = [part.detach().to(dtype).requires_grad_() for part in (values, *states)]
+        given = tuple(own[1:]) if len(states) > 1 else own[1]
+        with rl.use_backend(backend=used):
+            results = results_of(layer(rl.Ragged.from_flat(own[0], lengths=_LENGTHS), given, return_states=True))
+        found.append([*results, *gradients(results, [*own, *layer.parameters()])])
+    return [_error(mine, right) for right, mine in zip(*found, strict=True)]
+
+
+def _error(mine: Tensor, right: Tensor) -> float:
+    return float((mine - right).abs().max() / (1 + right.abs().max()))
+
+
+def of_a_program(seed: int) -> list[float]:
+    """Return the errors of a random program, empty if it has no kernel."""
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    program = draw(chance, tame=True)
+    case = tensors_for(program, draw_lengths(chance), ascending=chance.random() < 0.5).to(torch.float32)
+    given: dict[str, Any] = dict(case.given)
+    given["weights"] = [part.mT.contiguous() for part in given["weights"]]
+    try:
+        outputs, finals = launch.run(program, offsets=case.offsets, ascending=case.ascending, **given)
+    except (Refused, IndexError):  # a program without elements
+        return []
+    rights = [torch.from_numpy(right) for right in case.expected()]
+    pairs = zip([*outputs, *finals], rights, strict=True)
+    return [_error(mine.nan_to_num(), right.nan_to_num()) for mine, right in pairs if mine.numel()]
+
+
+def alone_and_together(name: str) -> list[float]:
+    """Return 0 for each sequence whose bits are the same alone and in a batch."""
+    # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
+    np.matmul = lambda one, other, dtype: np.stack([row @ other for row in one])  # type: ignore[assignment, misc]
+    torch.manual_seed(0)
+    layer = layer_of(name, 20).float()
+    batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
+    with rl.use_backend(backend="program"):
+        together = layer(batch)[0]
+        return [
+            float(not torch.equal(layer(rl.Ragged([part]))[0].values, whole))
+            for part, whole in zip(batch.to_list(), together.to_list(), strict=True)
+        ]
+
+
+def verified(name: str) -> str:
+    """Return how a kernel's loop differs from the reference, as the comparison before its first use does."""
+    layer = layer_of(name, 20).float()
+    cell, sizes = layer.cell, layer.state_sizes
+    weights = layer.cells[0] if name in USERS else layer._weights()[0]
+    step = backend.step_of(cell, weights, D, tuple(sizes), torch.float32)
+    return verify_loop(step, backend.ready(step), backend.run_loop, _TRITON, 1.0)
+
+
+def interpret(cases: list[tuple[str, Any]]) -> None:
+    """Print what the functions above return, as JSON; CPU tensors run on Triton's interpreter."""
+    backend.MACHINES["cpu"] = _TRITON
+    print(json.dumps([globals()[function](argument) for function, argument in cases]))
+
+
+def compiled(names: list[str], architectures: list[int], units: int) -> None:
+    """Print registers, spilled bytes and shared memory of each kernel of some layers, as JSON."""
+    programs: list[tuple[Any, bool]] = []
+
+    def keep(lowered: Any, offsets: Any, ascending: bool, *rest: Any) -> Any:
+        programs.append((lowered.program, ascending))
+        return cpu.run_lowered(lowered, offsets, ascending, *rest)
+
+    cpu = backend.MACHINES["cpu"]
+    found: dict[str, Any] = {}
+    for name in names:
+        layer, batch = layer_of(name, units).float(), rl.Ragged([torch.randn(4, D), torch.randn(2, D)])
+        with rl.use_backend(backend="program"):
+            layer(batch)
+            backend.MACHINES["cpu"] = cpu._replace(run_lowered=keep)
+            layer(batch)[0].values.sum().backward()
+            backend.MACHINES["cpu"] = cpu
+        for program, ascending in programs:
+            for architecture in architectures:
+                found[f"{name} {'forward' if ascending else 'backward'} sm_{architecture}"] = _assembled(
+                    program, ascending, architecture
+                )
+        programs.clear()
+    print(json.dumps(found))
+
+
+def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = kernel_of(program, ascending)
+    function = launch.function_of(kernel.text)
+    kinds = {"rows": "i32", "count": "i32", "precision": "constexpr", "order": "*i64", "offsets": "*i64"}
+    signature = {
+        name: kinds.get(name, "i32" if name.endswith("_s") else "*i32" if name.startswith("table") else "*fp32")
+        for name in function.arg_names
+    }
+    last = len(signature) - 1
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if "*" in kind}
+    source = ASTSource(function, signature, {(last,): "ieee"}, aligned)
+    options = {"num_warps": kernel.warps, "maxnreg": kernel.registers}
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    assembler = tools / ("ptxas-blackwell" if architecture >= 100 else "ptxas")
+    text = str(made.asm["ptx"])
+    name = re.findall(r"\.target (\w+)", text)[0]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        command = [assembler, "--verbose", f"--gpu-name={name}", f"--maxrregcount={kernel.registers or 255}"]
+        ran = subprocess.run(
+            [*command, file.name, "--output-file=/dev/null"], capture_output=True, text=True, check=True
+        )
+    registers, spilled = (re.findall(text, ran.stderr)[0] for text in (r"Used (\d+) reg", r"(\d+) bytes spill stores"))
+    return [int(registers), int(spilled), made.metadata.shared]
+
+
+if __name__ == "__main__":
+    compiled(sys.argv[1].split(","), [int(part) for part in sys.argv[2].split(",")], int(sys.argv[3]))
