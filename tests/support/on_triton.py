@@ -85,7 +85,7 @@ def of_a_program(seed: int) -> list[float]:
 def alone_and_together(name: str) -> list[float]:
     """Return 0 for each sequence whose bits are the same alone and in a batch."""
     # The interpreter's products are NumPy's, in which the bits of a row depend on its place.
-    np.matmul = lambda one, other, dtype: np.stack([row @ other for row in one])  # type: ignore[assignment, misc]
+    np.matmul = lambda one, other, dtype: np.stack([row @ other for row in one])  # type: ignore[assignment]
     torch.manual_seed(0)
     layer = layer_of(name, 20).float()
     batch = rl.Ragged([torch.randn(length, D) for length in _LENGTHS])
@@ -162,7 +162,7 @@ def _assembled(program: Any, ascending: bool, architecture: int) -> list[int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(text)
         file.flush()
-        command = [assembler, "--verbose", f"--gpu-name={name}", f"--maxrregcount={kernel.registers or 255}"]
+        command = [str(assembler), "--verbose", f"--gpu-name={name}", f"--maxrregcount={kernel.registers or 255}"]
         ran = subprocess.run(
             [*command, file.name, "--output-file=/dev/null"], capture_output=True, text=True, check=True
         )

@@ -11,7 +11,7 @@ from raglane.cells import CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.kernels import reference
 from raglane.kernels.contract import Request
-from raglane.kernels.program.backend import run_loop
+from raglane.kernels.program.backend import MACHINES, run_loop
 from raglane.kernels.program.backward import StepCall
 from raglane.programs.compiled import CompiledStep
 from raglane.programs.rules import trace
@@ -71,7 +71,7 @@ def agree(
             part.requires_grad_()
     tensors = (x, *more, *states, *leaves)
     for ascending in (True, False):
-        call = StepCall(compiled, step, OFFSETS, ascending, True, need_states)
+        call = StepCall(compiled, step, OFFSETS, ascending, True, need_states, MACHINES["cpu"])
         mine, finals, steps = run_loop(call, tensors)
         request = Request(step.whole(prepares), x, OFFSETS, None, (), (weights,), need_states=need_states)
         theirs = reference.run_direction(request, weights, tuple(states), not ascending)

@@ -63,7 +63,7 @@ def verify_loop(step: Step, compiled: CompiledStep, run: Run, machine: Machine, 
             elements, states, leaves = case.parts
             rows = torch.randint(19, (int(offsets[-1]),), generator=generator)
             elements = [part.detach()[rows].requires_grad_() for part in elements]
-            tensors, end = (*elements, *states, *leaves), len(elements) + len(states)
+            tensors = *elements, *states, *leaves
             for ascending in (True, False):
                 call = replace(case.call, offsets=offsets, ascending=ascending)
                 output, finals, _ = run(call, tensors)

@@ -21,7 +21,7 @@ def _power_of_two(n):
 
 @triton.jit
 def _split(x):
-    """exp(x) = 2^n * (1 + tail): n and tail."""
+    """Return n and tail with exp(x) = 2^n * (1 + tail)."""
     n = tl.floor(x * 1.44269504088896340736 + 0.5)
     r = tl.fma(n, tl.full(n.shape, -0.693145751953125, tl.float32), x)
     r = tl.fma(n, tl.full(n.shape, -1.428606765330187e-06, tl.float32), r)
@@ -104,7 +104,7 @@ def _log_near_one(f):
 
 @triton.jit
 def _scaled(x):
-    """x = 2^n * m with m between sqrt(1/2) and sqrt(2): n and m."""
+    """Return n and m with x = 2^n * m, and m between sqrt(1/2) and sqrt(2)."""
     is_small = x < 1.17549435e-38
     x = tl.where(is_small, x * 33554432.0, x)
     bits = x.to(tl.int32, bitcast=True)
@@ -159,15 +159,15 @@ def round_half_even(x):
 
 
 @triton.jit
-def add(a, b):
-    """a + b."""
-    return a + b
-
-
-@triton.jit
 def larger(a, b):
     """The larger number; NaN if one of them is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def smaller(a, b):
+    """The smaller number; NaN if one of them is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

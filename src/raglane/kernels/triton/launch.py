@@ -21,6 +21,7 @@ from raglane.kernels.triton.printer import Kernel, kernel_of
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Instruction, Operand, Program, Weight
 
+_NO_OFFSETS = torch.zeros(1, dtype=torch.int64)
 _KINDS = ("element", "sequence", "state", "vector")
 
 
@@ -90,7 +91,7 @@ def _products(program: Program, chosen: tuple[int, ...]) -> Program:
 def run(
     program: Program,
     *,
-    offsets: Tensor | None,
+    offsets: Tensor,
     ascending: bool = True,
     elements: Sequence[Tensor] = (),
     sequences: Sequence[Tensor] = (),
@@ -107,12 +108,11 @@ def run(
     like, count = elements[0], elements[0].shape[0]
     given = [_rows(part) for part in elements]
     if made.before is not None:
-        products, _ = run(made.before, offsets=None, elements=elements, vectors=vectors, weights=weights)
+        products, _ = run(made.before, offsets=_NO_OFFSETS, elements=elements, vectors=vectors, weights=weights)
         given += [_rows(part) for part in products]
     outputs = [like.new_empty(count, width) for _, width in program.outputs]
     rows, order = count, list[Any]()
     if made.kernel.has_steps:
-        assert offsets is not None
         rows = offsets.shape[0] - 1
         order = [count, offsets.diff().argsort(descending=True, stable=True), offsets]
     finals = [like.new_empty(rows, width) for width in program.given("state")]
@@ -137,7 +137,7 @@ def _tables(made: Compiled, device: torch.device) -> list[Tensor]:
     return made.tables[device]
 
 
-# ---- the operations of the program backend ----------------------------------------------------------------------------
+# ---- the operations of the program backend ---------------------------------------------------------------------------
 
 
 def run_lowered(
@@ -167,7 +167,9 @@ def run_lowered(
 def times(rows: Tensor, weight: Tensor) -> Tensor:
     """Return ``rows @ weight.T``, group by group; the bits of a row do not depend on the other rows."""
     groups, width, depth = weight.shape
-    outputs, _ = run(_product(groups, width, depth), offsets=None, elements=[rows], weights=[weight.mT.contiguous()])
+    outputs, _ = run(
+        _product(groups, width, depth), offsets=_NO_OFFSETS, elements=[rows], weights=[weight.mT.contiguous()]
+    )
     return outputs[0]
 
 

@@ -1,0 +1,324 @@
+"""The text of the instructions of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from raglane.kernels.triton.spans import Columns, Span, Step
+
+# The columns that a product reads at a time.
+_DEPTH = 16
+
+_TRUTHS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_NAMED = ("exp", "expm1", "log", "log1p", "rsqrt", "reciprocal", "sigmoid", "tanh")
+FORMULAS = {
+    **{name: f"tl.where({{0}} {sign} {{1}}, 1.0, 0.0)" for name, sign in _TRUTHS.items()},
+    **{name: f"f.{name}({{0}})" for name in _NAMED},
+    "copy": "{0}",
+    "neg": "-{0}",
+    "abs": "tl.abs({0})",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
+    "not": "tl.where({0} == 0, 1.0, 0.0)",
+    "relu": "tl.where({0} < 0, 0.0, {0})",
+    "floor": "tl.floor({0})",
+    "round": "f.round_half_even({0})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "erf": "tl.erf({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "f.div({0}, {1})",
+    "pow": "f.pow({0}, {1})",
+    "max": "f.larger({0}, {1})",
+    "min": "f.smaller({0}, {1})",
+    "and": "tl.where(({0} != 0) & ({1} != 0), 1.0, 0.0)",
+    "or": "tl.where(({0} != 0) | ({1} != 0), 1.0, 0.0)",
+    "sigmoid_backward": "{0} * {1} * (1.0 - {1})",
+    "tanh_backward": "{0} * (1.0 - {1} * {1})",
+    "fma": "{0} * {1} + {2}",
+    "where": "tl.where({0} != 0, {1}, {2})",
+}
+"""Pointwise operations; ``f`` is :mod:`raglane.kernels.triton.functions`."""
+
+Operands = Sequence[Sequence[Span]]
+
+
+def padded(width: int) -> int:
+    """Return the columns of a variable: a power of two."""
+    return 1 if width == 1 else max(16, 1 << (width - 1).bit_length())
+
+
+def variable(definition: int, low: int) -> str:
+    """Return the name of a part of a result or a state."""
+    return f"v{definition}_{low}"
+
+
+def mask_of(rows: str, width: int) -> str:
+    """Return the condition of columns that are not padding, in some rows."""
+    return " & ".join([f"{rows}[:, None]", *_inner(width)])
+
+
+def _inner(width: int) -> list[str]:
+    """Return the condition of columns that are not padding, if there are others."""
+    size = padded(width)
+    return [f"(c{size} < {width})"] if size != width else []
+
+
+def _load(place: str, conditions: Sequence[str]) -> str:
+    mask = f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
+    return f"tl.load({place}{mask})"
+
+
+class Instructions:
+    """The lines of a step."""
+
+    def __init__(self, columns: Columns, rows: int) -> None:
+        self.columns, self.definitions, self.rows = columns, columns.definitions, rows
+        self.lines: list[str] = []
+        self.head: list[str] = []  # before the loop
+        self.sizes: dict[str, int] = {}  # columns of each variable
+        self.numbers: dict[str, str] = {}  # variables by number
+        self.tables: list[tuple[int, ...]] = []  # of gather
+        self._given: dict[tuple[int, int, int], str] = {}
+        self._unfenced: set[int] = set()  # stored in scratch since the last barrier
+
+    # Variables.
+
+    def loaded(self, index: int, low: int, high: int, rows: str, mask: str) -> str:
+        """Return the text that loads columns of an input."""
+        source = self.definitions[index].source
+        place = f"{source} + {rows}[:, None] * {source}_s + {low} + c{padded(high - low)}"
+        return _load(place, [mask_of(mask, high - low)])
+
+    def part(self, index: int, low: int, high: int) -> str:
+        """Return the variable of columns of a definition; of an input, after it is loaded."""
+        definition = self.definitions[index]
+        if definition.kind in ("", "state"):
+            return variable(index, low)
+        key = index, low, high
+        if key not in self._given:
+            name, size = f"x{index}_{low}_{high}", padded(high - low)
+            self._given[key], self.sizes[name] = name, size
+            if definition.kind == "vector":
+                self.lines.append(f"{name} = {_load(f'{definition.source} + {low} + c{size}', _inner(high - low))}")
+            elif definition.kind == "sequence":
+                self.head.append(f"{name} = {self.loaded(index, low, high, 'row', 'valid')}")
+            else:
+                self.lines.append(f"{name} = {self.loaded(index, low, high, 'at', 'live')}")
+        return self._given[key]
+
+    def one(self, spans: Sequence[Span], low: int, high: int) -> tuple[str, bool]:
+        """Return the variable of columns of an operand, and True if it has all rows and columns."""
+        begin = 0
+        for span in spans:
+            if begin <= low and high <= begin + span.width:
+                break
+            begin += span.width
+        if span.definition < 0:
+            return self._number(span.number), False
+        has_rows = self.definitions[span.definition].kind != "vector"
+        if span.repeats:
+            return self.part(span.definition, span.low, span.high), has_rows and high - low == 1
+        first = span.low + low - begin
+        return self.part(span.definition, first, first + high - low), has_rows
+
+    def _number(self, number: float) -> str:
+        special = {math.inf: "f.INF", -math.inf: "-f.INF"}
+        value = "f.NAN" if math.isnan(number) else special.get(number, repr(number))
+        return self.numbers.setdefault(value, f"k{len(self.numbers)}")
+
+    def whole(self, spans: Sequence[Span], low: int, high: int) -> str:
+        """Return columns of an operand with all rows and columns."""
+        text, is_full = self.one(spans, low, high)
+        return text if is_full else self._broadcast(text, high - low)
+
+    def _broadcast(self, text: str, width: int) -> str:
+        return f"tl.broadcast_to({text}, ({self.rows}, {padded(width)}))"
+
+    def placed(self, spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the parts of an operand."""
+        begin = 0
+        for span in spans:
+            parts = [(span.low, span.low + span.width)]
+            if span.definition >= 0 and not span.repeats:
+                parts = self.definitions[span.definition].parts(span.low, span.high)
+            yield from ((begin + low - span.low, begin + high - span.low) for low, high in parts)
+            begin += span.width
+
+    def _within(self, spans: Sequence[Span], low: int, high: int) -> list[tuple[str, int]]:
+        """Return the parts of an operand between two columns, with their widths."""
+        bounds = [(max(begin, low), min(end, high)) for begin, end in self.placed(spans)]
+        return [(self.whole(spans, begin, end), end - begin) for begin, end in bounds if begin < end]
+
+    def _set(self, index: int, low: int, high: int, text: str) -> None:
+        name = variable(index, low)
+        self.sizes[name] = padded(high - low)
+        self.lines.append(f"{name} = {text}")
+
+    # Scratch.
+
+    def store(self, index: int) -> None:
+        """Store a definition in scratch if it is read there."""
+        definition = self.definitions[index]
+        if not definition.is_scratch:
+            return
+        own = (Span(index, 0, definition.width),)
+        for low, high in definition.parts():
+            size = padded(high - low)
+            mask = "".join(f", mask={condition}" for condition in _inner(high - low))
+            place = f"local + {definition.column + low} + c{size}"
+            self.lines.append(f"tl.store({place}, {self.whole(own, low, high)}{mask})")
+        self._unfenced.add(index)
+
+    def _fence(self, spans: Sequence[Span]) -> None:
+        if any(span.definition in self._unfenced for span in spans):
+            self.lines.append("tl.debug_barrier()")
+            self._unfenced.clear()
+
+    # Instructions.
+
+    def emit(self, step: Step) -> None:
+        """Append the lines of an instruction."""
+        name = step.instruction.operation
+        if name in FORMULAS:
+            for low, high in self.definitions[step.results[0]].parts():
+                found = [self.one(spans, low, high) for spans in step.operands]
+                text = FORMULAS[name].format(*[text for text, _ in found])
+                is_full = any(is_full for _, is_full in found)
+                self._set(step.results[0], low, high, text if is_full else self._broadcast(text, high - low))
+        elif name in ("row_sum", "row_max"):
+            self._reduce(step)
+        else:
+            getattr(self, f"_{name}")(step)
+
+    def _segments(self, step: Step) -> Iterator[tuple[int, int, int]]:
+        size = step.instruction.width // step.instruction.segments
+        return ((segment, segment * size, (segment + 1) * size) for segment in range(step.instruction.segments))
+
+    def _sum(self, parts: Sequence[tuple[str, int]]) -> str:
+        return " + ".join(
+            text if width == 1 else f"tl.sum({_filled(text, width, '0.0')}, 1, keep_dims=True)" for text, width in parts
+        )
+
+    def _reduce(self, step: Step) -> None:
+        (spans,), (result,), instruction = step.operands, step.results, step.instruction
+        is_sum = instruction.operation == "row_sum"
+        if self.columns.is_narrow(instruction, spans):
+            self._fence(spans)
+            size, span = instruction.width // instruction.segments, spans[0]
+            source = f"local + {self.definitions[span.definition].column + span.low}"
+            for low, high in self.definitions[result].parts():
+                # Columns of the padding read the last segment.
+                place = f"{source} + tl.minimum({low} + c{padded(high - low)}, {high - 1}) * {size}"
+                self._set(result, low, high, f"tl.load({place})")
+                name = variable(result, low)
+                total = f"{name} + tl.load({place} + j)" if is_sum else f"f.larger({name}, tl.load({place} + j))"
+                self.lines += [f"for j in range(1, {size}):", f"    {name} = {total}"]
+            return
+        for segment, low, high in self._segments(step):
+            parts = self._within(spans, low, high)
+            text = self._sum(parts)
+            if not is_sum:
+                most = [one if width == 1 else f"f.row_max({_filled(one, width, '-f.INF')})" for one, width in parts]
+                text = most[0]
+                for other in most[1:]:
+                    text = f"f.larger({text}, {other})"
+            self._set(result, segment, segment + 1, text)
+
+    def _row_cumsum(self, step: Step) -> None:
+        for _, low, high in self._segments(step):
+            before = ""
+            for begin, end in self.definitions[step.results[0]].parts(low, high):
+                text = self.whole(step.operands[0], begin, end)
+                total = text if end - begin == 1 else f"tl.cumsum({text}, 1)"
+                self._set(step.results[0], begin, end, f"{total}{before}")
+                before = f" + {self._sum([(text, end - begin)])}{before}"
+
+    def _mean(self, name: str, parts: Sequence[tuple[str, int]], step: Step) -> str:
+        """Append the mean of a segment; return its variable."""
+        share = step.instruction.segments / step.instruction.width
+        self.lines.append(f"{name} = ({self._sum(parts)}) * {share!r}")
+        return name
+
+    def _norm(self, step: Step) -> None:
+        (spans,), (normed, factor) = step.operands, step.results
+        for segment, low, high in self._segments(step):
+            parts = self._within(spans, low, high)
+            mean = self._mean(f"mean{normed}_{segment}", parts, step)
+            squares = [(f"({text} - {mean}) * ({text} - {mean})", width) for text, width in parts]
+            square = self._mean(f"square{normed}_{segment}", squares, step)
+            self._set(factor, segment, segment + 1, f"f.rsqrt({square} + {step.instruction.epsilon!r})")
+            for begin, end in self.definitions[normed].parts(low, high):
+                text = f"({self.whole(spans, begin, end)} - {mean}) * {variable(factor, segment)}"
+                self._set(normed, begin, end, text)
+
+    def _norm_backward(self, step: Step) -> None:
+        (gradient, normed, factor), (result,) = step.operands, step.results
+        for segment, low, high in self._segments(step):
+            bounds = self.definitions[result].parts(low, high)
+            pairs = [(self.whole(gradient, *part), self.whole(normed, *part)) for part in bounds]
+            widths = [end - begin for begin, end in bounds]
+            g = [(one, width) for (one, _), width in zip(pairs, widths, strict=True)]
+            products = [(f"{one} * {other}", width) for (one, other), width in zip(pairs, widths, strict=True)]
+            mean = self._mean(f"mean{result}_{segment}", g, step)
+            slope = self._mean(f"slope{result}_{segment}", products, step)
+            r, _ = self.one(factor, segment, segment + 1)
+            for (begin, end), (one, other) in zip(bounds, pairs, strict=True):
+                self._set(result, begin, end, f"{r} * ({one} - {mean} - {other} * {slope})")
+
+    def _gather(self, step: Step) -> None:
+        """Read columns of scratch by a table of their places there."""
+        (spans,) = step.operands
+        self._fence(spans)
+        places = [self.definitions[span.definition].column + at for span in spans for at in range(span.low, span.high)]
+        table = f"table{len(self.tables)}"
+        self.tables.append(tuple([places[column] for column in step.instruction.columns]))
+        for low, high in self.definitions[step.results[0]].parts():
+            size = padded(high - low)
+            index = f"tl.load({table} + {low} + c{size}, mask=c{size} < {high - low}, other=0)"
+            self._set(step.results[0], low, high, f"tl.load(local + {index})")
+
+    def _product(self, step: Step) -> None:
+        (start, operand), (result,), index = step.operands, step.results, step.instruction.weight
+        weight = self.columns.program.weights[index]
+        self._fence(operand)
+        for low, high in self.definitions[result].parts():
+            part, first = divmod(low, weight.rows)  # of the result's segments and groups
+            self._set(result, low, high, self._broadcast(self.one(start, low, high)[0], high - low))
+            place = -part * weight.depth  # of the span, in the columns that this part reads
+            for span in operand:
+                begin, end = max(place, 0), min(place + span.width, weight.depth)
+                if begin < end:
+                    row = part % weight.groups * weight.depth + begin
+                    own = f"weight{index} + {row * weight.rows + first}"
+                    read = Span(span.definition, span.low + begin - place, span.low + end - place)
+                    self._add_product(variable(result, low), read, own, weight.rows, high - low)
+                place += span.width
+
+    def _add_product(self, total: str, span: Span, weight: str, rows: int, width: int) -> None:
+        """Add the product of columns and rows of a weight to a result."""
+        definition, size, depth = self.definitions[span.definition], padded(width), span.width
+        ends = [f"(c{_DEPTH} + k < {depth})"] if depth % _DEPTH else []
+        if definition.is_scratch:
+            read = _load(f"local + {definition.column + span.low} + k + c{_DEPTH}", ends)
+        else:
+            place = f"{definition.source} + at[:, None] * {definition.source}_s + {span.low} + k + c{_DEPTH}"
+            read = _load(place, ["live[:, None]", *ends])
+        self.lines.append(f"for k in range(0, {depth}, {_DEPTH}):")
+        if width == 1:
+            own = _load(f"{weight} + (k + c{_DEPTH}) * {rows}", ends)
+            self.lines.append(f"    {total} += tl.sum({read} * {own}, 1, keep_dims=True)")
+            return
+        deep = f"(k + tl.arange(0, {_DEPTH}))[:, None]"
+        within = [f"({deep} < {depth})"] if depth % _DEPTH else []
+        own = _load(f"{weight} + {deep} * {rows} + c{size}", [*within, *_inner(width)])
+        self.lines.append(f"    {total} = tl.dot({read}, {own}, {total}, input_precision=precision)")
+
+
+def _filled(text: str, width: int, fill: str) -> str:
+    """Return a variable with a number in the columns of its padding."""
+    size = padded(width)
+    return text if size == width else f"tl.where(c{size} < {width}, {text}, {fill})"

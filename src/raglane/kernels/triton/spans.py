@@ -1,0 +1,261 @@
+"""The columns that the operands of a program read, and where its values are cut into variables.
+
+Triton cannot slice registers. So each input and each result of an instruction is a *definition*, which is cut wherever
+an operand begins or ends. The cuts of the operands and the result of a pointwise instruction agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from raglane.programs.graph import Refused
+from raglane.programs.program import Instruction, Operand, Program
+
+# The widest variable, and the most variables of a step.
+_WIDEST, _MOST_PARTS = 128, 192
+# A reduction of more segments reads them from scratch.
+_FEW = 8
+REDUCTIONS = ("row_sum", "row_max")
+
+
+class Span(NamedTuple):
+    """Columns of a definition as an operand; ``definition`` -1 is a number, and ``repeats`` columns are the same."""
+
+    definition: int
+    low: int
+    high: int
+    repeats: int = 0  # of a repeated column or number
+    number: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Columns of the operand."""
+        return self.repeats or self.high - self.low
+
+
+@dataclass
+class Definition:
+    """An input, or the result of an instruction."""
+
+    width: int
+    source: str = ""  # the name of an input's argument
+    kind: str = ""  # element, sequence, state or vector; empty for a result
+    cuts: set[int] = field(default_factory=set)
+    is_scratch: bool = False  # a product reads it
+    column: int = 0  # in scratch
+
+    def parts(self, low: int = 0, high: int = -1) -> list[tuple[int, int]]:
+        """Return the bounds of the parts between two cuts."""
+        high = self.width if high < 0 else high
+        bounds = sorted({low, high, *(cut for cut in self.cuts if low < cut < high)})
+        return list(itertools.pairwise(bounds))
+
+
+class Step(NamedTuple):
+    """An instruction with its operands, as spans, and the definitions of its results."""
+
+    instruction: Instruction
+    operands: tuple[tuple[Span, ...], ...]
+    results: tuple[int, ...]
+
+
+class Columns:
+    """The definitions of a program, its instructions as steps on them, and the cuts.
+
+    Products of elements and parameters alone are not among the steps of a loop: they are computed before it, and their
+    results are elements.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.definitions: list[Definition] = []
+        self.steps: list[Step] = []
+        self.before: list[int] = []  # instructions
+        self.has_steps = bool(program.next_states or program.given("sequence"))
+        self._resolve()
+        self._cut()
+
+    def _resolve(self) -> None:
+        """Make the definitions, and find those that each operand reads."""
+        program = self.program
+        # Of each block, the columns that have been written: first, end, definition and its first column.
+        self.written: list[list[tuple[int, int, int, int]]] = [[] for _ in program.blocks]
+        self.inputs: dict[tuple[str, int], int] = {}
+        for place, block in enumerate(program.blocks):
+            if block.kind != "local":
+                self.inputs[block.kind, block.index] = len(self.definitions)
+                self._define(place, 0, Definition(block.width, f"{block.kind}{block.index}", block.kind))
+        for index, instruction in enumerate(program.instructions):
+            operands = tuple(
+                self._read(operand, width)
+                for operand, width in zip(instruction.operands, _widths(program, instruction), strict=True)
+            )
+            if instruction.operation in ("product", "gather"):
+                operands = (*operands[:-1], self._copied(operands[-1]))
+            is_before = self.has_steps and instruction.operation == "product" and self._is_given(operands)
+            results = []
+            for result, width in zip(instruction.results, _result_widths(instruction), strict=True):
+                results.append(len(self.definitions))
+                source = f"product{len(self.before)}" if is_before else ""
+                self._define(result.block, result.start, Definition(width, source, "element" if is_before else ""))
+            if is_before:
+                self.before.append(index)
+            else:
+                self.steps.append(Step(instruction, operands, tuple(results)))
+        self.outputs = [self._read(place, width) for place, width in program.outputs]
+        widths = program.given("state")
+        self.following = [self._read(place, width) for place, width in zip(program.next_states, widths, strict=True)]
+
+    def _define(self, block: int, start: int, definition: Definition) -> None:
+        end, kept = start + definition.width, []
+        for low, high, index, first in self.written[block]:
+            kept += [(low, min(high, start), index, first)] if low < start else []
+            kept += [(max(low, end), high, index, first + max(low, end) - low)] if high > end else []
+        self.written[block] = sorted([*kept, (start, end, len(self.definitions), 0)])
+        self.definitions.append(definition)
+
+    def _read(self, place: Operand, width: int) -> tuple[Span, ...]:
+        if place.block < 0:
+            return (Span(-1, 0, 0, width, place.number),)
+        begin, end = place.start, place.start + (1 if place.spread else width)
+        found = [
+            Span(index, first + max(low, begin) - low, first + min(high, end) - low, width if place.spread else 0)
+            for low, high, index, first in self.written[place.block]
+            if low < end and high > begin
+        ]
+        if sum(part.high - part.low for part in found) != end - begin:
+            raise Refused("it reads what no instruction has written")
+        return tuple(found)
+
+    def _copied(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+        """Return an operand that is read in memory: a copy if it repeats a column or a number."""
+        if all(part.definition >= 0 and not part.repeats for part in spans):
+            return spans
+        width = sum(part.width for part in spans)
+        self.definitions.append(Definition(width))
+        made = len(self.definitions) - 1
+        copy = Instruction("copy", (Operand(-1),), (Operand(-1),), width)
+        self.steps.append(Step(copy, (spans,), (made,)))
+        return (Span(made, 0, width),)
+
+    def _is_given(self, operands: Sequence[tuple[Span, ...]]) -> bool:
+        """Return True if a product depends on elements and parameters only; its operand is one part of an element."""
+        start, operand = operands
+        kinds = {self.definitions[part.definition].kind for part in start if part.definition >= 0}
+        return (
+            kinds <= {"element", "vector"}
+            and len(operand) == 1
+            and self.definitions[operand[0].definition].kind == "element"
+        )
+
+    def _cut(self) -> None:
+        """Cut the definitions until operands and results of each instruction agree."""
+        pairs: list[tuple[int, Sequence[Span]]] = []  # a definition and what it is aligned with
+        for instruction, operands, results in self.steps:
+            self._segment(instruction, operands, results)
+            aligned = operands[:1] if instruction.operation == "product" else operands
+            if instruction.operation in (*REDUCTIONS, "gather"):
+                continue
+            # The last operand of norm_backward has a column for each segment.
+            aligned = aligned[:2] if instruction.operation == "norm_backward" else aligned
+            pairs += [(results[0], spans) for spans in aligned]
+        for output in self.outputs:
+            self._cut_spans(output, sum(span.width for span in output))
+        states = [self.inputs["state", index] for index in range(len(self.following))]
+        pairs += list(zip(states, self.following, strict=True))
+        for definition in self.definitions:
+            definition.cuts |= set(range(_WIDEST, definition.width, _WIDEST)) if not definition.kind else set()
+        changes = True
+        while changes:
+            changes = False
+            for index, spans in pairs:
+                changes |= self._align(self.definitions[index], spans)
+        if sum(len(part.parts()) for part in self.definitions if part.kind in ("", "state")) > _MOST_PARTS:
+            raise Refused(f"it has more than {_MOST_PARTS} values of {_WIDEST} columns, too many for registers")
+
+    def _align(self, result: Definition, spans: Sequence[Span]) -> bool:
+        begin, changes = 0, False
+        for span in spans:
+            end = begin + span.width
+            cuts = {cut for cut in (begin, end) if 0 < cut < result.width}
+            if span.definition >= 0 and not span.repeats:
+                other = self.definitions[span.definition]
+                shift = begin - span.low
+                cuts |= {cut + shift for cut in other.cuts if span.low < cut < span.high}
+                back = {cut - shift for cut in result.cuts if begin < cut < end} | {span.low, span.high}
+                back = {cut for cut in back if 0 < cut < other.width} - other.cuts
+                changes |= bool(back)
+                other.cuts |= back
+            elif span.definition >= 0:
+                other = self.definitions[span.definition]
+                back = {cut for cut in (span.low, span.high) if 0 < cut < other.width} - other.cuts
+                changes |= bool(back)
+                other.cuts |= back
+            changes |= not cuts <= result.cuts
+            result.cuts |= cuts
+            begin = end
+        return changes
+
+    def _segment(self, instruction: Instruction, operands: Sequence[Sequence[Span]], results: Sequence[int]) -> None:
+        """Cut at the bounds of segments and groups."""
+        name, segments = instruction.operation, instruction.segments
+        result = self.definitions[results[0]]
+        if name == "product":
+            weight = self.program.weights[instruction.weight]
+            result.cuts |= set(range(weight.rows, result.width, weight.rows))
+            for span in operands[1]:
+                source = self.definitions[span.definition]
+                source.is_scratch |= source.kind in ("", "state", "vector", "sequence")
+        elif name == "gather":
+            for span in operands[0]:
+                self.definitions[span.definition].is_scratch = True
+        elif name in REDUCTIONS and self.is_narrow(instruction, operands[0]):
+            self.definitions[operands[0][0].definition].is_scratch = True
+        elif name in REDUCTIONS:
+            result.cuts |= set(range(1, segments))
+            self._cut_spans(operands[0], instruction.width // segments)
+        elif name in ("norm", "norm_backward", "row_cumsum"):
+            result.cuts |= set(range(0, result.width, instruction.width // segments)) - {0}
+            if name == "norm":
+                self.definitions[results[1]].cuts |= set(range(1, segments))
+            if name == "norm_backward":
+                self._cut_spans(operands[2], 1)
+
+    def is_narrow(self, instruction: Instruction, spans: Sequence[Span]) -> bool:
+        """Return True if a reduction of many segments reads them from scratch, a column of all segments at a time."""
+        return instruction.segments > _FEW and len(spans) == 1 and spans[0].definition >= 0 and not spans[0].repeats
+
+    def _cut_spans(self, spans: Sequence[Span], every: int) -> None:
+        """Cut what is read at its ends and at every so many columns of the operand."""
+        begin = 0
+        for span in spans:
+            if span.definition >= 0:
+                other = self.definitions[span.definition]
+                cuts = {span.low, span.high}
+                if not span.repeats:
+                    first = -begin % every
+                    cuts |= set(range(span.low + first, span.high, every))
+                other.cuts |= {cut for cut in cuts if 0 < cut < other.width}
+            begin += span.width
+
+
+def _widths(program: Program, instruction: Instruction) -> list[int]:
+    """Return the columns of each operand."""
+    widths = [instruction.width] * len(instruction.operands)
+    if instruction.operation == "product":
+        weight = program.weights[instruction.weight]
+        widths[1] = instruction.segments * weight.groups * weight.depth
+    elif instruction.operation == "norm_backward":
+        widths[2] = instruction.segments
+    elif instruction.operation == "gather":
+        widths[0] = program.blocks[instruction.operands[0].block].width - instruction.operands[0].start
+    return widths
+
+
+def _result_widths(instruction: Instruction) -> list[int]:
+    if instruction.operation in REDUCTIONS:
+        return [instruction.segments]
+    return [instruction.width, instruction.segments][: len(instruction.results)]
