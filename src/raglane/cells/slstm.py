@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError
 
@@ -50,7 +49,7 @@ class SLSTM(CellSpec):
         """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number of units."""
         if hidden_size % self.heads:
             rule = f"a divisor of the number of units, {hidden_size}"
-            raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of heads or units"))
+            raise ArgumentError("heads", str(self.heads), rule, "choose another number of heads or units")
         rows = 4 * hidden_size
         if not self.input_weights and input_size != rows:
             rule = f"4 * hidden_size = {rows}, the number of gates, without input_weights"
