@@ -53,7 +53,7 @@ class SLSTM(CellSpec):
         rows = 4 * hidden_size
         if not self.input_weights and input_size != rows:
             rule = f"4 * hidden_size = {rows}, the number of gates, without input_weights"
-            raise ArgumentError(message("input_size", str(input_size), rule, f"pass {rows}"))
+            raise ArgumentError("input_size", str(input_size), rule, f"pass {rows}")
         return {
             "weight_ih": (rows, input_size) if self.input_weights else None,
             "weight_hh": (rows, hidden_size // self.heads),

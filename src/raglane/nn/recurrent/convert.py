@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_choice, read_values
-from raglane._utils.messages import message, quote, quote_all, require
+from raglane._utils.messages import quote, quote_all, require
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.cell_layers import SLSTM, CoupledLSTM, PeepholeLSTM
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -72,7 +72,7 @@ def convert_weights(source: Any, kind: str | None = None, *, node: str | None = 
     has_kind = isinstance(source, Mapping | list | tuple)
     for name, given, is_used in (("kind", kind, has_kind), ("node", node, is_onnx)):
         if given is not None and not is_used:
-            raise ArgumentError(message(name, quote(given), "None for this source", "leave it out"))
+            raise ArgumentError(name, quote(given), "None for this source", "leave it out")
     if is_onnx:
         return _of_onnx(source, node)
     if isinstance(source, Mapping):
@@ -85,7 +85,7 @@ def convert_weights(source: Any, kind: str | None = None, *, node: str | None = 
         return _of_slstm(source)
     rule = "a recurrent layer of Keras, parameters of Flax, an ONNX model, or an sLSTM of xlstm"
     fix = "pass one of these; rl.accelerate converts torch.nn.LSTM, GRU and RNN"
-    raise ArgumentTypeError(message("source", f"a {type(source).__name__}", rule, fix))
+    raise ArgumentTypeError("source", f"a {type(source).__name__}", rule, fix)
 
 
 # ---- layers from arrays ---------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _filled(layer: RecurrentLayer, directions: Sequence[Arrays]) -> RecurrentLay
         if name not in given or given[name].shape != parameter.shape:
             got = f"{name} of shape {tuple(given[name].shape)}" if name in given else f"arrays without {name}"
             fix = "check that all arrays are of one layer, and of this kind"
-            raise ShapeError(message("source", got, f"arrays with {name} of shape {tuple(parameter.shape)}", fix))
+            raise ShapeError("source", got, f"arrays with {name} of shape {tuple(parameter.shape)}", fix)
         parameter.detach().copy_(given[name].detach())
     return layer
 
@@ -120,7 +120,7 @@ def _ordered(array: Tensor, order: Sequence[int], gates: int = 3) -> Tensor:
     """Return blocks of rows in another order, of which ``array`` has one for each gate."""
     if array.shape[0] % gates:
         rule = f"arrays with a block for each of {gates} gates"
-        raise ShapeError(message("source", f"an array of {array.shape[0]} rows", rule, "check the kind of the cell"))
+        raise ShapeError("source", f"an array of {array.shape[0]} rows", rule, "check the kind of the cell")
     return torch.cat([array.chunk(gates)[place] for place in order])
 
 
@@ -130,7 +130,7 @@ def _matrix(array: Any, name: str) -> Tensor:
     if tensor.dim() != 2 or 0 in tensor.shape or not tensor.is_floating_point():
         rule = "a matrix of floating-point numbers that is not empty"
         got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise ShapeError(message(name, got, rule, "pass the weights of a recurrent layer"))
+        raise ShapeError(name, got, rule, "pass the weights of a recurrent layer")
     return tensor
 
 
@@ -142,7 +142,7 @@ def _check_option(
 ) -> None:
     """Raise if an option of a foreign layer has a value that no layer of ours has."""
     if given not in valid:
-        raise ArgumentError(message(f"source: {name}", quote(given), " or ".join(map(quote, valid)), fix))
+        raise ArgumentError(f"source: {name}", quote(given), " or ".join(map(quote, valid)), fix)
 
 
 # ---- Keras ----------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _of_arrays(arrays: Sequence[Any], kind: str) -> RecurrentLayer:
     if len(arrays) not in (2, 3, 4, 6):
         rule = "2 arrays per direction, or 3 with a bias: kernel, recurrent kernel, bias"
         fix = "pass what layer.get_weights() returns, after the layer was built"
-        raise ArgumentError(message("source", f"{len(arrays)} arrays", rule, fix))
+        raise ArgumentError("source", f"{len(arrays)} arrays", rule, fix)
     count = len(arrays) // 2 if len(arrays) > 3 else len(arrays)
     return _layer(
         _KINDS[kind],
@@ -169,7 +169,7 @@ def _of_keras_direction(arrays: Sequence[Any], start: int, kind: str) -> Arrays:
         if bias.dim() != (2 if kind == "gru" else 1) or (kind == "gru" and bias.shape[0] != 2):
             rule = f"({'2, ' if kind == 'gru' else ''}gates * units,) for kind={kind!r}"
             fix = "a GRU with reset_after has two biases, kind='gru'; without, one, kind='gru_reset_before'"
-            raise ShapeError(message(f"source[{start + 2}]", f"shape {tuple(bias.shape)}", rule, fix))
+            raise ShapeError(f"source[{start + 2}]", f"shape {tuple(bias.shape)}", rule, fix)
         biases = bias if kind == "gru" else (bias, torch.zeros_like(bias))
         found |= zip(("bias_ih", "bias_hh"), biases, strict=True)
     return {name: _ordered(part, _Z_R_N) for name, part in found.items()} if kind.startswith("gru") else found
@@ -193,7 +193,7 @@ def _of_keras(layer: Any) -> RecurrentLayer:
         kinds.add({"LSTM": "lstm", "GRU": gru, "SimpleRNN": f"rnn_{settings['activation']}"}[name])
     if len(kinds) > 1:
         rule, fix = "layers of one kind in both directions", "convert each by itself"
-        raise ArgumentError(message("source", " and ".join(sorted(kinds)), rule, fix))
+        raise ArgumentError("source", " and ".join(sorted(kinds)), rule, fix)
     return _of_arrays(layer.get_weights(), kinds.pop())
 
 
@@ -227,7 +227,7 @@ def _of_flax_cell(params: Mapping[str, Any]) -> tuple[str, Arrays]:
         if not all(isinstance(part, Mapping) and "kernel" in part for part in parts):
             rule = "the parameters of an LSTM, GRU or SimpleCell of Flax, or of an RNN of it"
             fix = "pass the part of the parameters that belongs to the cell"
-            raise ArgumentError(message("source", f"a dict with {quote_all(params)}", rule, fix))
+            raise ArgumentError("source", f"a dict with {quote_all(params)}", rule, fix)
         kernels = [_matrix(part["kernel"], f"{name}.kernel") for name, part in zip(names, parts, strict=True)]
         biases = [
             read_values(part["bias"], f"{name}.bias")
@@ -252,13 +252,13 @@ def _of_onnx(source: Any, name: str | None) -> RecurrentLayer:
     try:
         model = source if hasattr(source, "graph") else onnx.load(str(source))
     except importlib.import_module("google.protobuf.message").DecodeError as error:
-        raise ArgumentError(message("source", quote(source), "an ONNX file", "pass the path of one")) from error
+        raise ArgumentError("source", quote(source), "an ONNX file", "pass the path of one") from error
     nodes = [node for node in model.graph.node if node.op_type in _ACTIVATIONS and not node.domain]
     chosen = [node for node in nodes if name is None or name in (node.name, *node.output)]
     if len(chosen) != 1:
         names = quote_all(node.name or next(filter(None, node.output)) for node in nodes)
         rule = f"the name or an output of one node LSTM, GRU or RNN: {names or 'the model has none'}"
-        raise ArgumentError(message("node", quote(name), rule, "pass one of these; each is converted by itself"))
+        raise ArgumentError("node", quote(name), rule, "pass one of these; each is converted by itself")
     node = chosen[0]
     options = {part.name: onnx.helper.get_attribute_value(part) for part in node.attribute}
     _, w, r, b, _, h, c, p = [part for part, _ in zip_longest(node.input, range(8), fillvalue="")]
@@ -266,10 +266,10 @@ def _of_onnx(source: Any, name: str | None) -> RecurrentLayer:
     for part in (w, r, b, p):
         if part and found[part] is None:
             rule, fix = "a constant of the model", "export the model with its weights, and for inference"
-            raise ArgumentError(message(f"source: {part}", "a value that is computed from inputs", rule, fix))
+            raise ArgumentError(f"source: {part}", "a value that is computed from inputs", rule, fix)
     if any(found[part] is not None and found[part].any() for part in (h, c) if part):
         rule, fix = "zeros, or an input of the model", "pass it as hx, and remove it from the node"
-        raise ArgumentError(message("source: initial state", "a constant", rule, fix))
+        raise ArgumentError("source: initial state", "a constant", rule, fix)
     return _of_node(node.op_type, options, [found[part] if part else None for part in (w, r, b, p)])
 
 
@@ -313,7 +313,7 @@ def _of_node(operator: str, options: dict[str, Any], inputs: Sequence[Any]) -> R
     for name, part, dims in (("W", w, 3), ("R", r, 3), ("B", b, 2), ("P", p, 2)):
         if part is not None and (part.dim() != dims or part.shape[0] != count):
             rule = f"an array of {dims} dimensions, of which the first is {count}"
-            raise ShapeError(message(f"source: {name}", f"shape {tuple(part.shape)}", rule, "check the model"))
+            raise ShapeError(f"source: {name}", f"shape {tuple(part.shape)}", rule, "check the model")
     directions = []
     for place in range(count):
         arrays = {"weight_ih": w[place], "weight_hh": r[place]}
