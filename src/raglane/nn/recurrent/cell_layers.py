@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raglane import cells
 from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag, check_whole
@@ -28,6 +28,7 @@ class CellOptions(Options, total=False):
 
     clip: float | None
     heads: int
+    input_weights: bool
     backbone_units: int | None
     gap_column: int | None
     nonlinearity: str
@@ -181,8 +182,9 @@ class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
     :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``heads`` is the number of groups of units, 1 by default; each group reads only its own state. The
-    state is ``(h, c, n, m)``.
+    In addition, ``heads`` is the number of groups of units, 1 by default; each group reads only its own state. With
+    ``input_weights=False``, the input is the part of the gates ``i, f, z, o`` that does not depend on the state,
+    computed by the caller: ``input_size`` is then ``4 * hidden_size``. The state is ``(h, c, n, m)``.
 
     Example:
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -190,11 +192,15 @@ class SLSTM(CellLayer):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
-    _own: ClassVar[dict[str, Any]] = {"heads": 1}
+    _own: ClassVar[dict[str, Any]] = {"heads": 1, "input_weights": True}
     heads: int
+    input_weights: bool
 
     def _make_cell(self) -> CellSpec:
-        return cells.SLSTM(check_count("heads", self.heads))
+        return cells.SLSTM(check_count("heads", self.heads), check_flag("input_weights", self.input_weights))
+
+    def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
+        return weights[0].hidden
 
 
 class GRUD(CellLayer):
