@@ -27,7 +27,7 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "darts": (["forecasting:darts"], ["pytorch-lightning"]),
     "gluonts": (["forecasting:gluonts"], ["lightning", "pytorch-lightning"]),
     "pypots": (["forecasting:pypots"], []),
-    "sb3-contrib": (["reinforcement:sb3_contrib", "reinforcement:sb3_resets"], []),
+    "sb3-contrib": (["reinforcement:sb3_contrib"], []),
     "torchrl": (["reinforcement:torchrl"], []),
     "skrl": (["reinforcement:skrl"], []),
     "flair": (["language:flair"], []),

@@ -16,6 +16,7 @@ from raglane._utils.checks import check_every, check_model
 from raglane._utils.messages import count_of, message
 from raglane._utils.tracing import is_jit_traced
 from raglane.errors import ArgumentTypeError
+from raglane.nn.recurrent.episodes import base_of_model
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
@@ -25,10 +26,19 @@ M = TypeVar("M", bound=torch.nn.Module)
 _LISTED = 20
 
 
-class _Accelerated(RecurrentLayer):
-    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
+class _Converted:
+    """The base of the classes of converted modules."""
 
     _theirs: ClassVar[Any]  # the class before the conversion
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        # A class that is made at run time cannot be imported, so a pickle contains the name of the class before.
+        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
+
+
+class _Accelerated(_Converted, RecurrentLayer):
+    """The base of the converted layers, with what torch's transformations require of torch's own layers."""
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
@@ -47,11 +57,6 @@ class _Accelerated(RecurrentLayer):
             "call rl.unaccelerate(model) before torch.jit.script(model)",
         )
         raise ArgumentTypeError(message("torch.jit.script", f"a layer {type(self).__name__}", rule, fix))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        # The class of a converted subclass is made at run time, so a pickle contains the name of the subclass.
-        return reduced if self._theirs in _OURS else (_new, (self._theirs,), *reduced[2:])
 
     @property
     def qconfig(self) -> Any:
@@ -150,6 +155,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     ``forward`` does not call ``super().forward``, and those that override a method which torch's ``forward`` calls,
     e.g. ``permute_hidden``, or that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
+    Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default backend, also run
+    their layers in one call if episodes start within the sequences.
+
     Args:
         model: any module, or one such layer.
         checkpoint_every: the number of steps between the states that are kept for backward, see
@@ -177,6 +185,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
             module.__class__ = _converted(type(module))
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
+    for module in model.modules():
+        if _resets_states(module):
+            module.__class__ = _converted(type(module))
     if left:
         names = "; ".join(f"{_listed(names)}: {reason}" for reason, names in _by_reason(left).items())
         warnings.warn(f"rl.accelerate did not convert a layer. {names}.", stacklevel=2)
@@ -213,7 +224,7 @@ def unaccelerate(model: M) -> M:
     """
     check_model(model)
     for place, module in model.named_modules():
-        if isinstance(module, _Accelerated):
+        if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
                 rule, fix = (
                     "a layer without parametrizations",
@@ -231,6 +242,13 @@ def _is_torchs(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.RNNBase) and not isinstance(module, RecurrentLayer)
 
 
+def _resets_states(module: torch.nn.Module) -> bool:
+    """Return True for a model with a converted layer that the fast path of episodes supports."""
+    if isinstance(module, _Converted) or getattr(module, "recurrent_backend", "pad") != "pad":
+        return False
+    return base_of_model(type(module)) is not None and any(isinstance(part, _Accelerated) for part in module.children())
+
+
 def _base_of(kind: type[torch.nn.Module]) -> Any:
     """Return the class of torch's three layers that a class is or inherits from, or None."""
     return next((base for base in _OURS if issubclass(kind, base)), None)
@@ -244,9 +262,9 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
         if vars(made).get("_theirs") is kind:
             return made
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    return types.new_class(
-        f"Accelerated{kind.__name__}", (kind, _OURS[_base_of(kind)]), exec_body=lambda names: names.update(body)
-    )
+    base = _base_of(kind)
+    bases = (_Converted, base_of_model(kind), kind) if base is None else (kind, _OURS[base])
+    return types.new_class(f"Accelerated{kind.__name__}", bases, exec_body=lambda names: names.update(body))
 
 
 def _new(kind: type[torch.nn.Module]) -> Any:
