@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("recall", "cartpole"))
     parser.add_argument("--updates", type=int, default=20, help="rollouts, each with an update (default: 20)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of agents and environments (default: 0)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
