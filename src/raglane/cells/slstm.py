@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane._utils.messages import message
 from raglane.cells.spec import CellSpec, Shapes, States, Stepped, masked
 from raglane.errors import ArgumentError
 
@@ -46,7 +45,7 @@ class SLSTM(CellSpec):
         """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number of units."""
         if hidden_size % self.heads:
             rule = f"a divisor of the number of units, {hidden_size}"
-            raise ArgumentError(message("heads", str(self.heads), rule, "choose another number of heads or units"))
+            raise ArgumentError("heads", str(self.heads), rule, "choose another number of heads or units")
         rows = 4 * hidden_size
         return {
             "weight_ih": (rows, input_size),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_count, check_storage
-from raglane._utils.messages import message
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ArgumentError, ShapeError
@@ -61,8 +60,7 @@ class IndRNN(CellLayer):
 
     def _make_cell(self) -> CellSpec:
         if self.nonlinearity not in ("relu", "tanh"):
-            got, rule = repr(self.nonlinearity), "'relu' or 'tanh'"
-            raise ArgumentError(message("nonlinearity", got, rule, "choose one of them"))
+            raise ArgumentError("nonlinearity", repr(self.nonlinearity), "'relu' or 'tanh'", "choose one of them")
         if self.max_length is not None:
             check_count("max_length", self.max_length)
         return CELLS[f"indrnn_{self.nonlinearity}"]
