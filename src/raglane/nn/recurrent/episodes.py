@@ -23,7 +23,7 @@ class ResettingPolicy:
         """Return outputs ``(B * T, H)`` of equally long sequences ``(B * T, D)``, and their final states."""
         count = states[0].shape[1]
         if starts.numel() == count or lstm.bidirectional or not isinstance(lstm, RecurrentLayer):
-            return super()._process_sequence(features, states, starts, lstm)  # type: ignore[misc,no-any-return]
+            return super()._process_sequence(features, states, starts, lstm)  # type: ignore[misc]
         lengths = torch.full((count,), starts.numel() // count, device="cpu")
         batch = Ragged._build(features.reshape(-1, lstm.input_size), lengths)
         output, states = lstm(batch, states, resets=batch._like(starts.reshape(-1) > 0))
