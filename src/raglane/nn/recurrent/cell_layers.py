@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raglane import cells
 from raglane._utils.checks import check_clip, check_count, check_dropout, check_dtype, check_flag, check_whole
@@ -186,8 +186,9 @@ class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
     :doc:`/cells` has the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
-    In addition, ``heads`` is the number of groups of units; each group reads only its own state. The state is
-    ``(h, c, n, m)``.
+    In addition, ``heads`` is the number of groups of units; each group reads only its own state. Without
+    ``input_weights``, the input is the part of the gates ``i, f, z, o`` that does not depend on the state, computed by
+    the caller: ``input_size`` is then ``4 * hidden_size``. The state is ``(h, c, n, m)``.
 
     Example:
         >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
@@ -195,7 +196,7 @@ class SLSTM(CellLayer):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
-    _own: ClassVar[dict[str, Any]] = {"heads": 1}
+    _own: ClassVar[dict[str, Any]] = {"heads": 1, "input_weights": True}
 
     def __init__(
         self,
@@ -210,14 +211,19 @@ class SLSTM(CellLayer):
         dtype: torch.dtype | None = None,
         *,
         heads: int = 1,
+        input_weights: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        self.heads = heads
+        self.heads, self.input_weights = heads, input_weights
         as_torch = (input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype)
         super().__init__(*as_torch, **options)
 
     def _make_cell(self) -> CellSpec:
-        return cells.SLSTM(check_count("heads", self.heads))
+        return cells.SLSTM(check_count("heads", self.heads), check_flag("input_weights", self.input_weights))
+
+    def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
+        hidden: Tensor = weights[0].hidden
+        return hidden
 
 
 class GRUD(CellLayer):
